@@ -1,0 +1,39 @@
+# `make train` and `make test` do everything on a fresh machine: environment, install, job.
+VENV ?= .venv
+PYTHON ?= python3
+EXTRAS ?= cpu,dev
+BIN := $(VENV)/bin
+
+.PHONY: install train test test-all lint format benchmark clean
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS)]'
+	@touch $@
+
+train: install  ## train the default model on the embedded digits
+	$(BIN)/modelyard train-and-evaluate
+
+test: install  ## the tests, without the slow ones, on all cores
+	$(BIN)/python -m pytest -m "not slow" -n auto --dist worksteal
+
+test-all: install  ## all tests
+	$(BIN)/python -m pytest -n auto --dist worksteal
+
+lint: install  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: install  ## let ruff put the code in shape
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+benchmark: install  ## ratios against Keras's fit, in one run
+	$(BIN)/python benchmarks/loop.py
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache

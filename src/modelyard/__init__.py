@@ -1,0 +1,92 @@
+"""Modelyard: train many models on many datasets from one config; a killed run goes on bit for bit."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from modelyard.cli.app import main
+    from modelyard.config import Config, load_config
+    from modelyard.data.dataset import ArrayDataset, DataContext, Dataset, Feature
+    from modelyard.errors import UserError
+    from modelyard.loop.experiment import Result, evaluate, resume, train, train_and_evaluate
+    from modelyard.loop.hooks import Hook
+    from modelyard.models.task import Classifier, DataInfo, Task, any_input, image_input
+    from modelyard.registry import (
+        Options,
+        register_augmentation,
+        register_dataset,
+        register_hook,
+        register_model,
+        register_optimizer,
+        register_schedule,
+    )
+
+# Imported when first used: `import modelyard` must not fix Keras's backend, and must be quick.
+_HOMES = {
+    "modelyard.cli.app": ("main",),
+    "modelyard.config": ("Config", "load_config"),
+    "modelyard.data.dataset": ("ArrayDataset", "DataContext", "Dataset", "Feature"),
+    "modelyard.errors": ("UserError",),
+    "modelyard.loop.experiment": ("Result", "evaluate", "resume", "train", "train_and_evaluate"),
+    "modelyard.loop.hooks": ("Hook",),
+    "modelyard.models.task": ("Classifier", "DataInfo", "Task", "any_input", "image_input"),
+    "modelyard.registry": (
+        "Options",
+        "register_augmentation",
+        "register_dataset",
+        "register_hook",
+        "register_model",
+        "register_optimizer",
+        "register_schedule",
+    ),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+_NEED_KERAS = ("modelyard.models.task", "modelyard.loop.hooks")
+
+__all__ = [
+    "ArrayDataset",
+    "Classifier",
+    "Config",
+    "DataContext",
+    "DataInfo",
+    "Dataset",
+    "Feature",
+    "Hook",
+    "Options",
+    "Result",
+    "Task",
+    "UserError",
+    "any_input",
+    "evaluate",
+    "image_input",
+    "load_config",
+    "main",
+    "register_augmentation",
+    "register_dataset",
+    "register_hook",
+    "register_model",
+    "register_optimizer",
+    "register_schedule",
+    "resume",
+    "train",
+    "train_and_evaluate",
+]
+
+
+def __getattr__(name: str) -> Any:
+    module = _HOME_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module 'modelyard' has no attribute {name!r}")
+    if module in _NEED_KERAS:
+        from modelyard.engine.select import prefer_engine
+
+        prefer_engine()
+    return getattr(importlib.import_module(module), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,193 @@
+"""What the commands do: call the library and print."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from modelyard.config.calls import parse_list
+from modelyard.config.plugins import load_installed_plugins, load_plugins
+from modelyard.config.schema import CORE_FIELDS, GROUPS, Config
+from modelyard.config.yaml_file import dump
+from modelyard.errors import DataError, unknown
+from modelyard.registry import DATASETS, HOOKS, MODELS, Registry
+from modelyard.run.console import console, show_log
+
+
+def train(config: Config, *, evaluates: bool, as_json: bool) -> None:
+    """Trains, shows the results."""
+    from modelyard.loop import experiment
+
+    show_log()
+    run = experiment.train_and_evaluate if evaluates else experiment.train
+    _show_result(_interruptible(lambda: run(config)), as_json)
+
+
+def resume(model_dir: str, options: dict[str, Any], *, as_json: bool) -> None:
+    """Goes on with a run."""
+    from modelyard.config.resolve import COMMAND_LINE
+    from modelyard.loop import experiment
+
+    show_log()
+    config, evaluates = experiment.resume_config(model_dir, options, COMMAND_LINE)
+    run = experiment.train_and_evaluate if evaluates else experiment.train
+    _show_result(_interruptible(lambda: run(config)), as_json)
+
+
+def evaluate(model_dir: str, checkpoint: str | None, split: str, options: dict[str, Any], *, as_json: bool) -> None:
+    """Evaluates a checkpoint."""
+    from modelyard.data.dataset import SPLITS
+    from modelyard.loop import experiment
+
+    if split not in SPLITS:
+        raise DataError(unknown("split", split, SPLITS))
+    show_log()
+    result = experiment.evaluate(model_dir, checkpoint=checkpoint, split=split, **options)
+    _show_result(result, as_json)
+
+
+def _interruptible(run: Any) -> Any:
+    """Says how to go on when a run is interrupted."""
+    from modelyard.loop.trainer import Interrupted
+
+    try:
+        return run()
+    except Interrupted as interrupt:
+        console().print(f"[bold]stopped at step {interrupt.step}.[/] Go on with:")
+        console().print(f"  modelyard resume {shlex.quote(interrupt.model_dir)}", soft_wrap=True)
+        raise
+
+
+def _show_result(result: Any, as_json: bool) -> None:
+    table = Table(title=f"{result.split} at step {result.step}", title_justify="left", show_header=False)
+    for name, value in result.metrics.items():
+        table.add_row(name, f"{value:.4f}")
+    if result.best:
+        table.add_row(f"best validation {result.best['metric']}", f"{result.best['value']:.4f}")
+        table.add_row("at step", str(result.best["step"]))
+    if result.seconds:
+        table.add_row("seconds", f"{result.seconds:.1f}")
+    console().print(table)
+    console().print(f"run folder: {result.model_dir}", soft_wrap=True)
+    if as_json:
+        _print_json(result.as_json())
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value), flush=True)  # noqa: T201 - the one thing that goes to standard output
+
+
+def show_config(config: Config, *, as_json: bool) -> None:
+    """Prints every option, its value and its origin."""
+    values = config.flat()
+    if as_json:
+        _print_json({key: {"value": value, "origin": config.origin(key)} for key, value in values.items()})
+        return
+    groups = [(group.title, list(group.model_fields)) for group in GROUPS]
+    groups.append(("Options of the chosen parts", [key for key in values if key not in CORE_FIELDS]))
+    lines = []
+    width = max(len(key) + len(_yaml(value)) for key, value in values.items())
+    for title, keys in groups:
+        lines.append(f"# {title}")
+        for key in keys:
+            text = f"{key}: {_yaml(values[key])}"
+            lines.append(f"{text:<{min(width, 60) + 2}}  # {config.origin(key)}")
+        lines.append("")
+    print("\n".join(lines).rstrip())  # noqa: T201
+    for note in config.notes:
+        console().print(f"note: {note}", soft_wrap=True)
+
+
+def _yaml(value: Any) -> str:
+    if isinstance(value, list):
+        return "[" + ", ".join(json.dumps(item) if isinstance(item, str) else str(item) for item in value) + "]"
+    return dump({"": value}).partition(":")[2].strip()
+
+
+_REGISTRIES: dict[str, Registry] = {"model": MODELS, "dataset": DATASETS, "hook": HOOKS}
+
+
+def list_parts(kind: str, plugins: str | None, *, as_json: bool) -> None:
+    """Lists models, datasets or hooks with their options."""
+    if plugins:
+        from modelyard.engine.select import select_engine
+
+        select_engine("auto")
+    load_installed_plugins()
+    load_plugins(tuple(parse_list(plugins)))
+    entries = _REGISTRIES[kind].entries()
+    if as_json:
+        _print_json(
+            [
+                {
+                    "name": e.name,
+                    "summary": e.summary,
+                    "options": {k: _default(f) for k, f in e.options.model_fields.items()},
+                }
+                for e in entries
+            ]
+        )
+        return
+    table = Table(kind, "what it is", "options and defaults", show_lines=True)
+    for entry in entries:
+        listed = "\n".join(f"{key} = {_default(info)}" for key, info in entry.options.model_fields.items())
+        table.add_row(entry.name, entry.summary, listed)
+    _stdout().print(table)
+
+
+def _default(info: Any) -> Any:
+    if info.is_required():
+        return "(needed)"
+    return list(info.default) if isinstance(info.default, tuple) else info.default
+
+
+def _stdout() -> Any:
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+def runs(folders: list[Path], runs_dir: Path, *, as_json: bool) -> None:
+    """Lists or compares runs."""
+    from modelyard.run.directory import find_runs, open_run_folder
+    from modelyard.run.summary import compare, summarize
+
+    if not folders:
+        found = [summarize(run) for run in find_runs(runs_dir)]
+        if as_json:
+            _print_json(found)
+            return
+        if not found:
+            console().print(f"no runs in {runs_dir}. Start one: modelyard train-and-evaluate")
+            return
+        columns = ("run", "model", "dataset", "step", "status", "best", "test")
+        table = Table(*columns)
+        for row in found:
+            table.add_row(*(_cell(row.get(column)) for column in columns))
+        _stdout().print(table)
+        return
+    compared = compare([open_run_folder(folder) for folder in folders])
+    if as_json:
+        _print_json(compared)
+        return
+    names = [row["run"] for row in compared["runs"]]
+    table = Table("", *names, title="results", title_justify="left")
+    for key in ("model", "dataset", "step", "status", "best", "validation", "test", "seconds"):
+        table.add_row(key, *(_cell(row.get(key)) for row in compared["runs"]))
+    _stdout().print(table)
+    table = Table("option", *names, title="options that differ", title_justify="left")
+    for key, values in compared["options"].items():
+        table.add_row(key, *(_cell(value) for value in values))
+    _stdout().print(table if compared["options"] else "all options are the same")
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, dict):
+        return "  ".join(f"{name} {_cell(item)}" for name, item in value.items())
+    if value is None:
+        return "–"
+    return f"{value:.4f}" if isinstance(value, float) else str(value)

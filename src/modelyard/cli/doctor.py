@@ -1,0 +1,106 @@
+"""Checks the machine, and says what would mend it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from modelyard.engine.select import INSTALL, choose_engine
+from modelyard.errors import UserError
+from modelyard.run.console import console
+from modelyard.run.machine import available_cores, cpu_flags, gpus, hardware, versions
+
+_LOW_DISK = 2 << 30
+
+
+def run(*, as_json: bool) -> None:
+    """Prints a table of checks; exits with 1 if one failed."""
+    checks = examine()
+    if as_json:
+        print(json.dumps([{"check": c, "result": r, "ok": ok} for c, r, ok in checks]))  # noqa: T201
+    else:
+        table = Table("check", "", "result")
+        for name, result, ok in checks:
+            table.add_row(name, {True: "[green]ok[/]", False: "[red]problem[/]", None: "[dim]–[/]"}[ok], result)
+        console().print(table)
+    if any(ok is False for _, _, ok in checks):
+        sys.exit(1)
+
+
+def examine() -> list[tuple[str, str, bool | None]]:
+    """All checks: name, what was found, and whether it is well (None: just so you know)."""
+    machine, found = hardware(), versions()
+    checks: list[tuple[str, str, bool | None]] = [
+        ("python", found["python"], sys.version_info >= (3, 11)),
+        ("packages", ", ".join(f"{name} {version}" for name, version in found.items() if name != "python"), None),
+        ("cpu", f"{machine['cpu']}, {available_cores()} cores", None),
+        ("memory", f"{machine['memory_gib']} GiB", machine["memory_gib"] >= 2),
+        _disk(),
+    ]
+    engine, check = _engine()
+    checks.append(check)
+    if "avx512f" not in cpu_flags():
+        checks.append(("oneDNN", "switched on by Modelyard, since this CPU has no AVX-512", None))
+    checks += _gpus(engine)
+    checks.append(_writable())
+    return checks
+
+
+def _disk() -> tuple[str, str, bool | None]:
+    free = shutil.disk_usage(Path.cwd()).free
+    return "disk", f"{free / 2**30:.1f} GiB free here", free >= _LOW_DISK
+
+
+def _writable() -> tuple[str, str, bool | None]:
+    ok = os.access(Path.cwd(), os.W_OK)
+    return "run folders", "can be made here" if ok else "can't be made here: this folder is not writable", ok
+
+
+def _engine() -> tuple[str | None, tuple[str, str, bool | None]]:
+    try:
+        name, reason = choose_engine("auto")
+    except UserError as error:
+        return None, ("engine", str(error), False)
+    return name, ("engine", f"{name} ({reason})", True)
+
+
+def _gpus(engine: str | None) -> list[tuple[str, str, bool | None]]:
+    """What the driver sees and what the engine sees; the two should agree."""
+    driver = gpus()
+    checks: list[tuple[str, str, bool | None]] = [("GPUs (driver)", "; ".join(driver) or "none", None)]
+    if engine != "tensorflow":
+        return checks
+    seen = _ask_tensorflow()
+    if "error" in seen:
+        return [*checks, ("tensorflow", f"can't be imported: {seen['error']}", False)]
+    built = f"CUDA {seen['cuda']}, cuDNN {seen['cudnn']}" if seen["cuda"] else "built without CUDA"
+    result = f"{len(seen['gpus'])} seen; {built}"
+    agree = len(seen["gpus"]) >= len(driver)
+    if not agree:
+        result += f". The driver has {len(driver)}: {INSTALL['tensorflow']}"
+    return [*checks, ("GPUs (tensorflow)", result, agree)]
+
+
+def _ask_tensorflow() -> dict[str, Any]:
+    """In a process of its own: a broken install may crash."""
+    code = (
+        "import json, tensorflow as tf; b = tf.sysconfig.get_build_info();"
+        "print(json.dumps({'cuda': b.get('cuda_version'), 'cudnn': b.get('cudnn_version'),"
+        "'gpus': [d.name for d in tf.config.list_physical_devices('GPU')]}))"
+    )
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment, check=False
+        )
+        answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+        return answer
+    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError) as error:
+        return {"error": str(error)}

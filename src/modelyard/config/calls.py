@@ -1,0 +1,103 @@
+"""Parts named in a list, with arguments: ``early_stop(patience=5)``; in YAML also ``{early_stop: {patience: 5}}``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import yaml
+from pydantic import PlainSerializer, PlainValidator, ValidationError
+
+from modelyard.errors import UserError, nearest
+from modelyard.registry import Options, Registry
+
+
+@dataclass(frozen=True)
+class Call:
+    """A name and its arguments, as the user wrote them."""
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, value: Any) -> Call:
+        """Reads a name, ``name(key=value, …)`` or a mapping with one key."""
+        if isinstance(value, Call):
+            return value
+        if isinstance(value, Mapping) and len(value) == 1:
+            name, arguments = next(iter(value.items()))
+            if arguments is None:
+                arguments = {}
+            if not isinstance(arguments, Mapping):
+                raise ValueError(f"the arguments of {name!r} must be key: value pairs, got {arguments!r}.")
+            return cls(str(name), dict(arguments))
+        match = re.fullmatch(r"\s*([+-]?[\w.-]+)\s*(?:\((.*)\))?\s*", str(value), re.DOTALL)
+        if match is None:
+            raise ValueError(f"{value!r} is not a name or name(key=value, …).")
+        arguments = {}
+        for argument in split_list(match[2] or ""):
+            key, equals, text = argument.partition("=")
+            if not equals or not key.strip().isidentifier():
+                raise ValueError(f"in {value!r}, {argument!r} is not key=value.")
+            arguments[key.strip()] = yaml.safe_load(text)
+        return cls(match[1], arguments)
+
+    def __str__(self) -> str:
+        if not self.arguments:
+            return self.name
+        listed = ", ".join(f"{key}={_scalar(value)}" for key, value in self.arguments.items())
+        return f"{self.name}({listed})"
+
+    def options(self, registry: Registry) -> Options:
+        """The arguments, checked against the options of the part this call names."""
+        entry = registry.get(self.name)
+        fields = entry.options.model_fields
+        for key in self.arguments:
+            if key not in fields:
+                near = nearest(key, fields)
+                hint = f" Did you mean {near[0]!r}?" if near else f" It takes: {', '.join(fields) or 'no arguments'}."
+                raise UserError(f"{registry.kind} {self.name!r} takes no argument {key!r}.{hint}")
+        try:
+            return entry.options(**self.arguments)
+        except ValidationError as error:
+            wrong = "; ".join(f"{e['loc'][0]}: {e['msg']}" for e in error.errors())
+            raise UserError(f"{registry.kind} {self.name!r}: {wrong}") from None
+
+
+def split_list(text: str) -> list[str]:
+    """Splits at commas that stand outside brackets: ``"a, b(c=1, d=2)"`` has two parts."""
+    parts, depth, current = [], 0, ""
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth == 0:
+            parts.append(current)
+            current = ""
+        else:
+            current += character
+    parts.append(current)
+    return [part.strip() for part in parts if part.strip()]
+
+
+def parse_list(value: Any) -> list[Any]:
+    """A list from YAML, or the same written on the command line with commas."""
+    if value is None:
+        return []
+    if isinstance(value, str):
+        return list(split_list(value.strip().removeprefix("[").removesuffix("]")))
+    if isinstance(value, list | tuple):
+        return list(value)
+    return [value]
+
+
+def _scalar(value: Any) -> str:
+    return str(yaml.safe_dump(value, default_flow_style=True, width=10_000)).strip().removesuffix("...").strip()
+
+
+CallList = Annotated[
+    tuple[Call, ...],
+    PlainValidator(lambda value: tuple(Call.parse(part) for part in parse_list(value))),
+    PlainSerializer(lambda calls: [str(call) for call in calls]),
+]
+"""A config field that holds parts with arguments."""

@@ -1,0 +1,333 @@
+"""From files, recipe and command line to one config that knows where each value came from.
+
+Defaults < recipe < a set of project.yaml < a set of hyperparameters.yaml < command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from modelyard.config.calls import Call, parse_list
+from modelyard.config.plugins import load_installed_plugins, load_plugins
+from modelyard.config.schema import CORE_FIELDS, EXCLUSIVE, PARTS, Config, is_path
+from modelyard.config.yaml_file import RUN_CONFIG_KEY, Value, is_run_config, read_flat, read_set
+from modelyard.errors import ConfigError, Problem, UserError, nearest, unknown
+from modelyard.registry import AUGMENTATIONS, ENGINES, HOOKS
+
+DEFAULT_RECIPE = "digits"
+COMMAND_LINE = "command line"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Options that came from one place."""
+
+    name: str
+    values: Mapping[str, Value]
+
+
+def load_config(**options: Any) -> Config:
+    """The config for ``options``, given as keyword arguments; the rest are defaults.
+
+    Files are read where ``config_file``, ``hyperparameter_file`` or ``recipe`` names them.
+
+    Example:
+        >>> load_config(model="mlp", hidden_units=[64], train_steps=100).train_steps
+        100
+    """
+    return resolve(options, source="Python", pick_up_files=False)
+
+
+def resolve(
+    given: Mapping[str, Any],
+    *,
+    source: str = COMMAND_LINE,
+    pick_up_files: bool = True,
+    before_plugins: Callable[[str], object] | None = None,
+) -> Config:
+    """Builds the config.
+
+    Args:
+        given: the options of the top level, usually those of the command line.
+        source: the name of that level.
+        pick_up_files: read ./project.yaml and ./hyperparameters.yaml where they exist.
+        before_plugins: called with the engine before a user's code is imported, since Keras fixes its backend then.
+
+    Raises:
+        ConfigError: with every mistake that was found.
+    """
+    problems: list[Problem] = []
+    top = Layer(source, {k.replace("-", "_"): Value(v, source) for k, v in given.items() if v is not None})
+    layers = _layers(top, pick_up_files, problems)
+    merged = _merge(layers, problems)
+    core = _check_core(merged, problems)
+    names = core.get("plugins", ()) if isinstance(core, dict) else core.plugins
+    if problems and names:
+        raise ConfigError(_without_repeats(problems))  # before a user's code is imported
+    plugin_origin = merged["plugins"].where if "plugins" in merged else source
+    try:
+        if names and before_plugins is not None and isinstance(core, Config):
+            before_plugins(core.engine)
+        load_installed_plugins()
+        load_plugins(tuple(names))
+    except UserError as error:
+        problems.append(Problem(plugin_origin, "plugins", str(error)))
+        raise ConfigError(_without_repeats(problems)) from error
+    _check_calls(core if isinstance(core, dict) else core.model_dump(), merged, problems)
+    part_options, notes = _check_parts(merged, source, problems)
+    if problems or not isinstance(core, Config):
+        raise ConfigError(_without_repeats(problems))
+    config = core.model_copy(update={"part_options": part_options})
+    config._origins = {key: value.where for key, value in merged.items()}
+    config._notes = notes
+    return config
+
+
+def recipe_names() -> list[str]:
+    """The recipes that come with the package."""
+    return sorted(path.name.removesuffix(".yaml") for path in _recipes().iterdir() if path.name.endswith(".yaml"))
+
+
+def recipe_path(name: str) -> Path:
+    """The file of a recipe, by name or path."""
+    if name.endswith((".yaml", ".yml")):
+        return Path(name)
+    if name not in recipe_names():
+        raise UserError(unknown("recipe", name, recipe_names()))
+    return Path(str(_recipes() / f"{name}.yaml"))
+
+
+def _recipes() -> Any:
+    return resources.files("modelyard") / "recipes"
+
+
+def _layers(top: Layer, pick_up_files: bool, problems: list[Problem]) -> list[Layer]:
+    """All levels, lowest first."""
+    project_file = _file(top.values, "config_file", "project.yaml", pick_up_files)
+    project: dict[str, Value] = {}
+    if project_file is not None:
+        project = read_set(project_file, _text(top.values, "config_set"), problems)
+        if is_run_config(project_file):
+            project.pop(RUN_CONFIG_KEY, None)
+            return [Layer(str(project_file), project), top]
+    elif "config_set" in top.values:
+        problems.append(Problem(top.name, "config_set", "there is no ./project.yaml; name a file with config_file."))
+    known = {**project, **top.values}
+    hyper_file = _file(known, "hyperparameter_file", "hyperparameters.yaml", pick_up_files)
+    hyper: dict[str, Value] = {}
+    if hyper_file is not None:
+        hyper = read_set(hyper_file, _text(known, "hyperparameter_set"), problems)
+    elif "hyperparameter_set" in known:
+        problems.append(
+            Problem(
+                known["hyperparameter_set"].where,
+                "hyperparameter_set",
+                "there is no ./hyperparameters.yaml; name a file with hyperparameter_file.",
+            )
+        )
+    known = {**project, **hyper, **top.values}
+    layers = [Layer(str(project_file), project), Layer(str(hyper_file), hyper), top]
+    recipe = _text(known, "recipe")
+    if recipe is None and not {"model", "dataset", "recipe"} & set(known):
+        recipe = DEFAULT_RECIPE
+        layers.insert(0, Layer("default", {"recipe": Value(recipe, "default, since no model or dataset is named")}))
+    if recipe is not None:
+        try:
+            path = recipe_path(recipe)
+            values = read_flat(path, problems)
+            named = {key: Value(value.value, f"recipe {recipe}") for key, value in values.items()}
+            layers.insert(0, Layer(f"recipe {recipe}", named))
+        except UserError as error:
+            problems.append(Problem(known["recipe"].where, "recipe", str(error)))
+    return layers
+
+
+def _file(values: Mapping[str, Value], key: str, usual: str, pick_up: bool) -> Path | None:
+    named = _text(values, key)
+    if named is not None:
+        return Path(named)
+    return Path(usual) if pick_up and Path(usual).is_file() else None
+
+
+def _text(values: Mapping[str, Value], key: str) -> str | None:
+    value = values.get(key)
+    return None if value is None or value.value is None else str(value.value)
+
+
+def _merge(layers: list[Layer], problems: list[Problem]) -> dict[str, Value]:
+    merged: dict[str, Value] = {}
+    for layer in layers:
+        for pair in EXCLUSIVE:
+            given = [key for key in pair if key in layer.values and layer.values[key].value is not None]
+            if len(given) == 2:
+                where = layer.values[pair[0]].where
+                problems.append(Problem(where, pair[0], f"stands beside {pair[1]}; give one of the two."))
+            elif given:
+                other = pair[1] if given[0] == pair[0] else pair[0]
+                merged[other] = Value(None, f"{layer.values[given[0]].where}, displaced by {given[0]}")
+        merged.update(layer.values)
+    return merged
+
+
+def _check_core(merged: Mapping[str, Value], problems: list[Problem]) -> Config | dict[str, Any]:
+    """The core options, or, where some are wrong, those that are right."""
+    values = {key: value.value for key, value in merged.items() if key in CORE_FIELDS}
+    wrong = _validate(Config, values, merged, problems)
+    engine = values.get("engine", "auto")
+    if engine != "auto" and engine not in ENGINES.names():
+        where = merged["engine"].where
+        problems.append(Problem(where, "engine", unknown("engine", str(engine), ["auto", *ENGINES.names()])))
+    right = {key: value for key, value in values.items() if key not in wrong}
+    config = Config(**right)
+    if config.gpu_id is not None and config.num_gpus not in ("auto", 1):
+        where = merged["gpu_id"].where
+        problems.append(Problem(where, "gpu_id", f"names one GPU, but num_gpus asks for {config.num_gpus}."))
+    if config.train_batch_size % config.gradient_accumulation:
+        where = merged["gradient_accumulation"].where
+        problems.append(
+            Problem(
+                where,
+                "gradient_accumulation",
+                f"{config.gradient_accumulation} pieces do not divide train_batch_size {config.train_batch_size}.",
+            )
+        )
+    return config if not wrong else right
+
+
+def _check_calls(values: Mapping[str, Any], merged: Mapping[str, Value], problems: list[Problem]) -> None:
+    """The parts named in lists, and their arguments."""
+    for key, registry in (("augment", AUGMENTATIONS), ("hooks", HOOKS)):
+        if key not in merged or key not in values:
+            continue
+        for call in parse_list(values[key]):
+            parsed = Call.parse(call)
+            name = parsed.name.lstrip("+-") if registry is HOOKS else parsed.name
+            try:
+                Call(name, parsed.arguments).options(registry)
+            except UserError as error:
+                problems.append(Problem(merged[key].where, key, str(error)))
+
+
+def _check_parts(merged: Mapping[str, Value], source: str, problems: list[Problem]) -> tuple[dict[str, Any], list[str]]:
+    """The options of the chosen parts, complete with their defaults, and what is set but not used."""
+    resolved: dict[str, Any] = {}
+    accepted: dict[str, str] = {}
+    all_chosen = True
+    for part, registry in PARTS.items():
+        default = CORE_FIELDS[part].default
+        name = str(merged[part].value) if part in merged else default
+        lookup = "npz" if part == "dataset" and is_path(name) else name
+        if lookup not in registry.names():
+            all_chosen = False
+            where = merged[part].where if part in merged else "default"
+            problems.append(Problem(where, part, unknown(registry.kind, name, registry.names())))
+            continue
+        options = registry.get(lookup).options
+        fields = options.model_fields
+        clashes = sorted(set(fields) & set(CORE_FIELDS))
+        if clashes:
+            problems.append(
+                Problem(
+                    part, name, f"its options {clashes} are named like options of Modelyard; give them other names."
+                )
+            )
+            continue
+        values = {key: merged[key].value for key in fields if key in merged}
+        if not _validate(options, values, merged, problems):
+            resolved.update(options(**values).model_dump(mode="json"))
+        accepted.update(dict.fromkeys(fields, part))
+    elsewhere = known_part_options()
+    notes = []
+    for key, value in merged.items():
+        if key in CORE_FIELDS or key in accepted:
+            continue
+        owners = elsewhere.get(key)
+        if owners is None:
+            near = nearest(key, [*CORE_FIELDS, *accepted])
+            hint = f" Did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
+            problems.append(Problem(value.where, key, f"there is no such option.{hint}"))
+        elif not all_chosen:
+            continue
+        elif value.where == source:
+            problems.append(Problem(value.where, key, f"has no use here: it is an option of {', '.join(owners)}."))
+        else:
+            notes.append(f"{value.where}: {key} is not used here: it is an option of {', '.join(owners)}.")
+    return resolved, notes
+
+
+def known_part_options() -> dict[str, list[str]]:
+    """Options of all registered parts, each with the parts that have it."""
+    known: dict[str, list[str]] = {}
+    for registry in PARTS.values():
+        for entry in registry.entries():
+            for key in entry.options.model_fields:
+                known.setdefault(key, []).append(f"{registry.kind} {entry.name}")
+    return known
+
+
+def _validate(
+    schema: type[BaseModel], values: Mapping[str, Any], merged: Mapping[str, Value], problems: list[Problem]
+) -> set[str]:
+    """Checks ``values``, adds each mistake to ``problems``, and returns the keys that are wrong."""
+    try:
+        schema(**values)
+    except ValidationError as error:
+        wrong: dict[str, str] = {}
+        for detail in error.errors():
+            key = str(detail["loc"][0])
+            wrong.setdefault(key, _sentence(dict(detail), values[key]))
+        problems.extend(Problem(merged[key].where, key, text) for key, text in wrong.items())
+        return set(wrong)
+    return set()
+
+
+_EXPECTED = {
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "string_type": "text",
+}
+
+
+def _sentence(detail: dict[str, Any], given: Any) -> str:
+    kind, context = detail["type"], detail.get("ctx", {})
+    if kind == "literal_error":
+        allowed = [part.strip("' ") for part in str(context["expected"]).replace(" or ", ", ").split(", ")]
+        near = nearest(str(given), allowed, most=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        return f"{given!r} is none of {', '.join(allowed)}.{hint}"
+    if kind == "value_error":
+        return str(context.get("error", detail["msg"]))
+    if kind in _EXPECTED:
+        return f"must be {_EXPECTED[kind]}, got {given!r}."
+    message = str(detail["msg"]).replace("Input should be", "must be")
+    return f"{message}, got {given!r}."
+
+
+def _without_repeats(problems: list[Problem]) -> list[Problem]:
+    return list(dict.fromkeys(problems))
+
+
+def field_kind(annotation: Any) -> str:
+    """How an option is written on the command line: "flag", or what to show for its value."""
+    text = str(annotation)
+    if annotation is bool:
+        return "flag"
+    for mark, shown in (("Duration", "DURATION"), ("Call", "LIST"), ("tuple", "LIST"), ("list", "LIST")):
+        if mark in text:
+            return shown
+    if "Literal" in text:
+        return "CHOICE"
+    if "int" in text:
+        return "NUMBER"
+    return "NUMBER" if "float" in text else "TEXT"

@@ -1,0 +1,188 @@
+"""The dataset contract: which splits there are, what an example looks like, and examples by index.
+
+A dataset of your own is a function that returns a `Dataset`, registered by name:
+
+    @modelyard.register_dataset("stripes")
+    def stripes(options, context):
+        return modelyard.ArrayDataset({"train": {"image": images, "label": labels}})
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modelyard.errors import DataError
+
+Arrays = Mapping[str, NDArray[np.generic]]
+"""Named arrays whose first axis counts examples."""
+
+TRAIN, VALIDATION, TEST = "train", "validation", "test"
+SPLITS = (TRAIN, VALIDATION, TEST)
+LABEL, IMAGE, ID = "label", "image", "id"
+
+
+@dataclass(frozen=True)
+class Feature:
+    """Shape and type of one named array of an example."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class DataContext:
+    """What a dataset may need to know besides its own options."""
+
+    data_dir: Path
+    split_seed: int
+    validation_fraction: float
+
+
+class Dataset(ABC):
+    """Examples by split and index. Subclass it for data that does not fit in memory; else use `ArrayDataset`."""
+
+    classes: tuple[str, ...]
+
+    @property
+    @abstractmethod
+    def features(self) -> dict[str, Feature]:
+        """What an example looks like."""
+
+    @abstractmethod
+    def sizes(self) -> dict[str, int]:
+        """How many examples each split has."""
+
+    @abstractmethod
+    def read(self, split: str, indices: NDArray[np.int64]) -> Arrays:
+        """The examples of ``split`` at ``indices``, in that order."""
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Changes when the data changes."""
+
+    def arrays(self, split: str) -> Arrays | None:
+        """The whole split, if it is in memory."""
+        return None
+
+    def size(self, split: str) -> int:
+        """How many examples ``split`` has; a missing split is an error."""
+        sizes = self.sizes()
+        if split not in sizes:
+            raise DataError(f"the dataset has no {split} split. It has: {', '.join(sizes)}.")
+        return sizes[split]
+
+
+class ArrayDataset(Dataset):
+    """A dataset in memory.
+
+    Args:
+        splits: for each split the named arrays: ``image`` (uint8 or float), ``label`` (whole numbers from 0) and,
+            if there are ids to pass through to predictions, ``id``.
+        classes: names of the classes; by default their numbers.
+
+    Raises:
+        DataError: if a split is empty, arrays differ in length, or a label is out of range.
+    """
+
+    def __init__(self, splits: Mapping[str, Arrays], classes: Sequence[str] | None = None) -> None:
+        if TRAIN not in splits:
+            raise DataError(f"a dataset needs a train split; this one has: {', '.join(splits) or 'nothing'}.")
+        self._splits = {name: _checked(name, arrays) for name, arrays in splits.items()}
+        highest = max((int(a[LABEL].max()) for a in self._splits.values() if LABEL in a), default=-1)
+        self.classes = tuple(classes) if classes is not None else tuple(str(i) for i in range(highest + 1))
+        for name, arrays in self._splits.items():
+            if LABEL in arrays and int(arrays[LABEL].max()) >= len(self.classes):
+                worst = int(arrays[LABEL].argmax())
+                raise DataError(
+                    f"label {int(arrays[LABEL][worst])} of example {worst} of the {name} split is out of range: "
+                    f"there are {len(self.classes)} classes, 0 to {len(self.classes) - 1}."
+                )
+        shapes = {name: {k: v.shape[1:] for k, v in arrays.items()} for name, arrays in self._splits.items()}
+        for name, shape in shapes.items():
+            if shape != shapes[TRAIN]:
+                raise DataError(f"examples of the {name} split look like {shape}, those of train like {shapes[TRAIN]}.")
+
+    @property
+    def features(self) -> dict[str, Feature]:
+        """What an example looks like."""
+        return {k: Feature(v.shape[1:], v.dtype.name) for k, v in self._splits[TRAIN].items()}
+
+    def sizes(self) -> dict[str, int]:
+        """How many examples each split has."""
+        return {name: len(arrays[ID]) for name, arrays in self._splits.items()}
+
+    def arrays(self, split: str) -> Arrays:
+        """The whole split."""
+        self.size(split)
+        return self._splits[split]
+
+    def read(self, split: str, indices: NDArray[np.int64]) -> Arrays:
+        """The examples of ``split`` at ``indices``, in that order."""
+        return {name: array[indices] for name, array in self.arrays(split).items()}
+
+    def fingerprint(self) -> str:
+        """A hash of all values of all splits."""
+        digest = hashlib.sha256(repr(self.classes).encode())
+        for name, arrays in sorted(self._splits.items()):
+            for key, array in sorted(arrays.items()):
+                digest.update(f"{name}/{key}/{array.dtype.str}/{array.shape}".encode())
+                digest.update(np.ascontiguousarray(array).data if array.dtype.kind != "U" else array.tobytes())
+        return digest.hexdigest()
+
+
+def _checked(split: str, arrays: Arrays) -> dict[str, NDArray[np.generic]]:
+    checked = {name: np.asarray(array) for name, array in arrays.items()}
+    lengths = {name: len(array) for name, array in checked.items()}
+    if not lengths or min(lengths.values()) == 0:
+        raise DataError(f"the {split} split is empty.")
+    if len(set(lengths.values())) != 1:
+        raise DataError(f"the arrays of the {split} split differ in length: {lengths}.")
+    count = next(iter(lengths.values()))
+    if LABEL in checked:
+        checked[LABEL] = _labels(split, checked[LABEL])
+    if IMAGE in checked:
+        checked[IMAGE] = _images(split, checked[IMAGE])
+    checked.setdefault(ID, np.arange(count, dtype=np.int64))
+    return checked
+
+
+def _labels(split: str, labels: NDArray[np.generic]) -> NDArray[np.generic]:
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise DataError(
+            f"labels of the {split} split must be whole numbers, one an example; "
+            f"got {labels.dtype} of shape {labels.shape}."
+        )
+    wide = labels.astype(np.int64)
+    if wide.min() < 0:
+        worst = int(wide.argmin())
+        raise DataError(f"label {int(wide[worst])} of example {worst} of the {split} split is below 0.")
+    if wide.max() >= 1 << 20:
+        worst = int(wide.argmax())
+        raise DataError(f"label {int(wide[worst])} of example {worst} of the {split} split is out of range.")
+    return wide.astype(np.int32)
+
+
+def _images(split: str, images: NDArray[np.generic]) -> NDArray[np.generic]:
+    if images.dtype.kind in "iub" and images.dtype != np.uint8:
+        if images.min() < 0 or images.max() > 255:
+            raise DataError(
+                f"images of the {split} split are {images.dtype} with values from {images.min()} to {images.max()}; "
+                "give uint8 (0 to 255) or floats."
+            )
+        images = images.astype(np.uint8)
+    elif images.dtype.kind == "f":
+        images = images.astype(np.float32)
+        if not np.isfinite(images).all():
+            raise DataError(f"images of the {split} split hold values that are not finite.")
+    elif images.dtype != np.uint8:
+        raise DataError(f"images of the {split} split are {images.dtype}; give uint8 (0 to 255) or floats.")
+    return images[..., None] if images.ndim == 3 else images

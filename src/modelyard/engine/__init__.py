@@ -1,0 +1,1 @@
+"""What computes: TensorFlow, and whatever else can."""

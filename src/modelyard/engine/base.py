@@ -1,0 +1,207 @@
+"""What an engine must do, and what every engine does alike.
+
+An engine trains: ``train(step, count)`` runs whole stretches of compiled steps; ``evaluate`` goes through a split once;
+``state`` and ``load`` give and take everything that is learned, as named NumPy arrays. It knows nothing of run folders,
+hooks or the clock.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+from numpy.typing import NDArray
+
+from modelyard.config.durations import Run
+from modelyard.config.schema import Config
+from modelyard.data.augment import build_augmentation
+from modelyard.data.dataset import ID, TRAIN, Arrays, Dataset
+from modelyard.data.order import Order
+from modelyard.errors import CheckpointError, UserError
+from modelyard.models.schedules import build_schedule
+from modelyard.models.task import Task
+
+StepMetrics = dict[str, NDArray[np.floating[Any]]]
+"""Named metrics of a stretch, one number a step."""
+
+RESIDENT_BYTES = 2 << 30
+CHUNK_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything that is learned, as named arrays."""
+
+    weights: dict[str, NDArray[Any]]
+    optimizer: dict[str, NDArray[Any]]
+
+
+class Engine(ABC):
+    """Trains and evaluates one task. Subclasses: one for each framework.
+
+    Args:
+        config: the resolved config.
+    """
+
+    name: str
+    replicas: int
+    threads: int
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    def build(self, make_task: Callable[[], Task], dataset: Dataset, run: Run) -> None:
+        """Makes the model, the optimizer and the compiled steps.
+
+        Args:
+            make_task: makes the task; called where the engine wants its variables to live.
+            dataset: the data of all splits.
+            run: the lengths of the run.
+        """
+        self.check_divisible()
+        self.dataset = dataset
+        self.order = Order(self.config.random_seed, run.examples)
+        self.augment = build_augmentation(self.config.augment, dataset, self.config.random_seed)
+        self.schedule = build_schedule(self.config, run)
+        self.set_up_model(make_task)
+        # What the step reads besides the inputs of the network: labels, and whatever else the task may want.
+        self.feature_names = [name for name in dataset.features if name != ID]
+
+    def check_divisible(self) -> None:
+        """Every replica gets an equal share of every batch."""
+        batch, pieces = self.config.train_batch_size, self.config.gradient_accumulation
+        if batch % (self.replicas * pieces):
+            by = f"{self.replicas} devices" + (f" × {pieces} pieces (gradient_accumulation)" if pieces > 1 else "")
+            fitting = max(batch // (self.replicas * pieces), 1) * self.replicas * pieces
+            raise UserError(f"train_batch_size {batch} can't be divided evenly over {by}. Use {fitting}, for example.")
+
+    @abstractmethod
+    def set_up_model(self, make_task: Callable[[], Task]) -> None:
+        """Makes task, model and optimizer, and whatever runs them."""
+
+    @abstractmethod
+    def train(self, step: int, count: int) -> StepMetrics:
+        """Trains ``count`` steps from ``step`` on, on the global batches that those steps have."""
+
+    @abstractmethod
+    def evaluate_batch(self, batch: Arrays, weights: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+        """Sums over a batch of each statistic times the example's weight."""
+
+    @abstractmethod
+    def state(self) -> State:
+        """A copy of everything that is learned."""
+
+    @abstractmethod
+    def assign(self, weights: dict[str, NDArray[Any]], optimizer: dict[str, NDArray[Any]]) -> None:
+        """Sets the named variables."""
+
+    @abstractmethod
+    def shapes(self) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
+        """The shapes of all weights and of all optimizer slots."""
+
+    @abstractmethod
+    def start_profile(self, folder: Path) -> None:
+        """Begins a profile, to be written to ``folder``."""
+
+    @abstractmethod
+    def stop_profile(self) -> None:
+        """Ends the profile and writes it."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """Devices and versions, for the log and the manifest."""
+
+    def evaluate(self, split: str, progress: Callable[[int, int], None] | None = None) -> dict[str, float]:
+        """Metrics over ``split``, every example counted exactly once.
+
+        Args:
+            split: which one.
+            progress: called with the number of examples done and of all.
+        """
+        size = self.dataset.size(split)
+        totals: dict[str, NDArray[np.float64]] = {}
+        done = 0
+        for batch, weights in self._evaluation_batches(split, size):
+            for name, value in self.evaluate_batch(batch, weights).items():
+                totals[name] = totals[name] + value if name in totals else value
+            done += int(weights.sum())
+            if progress is not None:
+                progress(done, size)
+        means = {name: total / size for name, total in totals.items()}
+        loss = float(means.pop("loss"))
+        return {"loss": loss, **self.task.summarize(means)}
+
+    def _evaluation_batches(self, split: str, size: int) -> Iterator[tuple[Arrays, NDArray[np.float64]]]:
+        """Batches of equal size in storage order; the last is filled up with examples of weight 0."""
+        batch_size = min(self.config.eval_batch_size, size)
+        batch_size = -(-batch_size // self.replicas) * self.replicas
+        for start in range(0, size, batch_size):
+            rows = np.arange(start, start + batch_size)
+            inside = rows < size
+            batch = self.dataset.read(split, np.where(inside, rows, 0))
+            yield {name: batch[name] for name in self.feature_names}, inside.astype(np.float64)
+
+    def load(self, state: State, *, weights_only: bool = False) -> None:
+        """Takes back what `state` gave.
+
+        Raises:
+            CheckpointError: if the names or shapes are not those of this model; nothing is changed then.
+        """
+        weights, slots = self.shapes()
+        _check_names("weights", weights, state.weights)
+        if not weights_only:
+            _check_names("optimizer slots", slots, state.optimizer)
+        self.assign(state.weights, {} if weights_only else state.optimizer)
+
+    def training_batch(self, step: int, most: int = 32) -> dict[str, NDArray[Any]]:
+        """The first examples of a global batch as the network sees them, augmented and preprocessed."""
+        batch_size = self.config.train_batch_size
+        rows = self.order.batches(step, 1, batch_size)[0][:most]
+        examples = self.dataset.read(TRAIN, rows)
+        batch = {name: ops.convert_to_tensor(examples[name]) for name in self.feature_names}
+        positions = np.arange(step * batch_size, step * batch_size + len(rows), dtype=np.uint64)
+        low = ops.convert_to_tensor((positions & np.uint64(0xFFFFFFFF)).astype(np.uint32))
+        high = ops.convert_to_tensor((positions >> np.uint64(32)).astype(np.uint32))
+        batch = self.task.preprocess(self.augment(batch, low, high), True)
+        return {name: ops.convert_to_numpy(value) for name, value in batch.items()}
+
+    def is_resident(self) -> bool:
+        """Whether the training split is kept on the device."""
+        if self.config.resident != "auto":
+            return self.config.resident == "always" and self.dataset.arrays(TRAIN) is not None
+        arrays = self.dataset.arrays(TRAIN)
+        return arrays is not None and sum(arrays[n].nbytes for n in self.feature_names) <= RESIDENT_BYTES
+
+    def steps_per_chunk(self) -> int:
+        """How many batches to bring to the device at a time, where the data is not resident."""
+        features = self.dataset.features
+        example = sum(
+            int(np.prod(features[n].shape)) * np.dtype(features[n].dtype).itemsize for n in self.feature_names
+        )
+        return max(CHUNK_BYTES // max(example * self.config.train_batch_size, 1), 1)
+
+    task: Task
+    model: keras.Model
+
+
+def _check_names(what: str, expected: dict[str, tuple[int, ...]], given: dict[str, NDArray[Any]]) -> None:
+    missing = sorted(set(expected) - set(given))
+    extra = sorted(set(given) - set(expected))
+    shapes = [
+        f"{name} is {given[name].shape}, not {shape}"
+        for name, shape in expected.items()
+        if name in given and tuple(given[name].shape) != tuple(shape)
+    ]
+    problems = [
+        f"{label}: {', '.join(names[:5])}{f' and {len(names) - 5} more' if len(names) > 5 else ''}"
+        for label, names in (("missing", missing), ("not in the model", extra), ("of another shape", shapes))
+        if names
+    ]
+    if problems:
+        raise CheckpointError(f"the checkpoint is of another model; {what} {'; '.join(problems)}.")

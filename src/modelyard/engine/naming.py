@@ -1,0 +1,53 @@
+"""Names for every tensor of a run, the same on every engine and in every process.
+
+Weights are named by their layer paths, optimizer slots by the weight they belong to: ``conv1/kernel/momentum``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from modelyard.errors import UserError
+
+SEED_STATE = "seed_generator_state"
+
+
+def name_weights(model: Any) -> dict[str, Any]:
+    """The model's variables by name. States of random generators are left out: noise is computed from the step."""
+    return _unique((_without_prefix(v.path, model.name), v) for v in model.variables if not v.path.endswith(SEED_STATE))
+
+
+def seed_states(model: Any) -> list[Any]:
+    """The states of the model's random generators (dropout and the like), in a fixed order."""
+    return [v for v in model.variables if v.path.endswith(SEED_STATE)]
+
+
+def name_optimizer_slots(optimizer: Any, weights: dict[str, Any]) -> dict[str, Any]:
+    """The optimizer's variables by name."""
+    # Keras joins the path of the weight and the slot with underscores; longer paths first, since one may begin another.
+    owners = sorted(((v.path.replace("/", "_") + "_", name) for name, v in weights.items()), key=lambda o: -len(o[0]))
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    named = []
+    for variable in optimizer.variables:
+        *scope, leaf = variable.path.split("/")
+        owner = next(((prefix, name) for prefix, name in owners if leaf.startswith(prefix)), None)
+        if owner is not None:
+            leaf = f"{owner[1]}/{leaf[len(owner[0]) :]}"
+        elif scope and scope[0] != inner.name:  # a wrapper, as for loss scaling, counts for itself
+            leaf = variable.path
+        named.append((leaf, variable))
+    return _unique(named)
+
+
+def _without_prefix(path: str, prefix: str) -> str:
+    return path[len(prefix) + 1 :] if path.startswith(f"{prefix}/") else path
+
+
+def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    named: dict[str, Any] = {}
+    for name, variable in pairs:
+        if name in named:
+            raise UserError(f"two tensors of the model are called {name!r}. Give its layers different names.")
+        named[name] = variable
+    return named

@@ -1,0 +1,371 @@
+"""The TensorFlow engine: one device, or all devices of a machine by `tf.distribute`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import ops
+from numpy.typing import NDArray
+
+from modelyard.config.schema import Config
+from modelyard.data.dataset import TRAIN, Arrays
+from modelyard.data.draws import fold
+from modelyard.engine.base import Engine, State, StepMetrics
+from modelyard.engine.naming import name_optimizer_slots, name_weights, seed_states
+from modelyard.errors import TrainingError, UserError
+from modelyard.models.optimizers import build_optimizer
+from modelyard.models.task import Task
+
+_POLICIES = {"bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
+
+
+class TensorFlowEngine(Engine):
+    """Many compiled steps a call: a `tf.while_loop` around `strategy.run`, over data that lies on the devices."""
+
+    name = "tensorflow"
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.devices = _set_up_devices(config)
+        self.replicas = len(self.devices)
+        self.threads = tf.config.threading.get_intra_op_parallelism_threads()
+        if config.xla and self.replicas > 1:
+            raise UserError("xla works on one device with the tensorflow engine; leave it off for several.")
+        if config.deterministic:
+            tf.config.experimental.enable_op_determinism()
+        keras.config.set_floatx("float64" if config.precision == "float64" else "float32")
+        keras.config.set_dtype_policy(_POLICIES.get(config.precision, config.precision))
+        self.strategy = (
+            tf.distribute.MirroredStrategy(self.devices)
+            if self.replicas > 1
+            else tf.distribute.OneDeviceStrategy(self.devices[0])
+        )
+
+    def set_up_model(self, make_task: Callable[[], Task]) -> None:
+        """Makes the variables under the strategy, then the compiled functions."""
+        keras.utils.clear_session(free_memory=False)  # names must not depend on what was built before
+        keras.utils.set_random_seed(fold(self.config.random_seed, 1))
+        with self.strategy.scope():
+            self.task = make_task()
+            self.model = self.task.network()
+            self._set_batch_norm()
+            optimizer = build_optimizer(self.config, lambda: self._learning_rate)
+            optimizer = self.task.optimizer(self.config, optimizer)
+            optimizer.global_clipnorm = self.config.clip_norm
+            # Gradients are summed over the replicas before this, so that clipping sees the gradient of the whole batch.
+            optimizer._all_reduce_sum_gradients = lambda grads_and_vars: grads_and_vars
+            if self.config.precision == "float16":
+                optimizer = keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale")
+            optimizer.build(self.model.trainable_variables)
+        self.optimizer = optimizer
+        self._weights = name_weights(self.model)
+        self._slots = name_optimizer_slots(optimizer, self._weights)
+        self._seeds = seed_states(self.model)
+        self._kernels = [v for v in self.model.trainable_variables if v.path.endswith("kernel")]
+        learned = {id(v) for v in self.model.trainable_variables}
+        self._statistics = [v for v in self._weights.values() if id(v) not in learned]
+        self._input_names = [tensor.name for tensor in self.model.inputs]
+        self._resident: list[dict[str, Any]] | None = None
+        self._train_function: Any = None
+        self._metric_names: list[str] = []
+        self._evaluate_function = tf.function(self._evaluate_on_replicas, autograph=False)
+
+    def _set_batch_norm(self) -> None:
+        for layer in self.model._flatten_layers():
+            if isinstance(layer, keras.layers.BatchNormalization):
+                layer.synchronized = self.config.sync_batch_norm and self.replicas > 1
+
+    # -- training ---------------------------------------------------------------------------------------------------
+
+    def train(self, step: int, count: int) -> StepMetrics:
+        """Trains ``count`` steps from ``step`` on."""
+        if self._train_function is None:
+            self._train_function = self._compile_training()
+            self._resident = self._copies(self.dataset.arrays(TRAIN)) if self.is_resident() else None
+        pieces = []
+        while count:
+            length = count if self._resident is not None else min(count, self.steps_per_chunk())
+            rows = self.order.batches(step, length, self.config.train_batch_size)
+            if self._resident is None:
+                data = self._copies(self.dataset.read(TRAIN, rows.reshape(-1)))
+                rows = np.arange(rows.size).reshape(rows.shape)
+            else:
+                data = self._resident
+            pieces.append(self._run_stretch(data, rows.astype(np.int32), step))
+            step, count = step + length, count - length
+        table = np.concatenate(pieces)
+        return {name: table[:, column] for column, name in enumerate(self._metric_names)}
+
+    def _run_stretch(self, data: list[dict[str, Any]], rows: NDArray[np.int32], step: int) -> NDArray[Any]:
+        try:
+            table: NDArray[Any] = self._train_function(data, rows, np.int64(step)).numpy()
+            return table
+        except tf.errors.ResourceExhaustedError as error:
+            raise TrainingError(
+                f"the device ran out of memory at train_batch_size {self.config.train_batch_size}. Try a smaller one, "
+                "gradient_accumulation to keep the batch and save memory, precision bfloat16, or resident never."
+            ) from error
+        except tf.errors.UnimplementedError as error:
+            what = str(error.message).strip().splitlines()[-1 if self.config.xla else 0]
+            hints = [name for name in ("xla", "deterministic") if getattr(self.config, name)]
+            raise TrainingError(
+                f"TensorFlow can't run this model with {' and '.join(hints) or 'this engine'}: {what}"
+            ) from error
+
+    def _copies(self, arrays: Arrays | None) -> list[dict[str, Any]]:
+        """The arrays on every device."""
+        assert arrays is not None
+        copies = []
+        for device in self.devices:
+            with tf.device(device):
+                copies.append({name: tf.convert_to_tensor(arrays[name]) for name in self.feature_names})
+        return copies
+
+    def _compile_training(self) -> Any:
+        features = self.dataset.features
+        data = {name: tf.TensorSpec([None, *features[name].shape], features[name].dtype) for name in self.feature_names}
+        batch_size = self.config.train_batch_size
+        signature = (
+            [data] * self.replicas,
+            tf.TensorSpec([None, batch_size], tf.int32),
+            tf.TensorSpec([], tf.int64),
+        )
+        return tf.function(self._train_steps, input_signature=signature, autograph=False)
+
+    def _train_steps(self, data: list[dict[str, Any]], rows: Any, first: Any) -> Any:
+        """The compiled loop: one row of ``rows`` a step."""
+        count = tf.shape(rows)[0]
+        run_step = tf.function(self._replica_step, jit_compile=True) if self.config.xla else self._replica_step
+
+        def body(i: Any, table: Any) -> tuple[Any, Any]:
+            step = first + tf.cast(i, tf.int64)
+            self._learning_rate = self.schedule(step)
+            sums = self.strategy.run(run_step, args=(data, rows[i], step))
+            metrics = self.strategy.reduce(tf.distribute.ReduceOp.SUM, sums, axis=None)
+            metrics = tf.concat([metrics, [tf.cast(self._learning_rate, metrics.dtype)]], axis=0)
+            return i + 1, table.write(i, metrics)
+
+        table = tf.TensorArray(keras.config.floatx(), size=count)
+        _, table = tf.while_loop(lambda i, _: i < count, body, (tf.constant(0), table))
+        self._metric_names = [*self._replica_metric_names, "learning_rate"]
+        return table.stack()
+
+    def _replica_step(self, data: list[dict[str, Any]], rows: Any, step: Any) -> Any:
+        """One replica's share of one step. Gives the sums of loss and metrics over its examples, by the batch size."""
+        context = tf.distribute.get_replica_context()
+        replica = int(tf.get_static_value(context.replica_id_in_sync_group) or 0)
+        batch_size, pieces = self.config.train_batch_size, self.config.gradient_accumulation
+        share = batch_size // (pieces * self.replicas)
+        gradients: list[Any] | None = None
+        sums: Any = 0.0
+        for piece in range(pieces):
+            start = (piece * self.replicas + replica) * share
+            position = step * batch_size + start + tf.range(share, dtype=tf.int64)
+            low = tf.cast(tf.bitwise.bitwise_and(position, tf.constant(0xFFFFFFFF, tf.int64)), tf.uint32)
+            high = tf.cast(tf.bitwise.right_shift(position, tf.constant(32, tf.int64)), tf.uint32)
+            chosen = rows[start : start + share]
+            batch = {name: tf.gather(array, chosen) for name, array in data[replica].items()}
+            batch = self.task.preprocess(self.augment(batch, low, high), True)
+            noise = piece * self.replicas + replica
+            new_gradients, new_sums = self._gradients(batch, step, noise)
+            sums = sums + new_sums
+            gradients = (
+                new_gradients
+                if gradients is None
+                else [
+                    one if other is None else one + other for one, other in zip(gradients, new_gradients, strict=True)
+                ]
+            )
+        assert gradients is not None
+        if self.replicas > 1:
+            present = [g for g in gradients if g is not None]
+            reduced = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, present))
+            gradients = [None if g is None else next(reduced) for g in gradients]
+        self.optimizer.apply(gradients, self.model.trainable_variables)
+        return sums
+
+    def _gradients(self, batch: dict[str, Any], step: Any, noise: int) -> tuple[list[Any], Any]:
+        """Gradients of the loss summed over the examples, over the global batch size; and sums of loss and metrics."""
+        batch_size = self.config.train_batch_size
+        parts = self.replicas * self.config.gradient_accumulation
+        seeds = [(state, self._seed_value(i, step, noise)) for i, state in enumerate(self._seeds)]
+        with tf.GradientTape() as tape:
+            # Within the scope nothing is assigned: what the layers would assign is collected.
+            with keras.StatelessScope(state_mapping=seeds, collect_losses=True) as scope:
+                outputs = self._outputs(batch, training=True)
+                extra = (
+                    ops.sum(ops.stack([ops.cast(x, outputs.dtype) for x in self.model.losses]))
+                    if self.model.losses
+                    else None
+                )
+            losses = self.task.loss(outputs, batch)
+            loss = tf.reduce_sum(losses) / batch_size
+            total = loss if extra is None else loss + extra / parts
+            if self.config.l2_regularization and self._kernels:
+                squares = [tf.nn.l2_loss(v.value) for v in self._kernels]
+                factor = self.config.l2_regularization / parts
+                total = total + tf.cast(tf.add_n(squares) * tf.cast(factor, squares[0].dtype), total.dtype)
+            total = self.optimizer.scale_loss(total)
+        gradients = tape.gradient(total, [v.value for v in self.model.trainable_variables])
+        self._assign_statistics(scope)
+        metrics = {
+            name: tf.reduce_sum(tf.cast(value, loss.dtype)) / batch_size
+            for name, value in self.task.metrics(outputs, batch).items()
+            if len(value.shape) == 1
+        }
+        self._replica_metric_names = ["loss", *metrics]
+        return gradients, tf.stack([loss, *metrics.values()])
+
+    def _outputs(self, batch: dict[str, Any], training: bool) -> Any:
+        """What the network gives, in full precision."""
+        inputs = {name: batch[name] for name in self._input_names}
+        outputs = self.model(inputs if len(inputs) > 1 else next(iter(inputs.values())), training=training)
+        return tf.nest.map_structure(lambda x: tf.cast(x, keras.config.floatx()), outputs)
+
+    def _seed_value(self, generator: int, step: Any, noise: int) -> Any:
+        """The state of a random generator: a function of seed, step and replica, so that replicas share no noise."""
+        first = fold(self.config.random_seed, 2, generator, noise) & 0x7FFFFFFF
+        return tf.stack([tf.constant(first, tf.int64), step * 1009])  # room for many draws before the next step's
+
+    def _assign_statistics(self, scope: Any) -> None:
+        """Moving averages: those of all replicas are averaged, so that no replica has a state of its own."""
+        changed = []
+        for variable in self._statistics:
+            value = scope.get_current_value(variable)
+            if value is not None:
+                changed.append((variable, value))
+        if self.replicas > 1 and not self.config.sync_batch_norm and changed:
+            context = tf.distribute.get_replica_context()
+            means = context.all_reduce(tf.distribute.ReduceOp.MEAN, [value for _, value in changed])
+            changed = [(variable, mean) for (variable, _), mean in zip(changed, means, strict=True)]
+        for variable, value in changed:
+            variable.assign(value)
+
+    # -- evaluation -------------------------------------------------------------------------------------------------
+
+    def evaluate_batch(self, batch: Arrays, weights: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+        """Sums over a batch of each statistic times the example's weight."""
+        tensors = {name: tf.convert_to_tensor(array) for name, array in batch.items()}
+        sums = self._evaluate_function(tensors, tf.convert_to_tensor(weights))
+        return {name: value.numpy() for name, value in sums.items()}
+
+    def _evaluate_on_replicas(self, batch: dict[str, Any], weights: Any) -> dict[str, Any]:
+        sums = self.strategy.run(self._replica_evaluate, args=(batch, weights))
+        return {
+            name: self.strategy.reduce(tf.distribute.ReduceOp.SUM, value, axis=None) for name, value in sums.items()
+        }
+
+    def _replica_evaluate(self, batch: dict[str, Any], weights: Any) -> dict[str, Any]:
+        context = tf.distribute.get_replica_context()
+        replica = int(tf.get_static_value(context.replica_id_in_sync_group) or 0)
+        share = weights.shape[0] // self.replicas
+        mine = slice(replica * share, (replica + 1) * share)
+        batch = self.task.preprocess({name: array[mine] for name, array in batch.items()}, False)
+        weights = weights[mine]
+        outputs = self._outputs(batch, training=False)
+        statistics = {"loss": self.task.loss(outputs, batch), **self.task.metrics(outputs, batch)}
+        return {
+            name: tf.tensordot(weights, tf.cast(value, tf.float64), axes=[[0], [0]])
+            for name, value in statistics.items()
+        }
+
+    # -- state ------------------------------------------------------------------------------------------------------
+
+    def state(self) -> State:
+        """A copy of everything that is learned."""
+        return State(
+            {name: np.array(v.value.numpy()) for name, v in self._weights.items()},
+            {name: np.array(v.value.numpy()) for name, v in self._slots.items()},
+        )
+
+    def assign(self, weights: dict[str, NDArray[Any]], optimizer: dict[str, NDArray[Any]]) -> None:
+        """Sets the named variables on all devices."""
+        for variables, values in ((self._weights, weights), (self._slots, optimizer)):
+            for name, value in values.items():
+                variables[name].assign(value.astype(variables[name].dtype))
+
+    def shapes(self) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
+        """The shapes of all weights and of all optimizer slots."""
+        weights = {name: tuple(v.shape) for name, v in self._weights.items()}
+        return weights, {name: tuple(v.shape) for name, v in self._slots.items()}
+
+    def start_profile(self, folder: Path) -> None:
+        """Begins a profile, to be written to ``folder``."""
+        tf.profiler.experimental.start(str(folder))
+
+    def stop_profile(self) -> None:
+        """Ends the profile and writes it."""
+        tf.profiler.experimental.stop()
+
+    def describe(self) -> dict[str, Any]:
+        """Devices and versions."""
+        return {
+            "engine": self.name,
+            "tensorflow": tf.__version__,
+            "keras": keras.__version__,
+            "devices": list(self.devices),
+            "threads": self.threads,
+            "onednn": os.environ.get("TF_ENABLE_ONEDNN_OPTS"),
+        }
+
+
+def _set_up_devices(config: Config) -> list[str]:
+    """Threads and devices; both are fixed for the process once TensorFlow has started."""
+    threads = config.threads or len(os.sched_getaffinity(0))
+    try:
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        tf.config.threading.set_inter_op_parallelism_threads(threads)
+    except RuntimeError:
+        running = tf.config.threading.get_intra_op_parallelism_threads()
+        if config.threads and running != threads:
+            raise UserError(
+                f"TensorFlow already runs with {running} threads in this process; it can't change to {threads}. "
+                "Start a new process."
+            ) from None
+    gpus = tf.config.list_physical_devices("GPU")
+    wanted = _wanted_gpus(config, len(gpus))
+    if wanted:
+        with contextlib.suppress(RuntimeError):  # already running: a second run takes the devices of the first
+            tf.config.set_visible_devices([gpus[i] for i in wanted], "GPU")
+            for i in wanted:
+                tf.config.experimental.set_memory_growth(gpus[i], True)
+        return [device.name for device in tf.config.list_logical_devices("GPU")][: len(wanted)]
+    if gpus:
+        tf.config.set_visible_devices([], "GPU")
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    with contextlib.suppress(RuntimeError):  # already running, with as many devices as it began with
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * config.cpu_devices)
+    names = [device.name for device in tf.config.list_logical_devices("CPU")]
+    if len(names) < config.cpu_devices:
+        raise UserError(
+            f"TensorFlow already runs with {len(names)} CPU device(s) in this process, cpu_devices asks for "
+            f"{config.cpu_devices}. Start a new process."
+        )
+    return names[: config.cpu_devices]
+
+
+def _wanted_gpus(config: Config, available: int) -> list[int]:
+    """Numbers of the GPUs to use."""
+    if config.gpu_id is not None:
+        if config.gpu_id >= available:
+            raise UserError(
+                f"gpu_id {config.gpu_id} is not there: TensorFlow sees {available} GPU(s)"
+                + (f", 0 to {available - 1}." if available else "; `modelyard doctor` checks the machine.")
+            )
+        return [config.gpu_id]
+    if config.num_gpus == "auto":
+        return [0] if available and config.cpu_devices == 1 else []
+    count = available if config.num_gpus == "all" else int(config.num_gpus)
+    if count > available or (config.num_gpus == "all" and not available):
+        raise UserError(
+            f"num_gpus asks for {config.num_gpus} GPU(s), TensorFlow sees {available}. "
+            "`modelyard doctor` checks the machine."
+        )
+    return list(range(count))

@@ -1,0 +1,67 @@
+"""What went wrong, in words for the person who can put it right."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+class UserError(Exception):
+    """A mistake the user can mend. The command line prints it without a traceback and exits with status 2."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One mistake in a config: where it stands, which key, what is wrong, what would be right."""
+
+    where: str
+    key: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.key}: {self.message}" if self.key else f"{self.where}: {self.message}"
+
+
+class ConfigError(UserError):
+    """Every mistake that was found in a config, at once."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = list(problems)
+        count = len(self.problems)
+        lines = [f"{count} mistake{'s' if count != 1 else ''} in the config:"]
+        lines += [f"  {problem}" for problem in self.problems]
+        super().__init__("\n".join(lines))
+
+
+class RunError(UserError):
+    """A run folder that can't be used as asked."""
+
+
+class DataError(UserError):
+    """A dataset that can't be read or does not fit the model."""
+
+
+class CheckpointError(UserError):
+    """A checkpoint that is missing, damaged or of another model."""
+
+
+class TrainingError(UserError):
+    """Training that can't go on, such as a loss that is not a number."""
+
+
+def nearest(name: str, known: Iterable[str], most: int = 3) -> list[str]:
+    """The known names closest to ``name``, best first."""
+    lowered = {candidate.lower(): candidate for candidate in known}
+    matches = difflib.get_close_matches(name.lower(), lowered, n=most, cutoff=0.6)
+    return [lowered[match] for match in matches]
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    """A sentence for a name nobody knows: the near ones, or all when there are few."""
+    names = sorted(known)
+    near = nearest(name, names)
+    if near:
+        return f"there is no {kind} {name!r}. Did you mean {' or '.join(repr(n) for n in near)}?"
+    listed = ", ".join(names) if len(names) <= 30 else f"{', '.join(names[:30])}, …"
+    return f"there is no {kind} {name!r}. Known: {listed or 'none'}."

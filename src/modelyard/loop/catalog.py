@@ -1,0 +1,70 @@
+"""The built-in hooks: names, options and help. Their code is imported when used."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from modelyard.registry import HOOKS, Options
+
+
+class EarlyStopOptions(Options):
+    """When to give up."""
+
+    metric: str = Field("loss", description="validation metric to watch")
+    mode: Literal["auto", "max", "min"] = Field("auto", description="whether more or less is better")
+    patience: int = Field(5, ge=1, description="evaluations without improvement before training stops")
+    min_delta: float = Field(0.0, ge=0, description="the least change that counts as improvement")
+
+
+class StopAtOptions(Options):
+    """When it is good enough."""
+
+    metric: str = Field("accuracy", description="validation metric to watch")
+    value: float = Field(description="stop once it is reached")
+    mode: Literal["auto", "max", "min"] = Field("auto", description="whether more or less is better")
+
+
+class ProfilerOptions(Options):
+    """What to profile."""
+
+    start: int = Field(10, ge=1, description="first step to profile, counted from where this process goes on")
+    steps: int = Field(10, ge=1, description="how many steps")
+
+
+class TensorBoardOptions(Options):
+    """What to write."""
+
+    images: bool = Field(True, description="a sheet of the first training images")
+    graph: bool = Field(True, description="the layers of the model")
+
+
+_HERE = "modelyard.loop"
+HOOKS.declare("progress", f"{_HERE}.show:Progress", summary="a progress bar on the terminal")
+HOOKS.declare("log", f"{_HERE}.show:Log", summary="training and evaluation metrics in the log")
+HOOKS.declare("metrics", f"{_HERE}.record:Metrics", summary="training and evaluation metrics in metrics.jsonl")
+HOOKS.declare(
+    "throughput", f"{_HERE}.record:Throughput", summary="examples per second, current and average, in the metrics"
+)
+HOOKS.declare(
+    "tensorboard",
+    f"{_HERE}.record:TensorBoard",
+    options=TensorBoardOptions,
+    summary="scalars, images and the graph for TensorBoard",
+)
+HOOKS.declare(
+    "profiler", f"{_HERE}.record:Profiler", options=ProfilerOptions, summary="a profile of some steps, for TensorBoard"
+)
+HOOKS.declare("checkpoint", f"{_HERE}.keep:SaveCheckpoints", summary="checkpoints to go on from, as save_every says")
+HOOKS.declare("best", f"{_HERE}.keep:KeepBest", summary="the best models by best_metric")
+HOOKS.declare(
+    "early_stop",
+    f"{_HERE}.stop:EarlyStop",
+    options=EarlyStopOptions,
+    summary="stop when a validation metric no longer improves",
+)
+HOOKS.declare(
+    "stop_at", f"{_HERE}.stop:StopAt", options=StopAtOptions, summary="stop when a validation metric reaches a value"
+)
+HOOKS.declare("nan_guard", f"{_HERE}.stop:NanGuard", summary="stop with an error when the loss is not a number")

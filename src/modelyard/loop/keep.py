@@ -1,0 +1,130 @@
+"""Hooks that keep what is learned: checkpoints to go on from, and the best models."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from modelyard.config.durations import InSteps
+from modelyard.errors import RunError
+from modelyard.loop.hooks import Hook
+from modelyard.loop.ranking import Ranking
+from modelyard.loop.trainer import Trainer
+from modelyard.registry import Options
+from modelyard.run.checkpoint import (
+    Checkpoint,
+    best_first,
+    folder_name,
+    list_checkpoints,
+    prune,
+    read_state,
+    write_checkpoint,
+)
+from modelyard.run.files import remove_folder, remove_partial
+
+log = logging.getLogger("modelyard")
+
+
+class SaveCheckpoints(Hook):
+    """Saves at step 0, as often as save_every says, when interrupted, and at the end."""
+
+    order = 100  # last, so that it saves what the other hooks remember of this step
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self._saved: tuple[int, int | None] = (-1, None)
+
+    def begin(self, loop: Trainer) -> None:
+        """A new run is saved before its first step."""
+        every = loop.config.save_every
+        self._in_steps = InSteps(every.period(loop.run)) if every.seconds is None else None
+        self._seconds = every.seconds
+        self._saved_at = time.monotonic()
+        if loop.step in list_checkpoints(loop.directory.checkpoints):
+            self._saved = (loop.step, loop.evaluated_step)
+        else:
+            self._save(loop)
+
+    def next_step(self, loop: Trainer) -> int | None:
+        """The next step to save at."""
+        return self._in_steps.next_after(loop.step) if self._in_steps is not None else None
+
+    def settled(self, loop: Trainer) -> None:
+        """Saves if it is due."""
+        due = (
+            self._in_steps.fires_at(loop.step)
+            if self._in_steps is not None
+            else time.monotonic() - self._saved_at >= (self._seconds or 0)
+        )
+        if due or loop.is_over:
+            self._save(loop)
+
+    def interrupted(self, loop: Trainer) -> None:
+        """Saves before the loop leaves."""
+        self._save(loop)
+
+    def _save(self, loop: Trainer) -> None:
+        if self._saved == (loop.step, loop.evaluated_step):
+            return
+        self._saved, self._saved_at = (loop.step, loop.evaluated_step), time.monotonic()
+        checkpoint = loop.snapshot()
+        folder, keep = loop.directory.checkpoints, loop.config.keep_checkpoints
+
+        def write() -> None:
+            write_checkpoint(folder, checkpoint)
+            prune(folder, keep)
+
+        loop.writer.submit(write)
+
+
+class KeepBest(Hook):
+    """Keeps the best models by validation metric. What is best is read from their folders, so no restart forgets it."""
+
+    order = 50
+
+    def begin(self, loop: Trainer) -> None:
+        """Reads the bests of earlier starts."""
+        folder = loop.directory.best
+        remove_partial(folder)
+        self._kept: list[tuple[float, int]] = []
+        self._ranking: Ranking | None = None
+        for path in best_first(folder):
+            memory = read_state(path)["memory"]
+            if memory.get("run") != loop.run_id:
+                raise RunError(
+                    f"{folder} holds the best models of another run. Name another --best_model_dir, or move them away."
+                )
+            won = memory["best"]
+            self._kept.append((float(won["value"]), int(won["step"])))
+
+    def evaluated(self, loop: Trainer, split: str, row: dict[str, Any]) -> None:
+        """Keeps this model if it is among the best."""
+        if split != "validation":
+            return
+        ranking = self._ranking or Ranking.choose(loop.config.best_metric, loop.config.best_mode, row)
+        self._ranking = ranking
+        value = ranking.value(row)
+        worse = [(v, s) for v, s in self._kept if ranking.is_better(value, v)]
+        room = len(self._kept) < loop.config.keep_best
+        if not (worse or room) or (value, loop.step) in self._kept:
+            return
+        if not self._kept or len(worse) == len(self._kept):
+            log.info("step %d  best %s so far: %.4f", loop.step, ranking.metric, value)
+        self._kept = [(v, s) for v, s in self._kept if s != loop.step]
+        self._kept = sorted([*self._kept, (value, loop.step)], key=lambda k: ranking.key(k[0]))
+        self._kept, dropped = self._kept[: loop.config.keep_best], self._kept[loop.config.keep_best :]
+        won = {"metric": ranking.metric, "mode": ranking.mode, "value": value, "step": loop.step}
+        snapshot = loop.snapshot()
+        memory = {**snapshot.memory, "best": won, "metrics": {k: row[k] for k in row if isinstance(row[k], float)}}
+        checkpoint = Checkpoint(snapshot.step, snapshot.weights, snapshot.optimizer, memory)
+        folder = loop.directory.best
+
+        def write() -> None:
+            write_checkpoint(folder, checkpoint)
+            for _, step in dropped:
+                path = folder / folder_name(step)
+                if path.is_dir():
+                    remove_folder(path)
+
+        loop.writer.submit(write)

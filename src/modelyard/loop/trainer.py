@@ -1,0 +1,336 @@
+"""The outer loop: plain Python that knows only steps.
+
+Run to the next boundary (report, evaluate, save, profile, stop), then call the hooks. It knows nothing of devices; the
+inner loop, many compiled steps a call, belongs to the engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from modelyard.config.durations import Duration, InSteps, Run
+from modelyard.config.schema import Config
+from modelyard.data.dataset import TEST, TRAIN, VALIDATION
+from modelyard.engine.base import Engine, State, StepMetrics
+from modelyard.loop.hooks import Hook
+from modelyard.run.checkpoint import BackgroundWriter, Checkpoint, best_first, read_checkpoint, step_of
+from modelyard.run.console import bar
+from modelyard.run.directory import RunDirectory
+from modelyard.run.metrics import read_metrics
+
+log = logging.getLogger("modelyard")
+
+
+class Interrupted(KeyboardInterrupt):
+    """Training was stopped by a signal, after everything was saved."""
+
+    def __init__(self, number: int, step: int, model_dir: str) -> None:
+        self.signal = signal.Signals(number)
+        self.step = step
+        self.model_dir = model_dir
+        super().__init__(f"{self.signal.name} at step {step}")
+
+
+class Pace:
+    """How long steps take, and how many to ask for at once.
+
+    Long stretches cost less; short ones keep the terminal and Ctrl-C alive. The length never changes what is learned.
+    """
+
+    stretch_seconds = 0.5
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.seconds = 0.0
+        self._length = 1
+        self._compiled = False
+
+    def length(self) -> int:
+        """Steps for the next stretch."""
+        return self._length
+
+    def add(self, steps: int, seconds: float) -> None:
+        """Learns from a stretch; the first one compiles and does not count."""
+        if not self._compiled:
+            self._compiled = True
+            log.info("compiled and ran the first step in %.1f s", seconds)
+            return
+        self.steps += steps
+        self.seconds += seconds
+        wanted = steps * self.stretch_seconds / max(seconds, 1e-6)
+        self._length = max(1, min(int(wanted), 4 * self._length))
+
+
+class Trainer:
+    """Runs the training of one run, and its evaluations.
+
+    Args:
+        config: the resolved config.
+        engine: built, with its state at ``step``.
+        directory: the locked run folder.
+        run: the lengths of the run.
+        run_id: tells this run from others.
+        hooks: in the order they are called.
+        evaluate: whether to evaluate on validation on the way.
+        checkpoint: the point to go on from; None for a new run.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        engine: Engine,
+        directory: RunDirectory,
+        run: Run,
+        run_id: str,
+        hooks: Sequence[Hook],
+        evaluate: bool,
+        checkpoint: Checkpoint | None,
+    ) -> None:
+        self.config, self.engine, self.directory, self.run, self.run_id = config, engine, directory, run, run_id
+        self.hooks = list(hooks)
+        self.total_steps = run.total_steps
+        self.pace = Pace()
+        self.writer = BackgroundWriter()
+        self.last_test: dict[str, Any] = {}
+        self.last_report: dict[str, float] = {}
+        self._evaluates = evaluate
+        self._report_cadence = InSteps(config.log_every.period(run))
+        every = config.eval_every or Duration.parse(f"{config.epochs_between_evals} epochs")
+        self._evaluation_cadence = InSteps(every.period(run))
+        self._evaluated_at = -math.inf
+        self._signal: int | None = None
+        self._snapshot: Checkpoint | None = None
+        memory = checkpoint.memory if checkpoint is not None else {}
+        self.step = checkpoint.step if checkpoint is not None else 0
+        self._window: dict[str, float] = dict(memory.get("window", {}))
+        self._window_steps: int = memory.get("window_steps", 0)
+        self._seconds_before: float = memory.get("seconds", 0.0)
+        self.evaluated_step: int | None = memory.get("evaluated_step")
+        self.last_evaluation: dict[str, Any] = dict(memory.get("last_evaluation", {}))
+        for hook in self.hooks:
+            if hook.name in memory.get("hooks", {}):
+                hook.remember(memory["hooks"][hook.name])
+        unchanged = memory.get("total_steps") == self.total_steps and memory.get("stopped_under") == self._stop_rules
+        self.stop_reason: str | None = memory.get("stopped") if unchanged else None
+
+    def train(self) -> None:
+        """Trains to the end, then evaluates the best model on test if the config says so.
+
+        Raises:
+            Interrupted: on SIGTERM or Ctrl-C, after the hooks have saved.
+        """
+        self._started = time.monotonic()
+        begun: list[Hook] = []
+        with self._signals():
+            try:
+                for hook in self.hooks:
+                    begun.append(hook)
+                    hook.begin(self)
+                while not self.is_over and self._signal is None:
+                    self._stretch()
+                if self.is_over:
+                    self._after_the_last_step()
+                if self._signal is not None:
+                    for hook in self.hooks:
+                        hook.interrupted(self)
+                    self.writer.flush()
+                    raise Interrupted(self._signal, self.step, str(self.directory.path))
+            except BaseException:
+                with contextlib.suppress(Exception):  # the error under way says more than what follows from it
+                    self._finish(begun)
+                raise
+            self._finish(begun)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last step is done, or a hook asked to stop."""
+        return self.step >= self.total_steps or self.stop_reason is not None
+
+    @property
+    def _stop_rules(self) -> list[str]:
+        """A run that a hook has stopped stays stopped until the hooks or the number of steps change."""
+        return [str(call) for call in self.config.hooks]
+
+    @property
+    def seconds(self) -> float:
+        """Wall-clock time of training, earlier starts of the run included."""
+        return self._seconds_before + time.monotonic() - self._started
+
+    @property
+    def epoch(self) -> float:
+        """How many epochs are done."""
+        return float(self.step / self.run.steps_per_epoch)
+
+    def stop(self, reason: str) -> None:
+        """Ends training after this step. For hooks."""
+        if self.stop_reason is None:
+            log.info("step %d  stopping: %s", self.step, reason)
+            self.stop_reason = reason
+
+    def snapshot(self) -> Checkpoint:
+        """The state of the run at this step, to be saved. For hooks."""
+        if self._snapshot is None or self._snapshot.step != self.step:
+            state = self.engine.state()
+            self._snapshot = Checkpoint(self.step, state.weights, state.optimizer)
+        learned = self._snapshot
+        memory = {
+            "run": self.run_id,
+            "window": dict(self._window),
+            "window_steps": self._window_steps,
+            "seconds": self.seconds,
+            "evaluated_step": self.evaluated_step,
+            "last_evaluation": self.last_evaluation,
+            "stopped": self.stop_reason,
+            "stopped_under": self._stop_rules,
+            "threads": self.engine.threads,
+            "replicas": self.engine.replicas,
+            "total_steps": self.total_steps,
+            "hooks": {hook.name: kept for hook in self.hooks if (kept := hook.memory())},
+        }
+        return Checkpoint(learned.step, learned.weights, learned.optimizer, memory)
+
+    def _stretch(self) -> None:
+        """Trains to the next boundary, or as far as keeps the loop responsive, and calls the hooks."""
+        boundaries = [self.total_steps, self._report_cadence.next_after(self.step)]
+        if self._evaluates:
+            boundaries.append(self._evaluation_cadence.next_after(self.step))
+        boundaries += [at for hook in self.hooks if (at := hook.next_step(self)) is not None]
+        count = min(min(at for at in boundaries if at > self.step) - self.step, self.pace.length())
+        began = time.perf_counter()
+        metrics = self.engine.train(self.step, count)
+        self.pace.add(count, time.perf_counter() - began)
+        self.step += count
+        self._add_to_window(metrics)
+        for hook in self.hooks:
+            hook.trained(self, metrics)
+        if self._report_cadence.fires_at(self.step) or self.is_over:
+            self._report(metrics)
+        if self._evaluates and self._evaluation_due():
+            self._evaluate()
+        for hook in self.hooks:
+            hook.settled(self)
+
+    def _add_to_window(self, metrics: StepMetrics) -> None:
+        # Step by step, so that the sum does not depend on how the steps were cut into stretches.
+        for name, values in metrics.items():
+            total = self._window.get(name, 0.0)
+            for value in values.tolist():
+                total += value
+            self._window[name] = total
+        self._window_steps += len(next(iter(metrics.values())))
+
+    def _report(self, metrics: StepMetrics) -> None:
+        """Means since the last report; the learning rate is the last one."""
+        means = {name: total / self._window_steps for name, total in self._window.items()}
+        means["learning_rate"] = float(metrics["learning_rate"][-1])
+        self._window, self._window_steps = {}, 0
+        self.last_report = means
+        row = self._row(TRAIN, means)
+        for hook in self.hooks:
+            hook.reported(self, row)
+
+    def _evaluation_due(self) -> bool:
+        if self.is_over:
+            return True
+        if not self._evaluation_cadence.fires_at(self.step):
+            return False
+        return time.monotonic() - self._evaluated_at >= self.config.eval_throttle_secs
+
+    def _evaluate(self) -> None:
+        self.evaluated_step = self.step
+        self.evaluate(VALIDATION)
+        self._evaluated_at = time.monotonic()
+
+    def _after_the_last_step(self) -> None:
+        if self._evaluates and self.evaluated_step != self.step:  # a run that was trained without evaluation
+            self._evaluate()
+            for hook in self.hooks:
+                hook.settled(self)
+        self.writer.flush()
+        if self._evaluates and self.config.test_at_end and self._signal is None:
+            self._test_the_best()
+
+    def _test_the_best(self) -> None:
+        """Evaluates the best model, or the last where none is kept, on the test split; once."""
+        if TEST not in self.engine.dataset.sizes():
+            log.info("there is no test split to evaluate on")
+            return
+        best = best_first(self.directory.best)
+        step = step_of(best[0]) if best else self.step
+        for row in read_metrics(self.directory.metrics):
+            if (row.get("split"), row.get("step")) == (TEST, step):
+                self.last_test = {k: v for k, v in row.items() if k not in ("step", "epoch", "split", "seconds")}
+                return
+        if best:
+            checkpoint = read_checkpoint(best[0])
+            self.engine.load(State(checkpoint.weights, checkpoint.optimizer))
+        self.last_test = self.evaluate(TEST, step)
+
+    def evaluate(self, split: str, step: int | None = None) -> dict[str, float]:
+        """Evaluates the model as it is now on ``split`` and tells the hooks.
+
+        Args:
+            split: which one.
+            step: the step the model is from, if it is not this one.
+        """
+        with bar(f"evaluating on {split}", self.engine.dataset.size(split)) as progress:
+            metrics = self.engine.evaluate(split, progress)
+        row = self._row(split, metrics)
+        if step is not None:
+            row.update(step=step, epoch=round(float(step / self.run.steps_per_epoch), 6))
+        if split == VALIDATION:
+            self.last_evaluation = dict(metrics)
+        for hook in self.hooks:
+            hook.evaluated(self, split, row)
+        return metrics
+
+    def _row(self, split: str, metrics: dict[str, float]) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "epoch": round(self.epoch, 6),
+            "split": split,
+            **{name: float(np.asarray(value)) for name, value in metrics.items()},
+            "seconds": round(self.seconds, 3),
+        }
+
+    def _finish(self, begun: list[Hook]) -> None:
+        """Ends every hook that began, and the writing; the first error is the one that is raised."""
+        errors: list[Exception] = []
+        closings: list[Callable[[], None]] = [partial(hook.end, self) for hook in begun]
+        for close in (*closings, self.writer.close):
+            try:
+                close()
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """The first SIGTERM or Ctrl-C lets the stretch end and saves; the second Ctrl-C breaks off."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def note(number: int, frame: Any) -> None:
+            if self._signal is not None and number == signal.SIGINT:
+                raise KeyboardInterrupt
+            self._signal = number
+            log.info("%s: saving, then leaving …", signal.Signals(number).name)
+
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

@@ -1,0 +1,1 @@
+"""Models, their tasks, optimizers and learning-rate schedules."""

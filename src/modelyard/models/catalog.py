@@ -1,0 +1,188 @@
+"""The built-in models, optimizers and schedules: names, options and help. Their code is imported when used."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+from modelyard.config.calls import parse_list
+from modelyard.config.durations import StepDuration
+from modelyard.registry import MODELS, OPTIMIZERS, SCHEDULES, Options
+
+Positive = Annotated[int, Field(ge=1)]
+Widths = Annotated[tuple[Positive, ...], BeforeValidator(parse_list)]
+StepDurations = Annotated[tuple[StepDuration, ...], BeforeValidator(parse_list)]
+
+
+# -- models ---------------------------------------------------------------------------------------------------------
+
+
+class ClassifierOptions(Options):
+    """What every classifier has."""
+
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the target spread over all classes")
+
+
+class SimpleCnnOptions(ClassifierOptions):
+    """Size of the simple CNN."""
+
+    filters: Widths = Field((32, 64), min_length=1, description="filters of each convolution, such as 32,64")
+    dense_units: int = Field(128, ge=1, description="units of the dense layer")
+    dropout_rate: float = Field(0.3, ge=0, lt=1, description="dropout before the last layer")
+
+
+class MnistCnnOptions(ClassifierOptions):
+    """Regularisation of the MNIST CNN."""
+
+    dropout_rate: float = Field(0.4, ge=0, lt=1, description="dropout before the last layer")
+
+
+class MlpOptions(ClassifierOptions):
+    """Size of the multi-layer perceptron."""
+
+    hidden_units: Widths = Field((128, 128), description="units of each hidden layer, such as 128,128")
+    dropout_rate: float = Field(0.0, ge=0, lt=1, description="dropout after each hidden layer")
+
+
+class ResNetOptions(ClassifierOptions):
+    """Variants of the CIFAR ResNets."""
+
+    width: int = Field(
+        16, ge=1, description="filters of the first stage; the next two have twice and four times as many"
+    )
+    batch_norm_momentum: float = Field(0.9, ge=0, lt=1, description="momentum of the moving averages")
+    dropout_rate: float = Field(0.0, ge=0, lt=1, description="dropout before the last layer")
+
+
+MODELS.declare(
+    "simple_cnn",
+    "modelyard.models.simple:simple_cnn",
+    options=SimpleCnnOptions,
+    summary="a few 3×3 convolutions with pooling, one dense layer; for images of 4×4 and more",
+)
+MODELS.declare(
+    "mnist_cnn",
+    "modelyard.models.simple:mnist_cnn",
+    options=MnistCnnOptions,
+    summary="the CNN of TensorFlow's MNIST guide: two 5×5 convolutions, 1,024 dense units",
+)
+MODELS.declare(
+    "mlp",
+    "modelyard.models.simple:mlp",
+    options=MlpOptions,
+    summary="dense layers on the flattened example, of any shape",
+)
+for _layers in (20, 32, 44, 56, 110):
+    MODELS.declare(
+        f"resnet{_layers}",
+        f"modelyard.models.resnet:resnet{_layers}",
+        options=ResNetOptions,
+        summary=f"CIFAR ResNet with {_layers} layers (He et al. 2015, section 4.2)",
+    )
+
+
+# -- optimizers -----------------------------------------------------------------------------------------------------
+
+
+class SgdOptions(Options):
+    """Gradient descent."""
+
+    momentum: float = Field(0.9, ge=0, lt=1, description="momentum")
+    nesterov: bool = Field(False, description="Nesterov's momentum")
+    weight_decay: float = Field(0.0, ge=0, description="decoupled weight decay, scaled by the learning rate")
+
+
+class RmspropOptions(Options):
+    """RMSprop."""
+
+    momentum: float = Field(0.0, ge=0, lt=1, description="momentum")
+    rmsprop_rho: float = Field(0.9, ge=0, lt=1, description="decay of the mean square")
+    weight_decay: float = Field(0.0, ge=0, description="decoupled weight decay, scaled by the learning rate")
+
+
+class AdamOptions(Options):
+    """Adam."""
+
+    adam_beta1: float = Field(0.9, ge=0, lt=1, description="decay of the mean")
+    adam_beta2: float = Field(0.999, ge=0, lt=1, description="decay of the mean square")
+    adam_epsilon: float = Field(1e-7, gt=0, description="keeps the division finite")
+
+
+class AdamWOptions(AdamOptions):
+    """Adam with decoupled weight decay."""
+
+    weight_decay: float = Field(0.004, ge=0, description="decoupled weight decay, scaled by the learning rate")
+
+
+class MuonOptions(AdamWOptions):
+    """Muon for kernels of two and more dimensions, AdamW for the rest."""
+
+    momentum: float = Field(0.95, ge=0, lt=1, description="momentum")
+    nesterov: bool = Field(True, description="Nesterov's momentum")
+
+
+OPTIMIZERS.declare(
+    "sgd", "modelyard.models.optimizers:sgd", options=SgdOptions, summary="gradient descent with (Nesterov) momentum"
+)
+OPTIMIZERS.declare("adam", "modelyard.models.optimizers:adam", options=AdamOptions, summary="Adam")
+OPTIMIZERS.declare(
+    "adamw", "modelyard.models.optimizers:adamw", options=AdamWOptions, summary="Adam with decoupled weight decay"
+)
+OPTIMIZERS.declare("rmsprop", "modelyard.models.optimizers:rmsprop", options=RmspropOptions, summary="RMSprop")
+OPTIMIZERS.declare(
+    "muon",
+    "modelyard.models.optimizers:muon",
+    options=MuonOptions,
+    summary="orthogonalised momentum for kernels, convolutions included; AdamW for the rest",
+)
+
+
+# -- schedules ------------------------------------------------------------------------------------------------------
+
+
+class PiecewiseOptions(Options):
+    """Steps down."""
+
+    decay_boundaries: StepDurations = Field(
+        ("50 %", "75 %"), description="where the learning rate is cut, such as '50 %,75 %'", validate_default=True
+    )
+    decay_factor: float = Field(0.1, gt=0, lt=1, description="what it is multiplied by at each cut")
+
+
+class ExponentialOptions(Options):
+    """Exponential decay."""
+
+    decay_rate: float = Field(0.96, gt=0, lt=1, description="what the learning rate is multiplied by each period")
+    decay_period: StepDuration = Field("1 epochs", description="the period", validate_default=True)
+    staircase: bool = Field(False, description="at the end of each period only, not continuously")
+
+
+class CosineOptions(Options):
+    """Cosine decay."""
+
+    end_learning_rate: float = Field(0.0, ge=0, description="learning rate at the end of the run")
+
+
+class PolynomialOptions(CosineOptions):
+    """Polynomial decay."""
+
+    decay_power: float = Field(1.0, gt=0, description="1 is a straight line")
+
+
+SCHEDULES.declare("constant", "modelyard.models.schedules:constant", summary="the same learning rate all along")
+SCHEDULES.declare(
+    "piecewise", "modelyard.models.schedules:piecewise", options=PiecewiseOptions, summary="cut at given points"
+)
+SCHEDULES.declare(
+    "exponential", "modelyard.models.schedules:exponential", options=ExponentialOptions, summary="exponential decay"
+)
+SCHEDULES.declare(
+    "polynomial",
+    "modelyard.models.schedules:polynomial",
+    options=PolynomialOptions,
+    summary="polynomial decay to an end value",
+)
+SCHEDULES.declare(
+    "cosine", "modelyard.models.schedules:cosine", options=CosineOptions, summary="half a cosine down to an end value"
+)

@@ -1,0 +1,80 @@
+"""The CIFAR ResNets of He et al., "Deep Residual Learning for Image Recognition" (2015), section 4.2.
+
+6n+2 layers: a convolution, three stages of n blocks with 16, 32 and 64 filters, global pooling, one dense layer.
+Shortcuts carry no parameters (option A): where a stage begins, they take every second pixel and pad the channels.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import keras
+from keras import layers, ops
+
+from modelyard.models.catalog import ResNetOptions
+from modelyard.models.task import DataInfo, image_input
+
+
+@keras.saving.register_keras_serializable(package="modelyard")
+class PadShortcut(layers.Layer):
+    """Every second pixel, and zeros for the new channels."""
+
+    def __init__(self, filters: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.filters = filters
+
+    def call(self, inputs: Any) -> Any:
+        """Half the height and width, ``filters`` channels."""
+        missing = self.filters - inputs.shape[-1]
+        before = missing // 2
+        return ops.pad(inputs[:, ::2, ::2, :], [[0, 0], [0, 0], [0, 0], [before, missing - before]])
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """Height and width rounded up."""
+        batch, height, width, _ = input_shape
+        return batch, -(-height // 2), -(-width // 2), self.filters
+
+    def get_config(self) -> dict[str, Any]:
+        """For saving in Keras's format."""
+        return {**super().get_config(), "filters": self.filters}
+
+
+def cifar_resnet(depth: int, data: DataInfo, options: ResNetOptions) -> keras.Model:
+    """The network with ``depth`` = 6n+2 layers."""
+    blocks = (depth - 2) // 6
+    inputs, x = image_input(data, smallest=4)
+    x = _conv(options.width, 1, "stem_conv")(x)
+    x = layers.ReLU(name="stem_relu")(_norm(options, "stem_norm")(x))
+    for stage in range(3):
+        filters = options.width * 2**stage
+        for block in range(blocks):
+            strides = 2 if stage > 0 and block == 0 else 1
+            name = f"stage{stage + 1}_block{block + 1}"
+            shortcut = x if strides == 1 else PadShortcut(filters, name=f"{name}_shortcut")(x)
+            x = _conv(filters, strides, f"{name}_conv1")(x)
+            x = layers.ReLU(name=f"{name}_relu1")(_norm(options, f"{name}_norm1")(x))
+            x = _norm(options, f"{name}_norm2")(_conv(filters, 1, f"{name}_conv2")(x))
+            x = layers.ReLU(name=f"{name}_relu2")(layers.Add(name=f"{name}_add")([x, shortcut]))
+    x = layers.GlobalAveragePooling2D(name="pool")(x)
+    if options.dropout_rate:
+        x = layers.Dropout(options.dropout_rate, name="dropout")(x)
+    logits = layers.Dense(data.num_classes, kernel_initializer="he_normal", name="logits")(x)
+    return keras.Model(inputs, logits, name=f"resnet{depth}")
+
+
+def _conv(filters: int, strides: int, name: str) -> layers.Layer:
+    return layers.Conv2D(
+        filters, 3, strides=strides, padding="same", use_bias=False, kernel_initializer="he_normal", name=name
+    )
+
+
+def _norm(options: ResNetOptions, name: str) -> layers.Layer:
+    return layers.BatchNormalization(momentum=options.batch_norm_momentum, epsilon=1e-5, name=name)
+
+
+resnet20 = partial(cifar_resnet, 20)
+resnet32 = partial(cifar_resnet, 32)
+resnet44 = partial(cifar_resnet, 44)
+resnet56 = partial(cifar_resnet, 56)
+resnet110 = partial(cifar_resnet, 110)

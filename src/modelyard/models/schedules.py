@@ -1,0 +1,77 @@
+"""Learning-rate schedules: pure functions of the step, in units of the peak learning rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from keras import ops
+
+from modelyard.config.durations import Run
+from modelyard.config.schema import Config
+from modelyard.models.catalog import CosineOptions, ExponentialOptions, PiecewiseOptions, PolynomialOptions
+from modelyard.registry import Options
+
+Schedule = Callable[[Any], Any]
+"""From a step (a float tensor) to a learning rate."""
+
+
+def build_schedule(config: Config, run: Run) -> Schedule:
+    """The learning rate of ``config`` at each step, warm-up included."""
+    warmup = config.warmup.steps(run) if config.warmup is not None else 0
+    options = config.options_of("learning_rate_schedule")
+    factor = config.entry("learning_rate_schedule").load()(options, run, warmup, config.learning_rate)
+
+    def learning_rate(step: Any) -> Any:
+        step = ops.cast(step, "float32")
+        value = factor(step) * np.float32(config.learning_rate)
+        return value * ops.minimum((step + 1) / warmup, 1.0) if warmup else value
+
+    return learning_rate
+
+
+def constant(options: Options, run: Run, warmup: int, peak: float) -> Schedule:
+    """Always the peak."""
+    return lambda step: ops.ones_like(step)
+
+
+def piecewise(options: PiecewiseOptions, run: Run, warmup: int, peak: float) -> Schedule:
+    """Cut by a factor at each boundary."""
+    boundaries = [boundary.steps(run) for boundary in options.decay_boundaries]
+
+    def factor(step: Any) -> Any:
+        value = ops.ones_like(step)
+        for boundary in boundaries:
+            value = value * ops.where(step >= boundary, np.float32(options.decay_factor), np.float32(1))
+        return value
+
+    return factor
+
+
+def exponential(options: ExponentialOptions, run: Run, warmup: int, peak: float) -> Schedule:
+    """Multiplied by the rate once each period."""
+    period = float(options.decay_period.period(run))
+
+    def factor(step: Any) -> Any:
+        periods = step / period
+        return ops.power(np.float32(options.decay_rate), ops.floor(periods) if options.staircase else periods)
+
+    return factor
+
+
+def polynomial(options: PolynomialOptions, run: Run, warmup: int, peak: float) -> Schedule:
+    """From the peak, reached after the warm-up, to the end value at the end."""
+    end = options.end_learning_rate / peak
+    return lambda step: end + (1 - end) * ops.power(1 - _progress(step, run, warmup), options.decay_power)
+
+
+def cosine(options: CosineOptions, run: Run, warmup: int, peak: float) -> Schedule:
+    """Half a cosine from the peak, reached after the warm-up, to the end value at the end."""
+    end = options.end_learning_rate / peak
+    return lambda step: end + (1 - end) * 0.5 * (1 + ops.cos(math.pi * _progress(step, run, warmup)))
+
+
+def _progress(step: Any, run: Run, warmup: int) -> Any:
+    return ops.clip((step - warmup) / max(run.total_steps - warmup, 1), 0.0, 1.0)

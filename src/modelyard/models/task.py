@@ -1,0 +1,221 @@
+"""The task contract: what a model is to Modelyard.
+
+The short way to a model of your own is one function that builds a Keras model; it becomes a classifier:
+
+    @modelyard.register_model("tiny")
+    def tiny(data, options):
+        inputs, x = modelyard.image_input(data)
+        return keras.Model(inputs, keras.layers.Dense(data.num_classes)(keras.layers.Flatten()(x)))
+
+The long way is a subclass of `Task` or `Classifier` that overrides what differs.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+from numpy.typing import NDArray
+
+from modelyard.config.schema import Config
+from modelyard.data.dataset import IMAGE, LABEL, TRAIN, Dataset, Feature
+from modelyard.errors import DataError, UserError
+from modelyard.models.catalog import ClassifierOptions
+from modelyard.registry import Options as BaseOptions
+
+Tensor = Any
+Batch = dict[str, Any]
+_STATISTICS_EXAMPLES = 4096
+
+
+@dataclass(frozen=True)
+class DataInfo:
+    """What a model may know of its data: the shapes, the classes, and the mean and spread of the training images."""
+
+    features: dict[str, Feature]
+    classes: tuple[str, ...]
+    mean: NDArray[np.float32]
+    spread: NDArray[np.float32]
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes there are."""
+        return len(self.classes)
+
+    @property
+    def image_shape(self) -> tuple[int, ...]:
+        """Height, width and channels; for other examples, their shape."""
+        return self.features[IMAGE].shape
+
+
+def describe(dataset: Dataset) -> DataInfo:
+    """`DataInfo` of ``dataset``. The statistics come from examples spread evenly over the training split."""
+    size = dataset.size(TRAIN)
+    rows = np.unique(np.linspace(0, size - 1, min(size, _STATISTICS_EXAMPLES)).astype(np.int64))
+    channels = dataset.features[IMAGE].shape[-1] if IMAGE in dataset.features else 1
+    mean, spread = np.zeros(channels, np.float32), np.ones(channels, np.float32)
+    if IMAGE in dataset.features:
+        flat = np.asarray(dataset.read(TRAIN, rows)[IMAGE]).reshape(-1, channels).astype(np.float64)
+        if len(dataset.features[IMAGE].shape) == 1:  # values, not pixels: one scale for all columns
+            flat = flat.reshape(-1, 1)
+        mean = np.broadcast_to(flat.mean(axis=0), channels).astype(np.float32)
+        spread = np.broadcast_to(np.maximum(flat.std(axis=0), 1e-6), channels).astype(np.float32)
+    return DataInfo(dataset.features, dataset.classes, mean, spread)
+
+
+class Task:
+    """A network with its loss, metrics and predictions. Everything is per example; Modelyard does the averaging.
+
+    Args:
+        options: the typed options of the model.
+        data: what the data looks like.
+    """
+
+    Options: type[BaseOptions] = BaseOptions
+
+    def __init__(self, options: BaseOptions, data: DataInfo) -> None:
+        self.options = options
+        self.data = data
+
+    def network(self) -> keras.Model:
+        """The Keras model. Its inputs are named like the features they take."""
+        raise NotImplementedError(f"{type(self).__name__} must define network().")
+
+    def preprocess(self, batch: Batch, training: bool) -> Batch:
+        """Changes a batch before the network sees it, after augmentation; by default not at all."""
+        return batch
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """The loss of each example, shape [batch]."""
+        raise NotImplementedError(f"{type(self).__name__} must define loss().")
+
+    def metrics(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Statistics of each example, first axis the batch; their means are the metrics."""
+        return {}
+
+    def summarize(self, means: dict[str, Any]) -> dict[str, float]:
+        """Metrics from the means over a split, for those that are no plain mean (say, a root or a ratio of means)."""
+        return {name: float(value) for name, value in means.items()}
+
+    def predictions(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """What `predict` gives for each example."""
+        return {"outputs": outputs}
+
+    def optimizer(self, config: Config, default: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+        """The optimizer; by default the one the config names."""
+        return default
+
+    def summary_images(self, batch: Batch) -> NDArray[np.generic] | None:
+        """Images of a training batch for TensorBoard; by default the feature ``image``."""
+        images = batch.get(IMAGE)
+        return None if images is None or np.ndim(images) != 4 else np.asarray(images)
+
+
+class Classifier(Task):
+    """One class an example: cross-entropy on logits, accuracy, class and probabilities."""
+
+    Options: type[BaseOptions] = ClassifierOptions
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """Cross-entropy, with label smoothing where it is asked for."""
+        labels = batch[LABEL]
+        smoothing = getattr(self.options, "label_smoothing", 0.0)
+        if not smoothing:
+            return ops.sparse_categorical_crossentropy(labels, outputs, from_logits=True)
+        target = ops.one_hot(labels, self.data.num_classes, dtype=outputs.dtype)
+        target = target * (1.0 - smoothing) + smoothing / self.data.num_classes
+        return ops.categorical_crossentropy(target, outputs, from_logits=True)
+
+    def metrics(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Whether the likeliest class is the right one."""
+        right = ops.equal(ops.cast(ops.argmax(outputs, axis=-1), "int32"), ops.cast(batch[LABEL], "int32"))
+        return {"accuracy": ops.cast(right, outputs.dtype)}
+
+    def predictions(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Class and probabilities."""
+        return {"class": ops.argmax(outputs, axis=-1), "probabilities": ops.softmax(outputs, axis=-1)}
+
+
+class _FunctionClassifier(Classifier):
+    """A classifier whose network is one registered function."""
+
+    def __init__(self, build: Callable[[DataInfo, Any], keras.Model], options: BaseOptions, data: DataInfo) -> None:
+        super().__init__(options, data)
+        self._build = build
+
+    def network(self) -> keras.Model:
+        """The model that the function builds."""
+        return self._build(self.data, self.options)
+
+
+def build_task(config: Config, dataset: Dataset) -> Task:
+    """The task of the model that ``config`` names, for ``dataset``."""
+    target = config.entry("model").load()
+    options, data = config.options_of("model"), describe(dataset)
+    if not inspect.isclass(target):
+        return _FunctionClassifier(target, options, data)
+    if not issubclass(target, Task):
+        raise UserError(f"the model {config.model!r} is a class that is no modelyard.Task.")
+    return target(options, data)
+
+
+@keras.saving.register_keras_serializable(package="modelyard")
+class Standardize(keras.layers.Layer):
+    """Takes raw values to mean 0 and spread 1; both come from the training images and are saved with the model."""
+
+    def __init__(self, mean: Any = 0.0, spread: Any = 1.0, **kwargs: Any) -> None:
+        super().__init__(trainable=False, **kwargs)
+        self._initial = (mean, spread)
+
+    def build(self, input_shape: Any) -> None:
+        """Makes the two weights."""
+        mean, spread = (np.broadcast_to(value, (input_shape[-1],)) for value in self._initial)
+        self.mean = self.add_weight(
+            name="mean", shape=mean.shape, initializer=_constant(mean), trainable=False, autocast=False
+        )
+        self.spread = self.add_weight(
+            name="spread", shape=spread.shape, initializer=_constant(spread), trainable=False, autocast=False
+        )
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """(inputs - mean) / spread, in the precision of the weights."""
+        values = (ops.cast(inputs, self.variable_dtype) - self.mean) / self.spread
+        return ops.cast(values, self.compute_dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        """For saving in Keras's format; the values are in the weights."""
+        return dict(super().get_config())
+
+
+def _constant(value: NDArray[Any]) -> Callable[..., Any]:
+    return lambda shape, dtype=None: ops.convert_to_tensor(value, dtype)
+
+
+def image_input(data: DataInfo, smallest: int = 1) -> tuple[Tensor, Tensor]:
+    """An input for raw images and the standardised tensor behind it, to build a network on.
+
+    Args:
+        data: what the data looks like.
+        smallest: the least height and width the network can take.
+
+    Raises:
+        DataError: if the examples are no images or are too small.
+    """
+    shape = data.image_shape
+    if len(shape) != 3 or min(shape[:2]) < smallest:
+        raise DataError(
+            f"this model takes images of at least {smallest}×{smallest}; the examples of this dataset have shape "
+            f"{'×'.join(map(str, shape))}. Choose another model (mlp takes any shape) or another dataset."
+        )
+    return any_input(data)
+
+
+def any_input(data: DataInfo) -> tuple[Tensor, Tensor]:
+    """The same for examples of any shape."""
+    inputs = keras.Input(data.image_shape, dtype=data.features[IMAGE].dtype, name=IMAGE)
+    return inputs, Standardize(data.mean, data.spread, name="standardize")(inputs)

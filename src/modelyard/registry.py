@@ -1,0 +1,134 @@
+"""Models, datasets, hooks, optimizers and the rest, by name.
+
+Built-in parts are *declared*: name, options and help are known at once, the code is imported when the part is used, so
+that listing and checking names costs no heavy import. A user's parts are *registered* with a decorator.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from modelyard.errors import UserError, unknown
+
+Target = TypeVar("Target", bound=Callable[..., Any])
+
+
+class Options(BaseModel):
+    """Typed options of a part. Each field needs a description; it becomes an option when the part is chosen."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), coerce_numbers_to_str=True)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One registered part."""
+
+    kind: str
+    name: str
+    target: str | Callable[..., Any]
+    options: type[Options]
+    summary: str
+
+    def load(self) -> Callable[..., Any]:
+        """The function or class itself, imported now if it was only declared."""
+        if not isinstance(self.target, str):
+            return self.target
+        module, _, attribute = self.target.partition(":")
+        loaded: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+        return loaded
+
+
+class Registry:
+    """Parts of one kind. ``catalog`` names the module that declares the built-in ones, imported on first use.
+
+    Example:
+        >>> colours = Registry("colour")
+        >>> @colours.register("red")
+        ... def red():
+        ...     "The colour of tomatoes."
+        >>> colours.names()
+        ['red']
+    """
+
+    def __init__(self, kind: str, catalog: str | None = None) -> None:
+        self.kind = kind
+        self._catalog = catalog
+        self._entries: dict[str, Entry] = {}
+
+    def declare(self, name: str, target: str, *, options: type[Options] = Options, summary: str) -> None:
+        """Add a built-in part whose code lives at ``module:attribute``."""
+        self._add(Entry(self.kind, name, target, options, summary))
+
+    def register(self, name: str | None = None, *, options: type[Options] | None = None) -> Callable[[Target], Target]:
+        """Decorator: add a function or class under ``name`` (by default its own).
+
+        Args:
+            name: what the user writes to choose it.
+            options: its typed options; by default its attribute ``Options``, if it has one.
+        """
+
+        def add(target: Target) -> Target:
+            own: type[Options] = options if options is not None else getattr(target, "Options", Options)
+            summary = (target.__doc__ or "").strip().partition("\n")[0]
+            self._load_catalog()
+            self._add(Entry(self.kind, name or target.__name__, target, own, summary))
+            return target
+
+        return add
+
+    def get(self, name: str) -> Entry:
+        """The part called ``name``; an unknown name is an error that lists the near ones."""
+        self._load_catalog()
+        try:
+            return self._entries[name]
+        except KeyError:
+            raise UserError(unknown(self.kind, name, self._entries)) from None
+
+    def names(self) -> list[str]:
+        """All names, in the order they were added."""
+        self._load_catalog()
+        return list(self._entries)
+
+    def entries(self) -> list[Entry]:
+        """All parts, in the order they were added."""
+        self._load_catalog()
+        return list(self._entries.values())
+
+    def _add(self, entry: Entry) -> None:
+        known = self._entries.get(entry.name)
+        if known is not None and not _same_code(known.target, entry.target):
+            raise UserError(f"a {self.kind} named {entry.name!r} exists already: give yours another name.")
+        self._entries[entry.name] = entry
+
+    def _load_catalog(self) -> None:
+        if self._catalog is not None:
+            module, self._catalog = self._catalog, None
+            importlib.import_module(module)
+
+
+def _same_code(one: str | Callable[..., Any], other: str | Callable[..., Any]) -> bool:
+    """A plugin that is imported twice registers the same function again; that is no conflict."""
+    if isinstance(one, str) or isinstance(other, str):
+        return one == other
+    return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
+
+
+MODELS = Registry("model", "modelyard.models.catalog")
+DATASETS = Registry("dataset", "modelyard.data.catalog")
+OPTIMIZERS = Registry("optimizer", "modelyard.models.catalog")
+SCHEDULES = Registry("learning-rate schedule", "modelyard.models.catalog")
+AUGMENTATIONS = Registry("augmentation", "modelyard.data.catalog")
+ENGINES = Registry("engine", "modelyard.engine.catalog")
+HOOKS = Registry("hook", "modelyard.loop.catalog")
+
+register_model = MODELS.register
+register_dataset = DATASETS.register
+register_optimizer = OPTIMIZERS.register
+register_schedule = SCHEDULES.register
+register_augmentation = AUGMENTATIONS.register
+register_hook = HOOKS.register

@@ -1,0 +1,251 @@
+"""Checkpoints: complete or not there, checksummed, written off the training path.
+
+``step-00001200/`` holds ``weights.safetensors``, ``optimizer.safetensors`` and ``state.json``. The last has the format
+version, the step, what the loop and the hooks must remember, and a SHA-256 of the other two.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import queue
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load as load_safetensors
+from safetensors.numpy import save as save_safetensors
+
+from modelyard.errors import CheckpointError
+from modelyard.run.files import PARTIAL, remove_folder, whole_folder
+
+FORMAT_VERSION = 1
+WEIGHTS, OPTIMIZER, STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
+DAMAGED = "damaged-"
+_NAME = re.compile(r"step-(\d{8,})")
+log = logging.getLogger("modelyard")
+
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A point of a run to go on from.
+
+    Args:
+        step: how many steps were trained.
+        weights: the model's weights by name.
+        optimizer: the optimizer's slots by name.
+        memory: what the loop and the hooks must remember, as plain JSON values.
+    """
+
+    step: int
+    weights: Arrays
+    optimizer: Arrays
+    memory: dict[str, Any] = field(default_factory=dict)
+
+
+def folder_name(step: int) -> str:
+    """The folder of the checkpoint at ``step``."""
+    return f"step-{step:08d}"
+
+
+def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
+    """Writes ``checkpoint`` into ``folder``, whole or not at all."""
+    target = folder / folder_name(checkpoint.step)
+    with whole_folder(target) as partial:
+        checksums = {}
+        for name, arrays in ((WEIGHTS, checkpoint.weights), (OPTIMIZER, checkpoint.optimizer)):
+            # The format has no zero-dimensional big-endian or strided arrays; plain contiguous ones always work.
+            data = save_safetensors({key: np.ascontiguousarray(a).reshape(a.shape) for key, a in arrays.items()})
+            (partial / name).write_bytes(data)
+            checksums[name] = hashlib.sha256(data).hexdigest()
+        state = {
+            "format_version": FORMAT_VERSION,
+            "step": checkpoint.step,
+            "sha256": checksums,
+            "memory": checkpoint.memory,
+        }
+        (partial / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
+    return target
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """The checkpoint in the folder ``path``.
+
+    Raises:
+        CheckpointError: if it is incomplete, damaged, or of a newer format.
+    """
+    state = read_state(path)
+    arrays = {}
+    for name in (WEIGHTS, OPTIMIZER):
+        try:
+            data = (path / name).read_bytes()
+        except OSError as error:
+            raise CheckpointError(f"{path / name} can't be read: {error.strerror}.") from error
+        if hashlib.sha256(data).hexdigest() != state["sha256"].get(name):
+            raise CheckpointError(f"{path / name} is damaged: its checksum is not the one in {STATE}.")
+        try:
+            arrays[name] = load_safetensors(data)
+        except SafetensorError as error:
+            raise CheckpointError(f"{path / name} is damaged: {error}.") from error
+    return Checkpoint(state["step"], arrays[WEIGHTS], arrays[OPTIMIZER], state["memory"])
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """The small part of a checkpoint: step, memory, checksums."""
+    try:
+        state = json.loads((path / STATE).read_text(encoding="utf-8"))
+        version = state["format_version"]
+        if not isinstance(version, int) or version > FORMAT_VERSION:
+            raise CheckpointError(
+                f"{path} has format version {version}; this Modelyard reads up to {FORMAT_VERSION}. Install a newer."
+            )
+        if not isinstance(state["step"], int) or not isinstance(state["memory"], dict):
+            raise TypeError("step or memory")
+        return dict(state) | {"sha256": dict(state["sha256"])}
+    except OSError as error:
+        raise CheckpointError(f"{path / STATE} can't be read: {error.strerror}.") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path / STATE} is damaged ({error}).") from error
+
+
+def list_checkpoints(folder: Path) -> dict[int, Path]:
+    """The checkpoints in ``folder`` by step, oldest first."""
+    if not folder.is_dir():
+        return {}
+    found = {int(match[1]): path for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))}
+    return dict(sorted(found.items()))
+
+
+def load_newest(folder: Path) -> Checkpoint | None:
+    """The newest checkpoint that can be read; damaged ones are named in the log, set aside, and passed over."""
+    for path in reversed(list_checkpoints(folder).values()):
+        try:
+            return read_checkpoint(path)
+        except CheckpointError as error:
+            aside = _set_aside(path)
+            log.warning("%s It was set aside as %s; the one before it is used.", error, aside.name)
+    return None
+
+
+def _set_aside(path: Path) -> Path:
+    aside, number = path.with_name(f"{DAMAGED}{path.name}"), 1
+    while aside.exists():
+        number += 1
+        aside = path.with_name(f"{DAMAGED}{path.name}-{number}")
+    path.replace(aside)
+    return aside
+
+
+def choose(checkpoints: Path, best: Path, which: str) -> Path:
+    """The folder of the checkpoint that the user names: best, latest or a step.
+
+    Raises:
+        CheckpointError: if there is no such checkpoint, with those that exist.
+    """
+    latest, winners = list_checkpoints(checkpoints), best_first(best)
+    if which == "latest" and latest:
+        return latest[max(latest)]
+    if which == "best" and winners:
+        return winners[0]
+    if which.isdigit():
+        by_step = {**list_checkpoints(best), **latest}
+        if int(which) in by_step:
+            return by_step[int(which)]
+    steps = ", ".join(map(str, latest)) or "none"
+    bests = ", ".join(str(step_of(path)) for path in winners) or "none"
+    raise CheckpointError(
+        f"there is no checkpoint {which!r} in {checkpoints.parent}. Steps saved: {steps}; best: {bests}. "
+        "Give best, latest or one of these steps."
+    )
+
+
+def step_of(path: Path) -> int:
+    """The step of a checkpoint folder."""
+    match = _NAME.fullmatch(path.name)
+    if match is None:
+        raise CheckpointError(f"{path} is not a checkpoint folder.")
+    return int(match[1])
+
+
+def best_first(folder: Path) -> list[Path]:
+    """The best models in ``folder``, the winner first; unreadable ones are left out."""
+    ranked = []
+    for step, path in list_checkpoints(folder).items():
+        try:
+            won = read_state(path)["memory"]["best"]
+            value = float(won["value"])
+            ranked.append((-value if won["mode"] == "max" else value, step, path))
+        except (CheckpointError, KeyError, TypeError, ValueError) as error:
+            log.warning("%s is passed over: %s", path, error)
+    return [path for _, _, path in sorted(ranked)]
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Removes all but the newest ``keep`` checkpoints."""
+    for path in list(list_checkpoints(folder).values())[:-keep]:
+        remove_folder(path)
+
+
+class BackgroundWriter:
+    """Runs writes in order on a thread of its own, so that training goes on meanwhile.
+
+    At most one write waits: a further one waits for room, so memory stays bounded. An error is raised in the training
+    thread at the next call.
+    """
+
+    def __init__(self) -> None:
+        self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(maxsize=1)
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def submit(self, write: Callable[[], None]) -> None:
+        """Has ``write`` done soon."""
+        self._raise()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="checkpoint-writer", daemon=True)
+            self._thread.start()
+        self._queue.put(write)
+
+    def flush(self) -> None:
+        """Waits until everything is written."""
+        if self._thread is not None:
+            self._queue.join()
+        self._raise()
+
+    def close(self) -> None:
+        """Waits until everything is written and ends the thread."""
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join()
+            self._thread = None
+        self._raise()
+
+    def _work(self) -> None:
+        while True:
+            write = self._queue.get()
+            try:
+                if write is None:
+                    return
+                if self._error is None:
+                    write()
+            except BaseException as error:
+                self._error = error
+            finally:
+                self._queue.task_done()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+
+__all__ = ["PARTIAL", "BackgroundWriter", "Checkpoint", "choose", "load_newest", "read_checkpoint", "write_checkpoint"]

@@ -1,0 +1,42 @@
+"""What people see while a run goes on. Everything for people goes to standard error."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+from rich.console import Console
+from rich.logging import RichHandler
+
+log = logging.getLogger("modelyard")
+
+
+@lru_cache(maxsize=1)
+def console() -> Console:
+    """The terminal."""
+    return Console(stderr=True, highlight=False)
+
+
+def show_log() -> None:
+    """Sends the log to the terminal too."""
+    if not any(isinstance(handler, RichHandler) for handler in log.handlers):
+        handler = RichHandler(
+            console=console(), show_path=False, show_level=False, log_time_format="%H:%M:%S", omit_repeated_times=False
+        )
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+        log.propagate = False
+
+
+@contextlib.contextmanager
+def bar(description: str, total: int) -> Iterator[Any]:
+    """A progress bar for something that is counted; call what it yields with the number done."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console(), transient=True, disable=not console().is_terminal) as progress:
+        task = progress.add_task(description, total=total)
+        yield lambda done, total=total: progress.update(task, completed=done, total=total)

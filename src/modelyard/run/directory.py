@@ -1,0 +1,207 @@
+"""The run folder: the only place that knows the names in it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import socket
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
+
+from modelyard.config.schema import Config, is_free, is_path
+from modelyard.config.yaml_file import RUN_CONFIG_KEY, dump, read_set
+from modelyard.errors import ConfigError, Problem, RunError
+from modelyard.run.files import explain, remove_partial, write_text
+
+CONFIG_VERSION = 1
+CONFIG, MANIFEST, METRICS, LOCK = "config.yaml", "manifest.json", "metrics.jsonl", ".lock"
+_NOT_IN_CONFIG = ("model_dir", "resume", "config_file", "config_set", "hyperparameter_file", "hyperparameter_set")
+"""These say where a run is and how its config was found; a run from its own config is told anew."""
+
+
+class RunDirectory:
+    """Paths in a run folder, and the lock that makes this process its only writer.
+
+    Args:
+        path: the run folder.
+        best: folder of the best models, where it is not in the run folder.
+    """
+
+    def __init__(self, path: Path, best: Path | None = None) -> None:
+        self.path = path
+        self.config = path / CONFIG
+        self.manifest = path / MANIFEST
+        self.metrics = path / METRICS
+        self.events = path / "events"
+        self.checkpoints = path / "checkpoints"
+        self.best = best if best is not None else path / "best"
+        self.logs = path / "runlogs"
+        self.profile = path / "profile"
+        self._lock: TextIO | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the folder."""
+        return self.path.name
+
+    @property
+    def journal(self) -> Path:
+        """The journal stands beside the run folders."""
+        return self.path.parent / "training_log.md"
+
+    def exists(self) -> bool:
+        """Whether a run began here."""
+        return self.config.is_file()
+
+    def create(self) -> None:
+        """Makes the folder and what must be in it before a run begins."""
+        with explain(self.path, "make the run folder"):
+            for folder in (self.path, self.checkpoints, self.logs):
+                folder.mkdir(parents=True, exist_ok=True)
+
+    def lock(self) -> None:
+        """Makes this process the only writer.
+
+        Raises:
+            RunError: if another process holds the folder.
+        """
+        with explain(self.path, "write to"):
+            file = open(self.path / LOCK, "a+", encoding="utf-8")  # noqa: SIM115 - held until unlock
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip() or "another process"
+            file.close()
+            raise RunError(
+                f"{self.path} is in use by {holder}. Wait for it to end, stop it, or name another --model_dir."
+            ) from None
+        except OSError as error:
+            file.close()
+            raise RunError(f"{self.path} can't be locked: {error.strerror}.") from error
+        file.seek(0)
+        file.truncate()
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        self._lock = file
+        for folder in (self.path, self.checkpoints, self.best):
+            remove_partial(folder)
+
+    def unlock(self) -> None:
+        """Lets others write."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def __enter__(self) -> RunDirectory:
+        self.lock()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.unlock()
+
+
+def new_run_path(config: Config, now: datetime | None = None) -> Path:
+    """The folder for a new run: named by time, model and dataset, or as the config says."""
+    if config.model_dir is not None:
+        return Path(config.model_dir).expanduser()
+    dataset = Path(config.dataset).stem if is_path(config.dataset) else config.dataset
+    name = config.run_name or f"{config.model}-{dataset}"
+    if not re.fullmatch(r"[\w][\w.+=,@-]*", name):
+        raise ConfigError(
+            [
+                Problem(
+                    config.origin("run_name"), "run_name", f"{name!r} must be made of letters, digits and . + = , @ - _"
+                )
+            ]
+        )
+    stamp = (now or datetime.now()).strftime("%Y-%m-%d-%H_%M_%S")
+    base = Path(config.runs_dir).expanduser() / f"{stamp}-{name}"
+    path, number = base, 1
+    while path.exists():  # two runs in the same second
+        number += 1
+        path = base.with_name(f"{base.name}-{number}")
+    return path
+
+
+def open_run_folder(path: str | Path) -> RunDirectory:
+    """An existing run.
+
+    Raises:
+        RunError: if ``path`` is not a run folder.
+    """
+    directory = RunDirectory(Path(path).expanduser())
+    if not directory.exists():
+        what = "is not a run folder: it has no config.yaml" if directory.path.is_dir() else "does not exist"
+        raise RunError(f"{path} {what}. `modelyard runs` lists the runs.")
+    best = run_options(directory).get("best_model_dir")
+    return RunDirectory(directory.path, Path(str(best)).expanduser() if best else None)
+
+
+def run_options(directory: RunDirectory) -> dict[str, Any]:
+    """The options in the config.yaml of a run."""
+    problems: list[Problem] = []
+    values = read_set(directory.config, None, problems)
+    if problems:
+        raise ConfigError(problems)
+    return {key: value.value for key, value in values.items() if key != RUN_CONFIG_KEY}
+
+
+def config_text(config: Config) -> str:
+    """The resolved config as the text of config.yaml."""
+    options = {key: value for key, value in config.flat().items() if key not in _NOT_IN_CONFIG}
+    return (
+        "# The complete config of this run. `modelyard train-and-evaluate --config_file` with this file\n"
+        "# starts a new run like it; `modelyard resume` with the folder goes on with this one.\n"
+        f"{RUN_CONFIG_KEY}: {CONFIG_VERSION}\n{dump(options)}"
+    )
+
+
+def write_config(directory: RunDirectory, config: Config) -> None:
+    """Writes config.yaml."""
+    write_text(directory.config, config_text(config))
+
+
+def differences(directory: RunDirectory, config: Config) -> list[tuple[str, Any, Any, bool]]:
+    """What ``config`` changes against the run's own: (option, there, here, whether it may change)."""
+    there = run_options(directory)
+    here = {key: value for key, value in config.flat().items() if key not in _NOT_IN_CONFIG}
+    return [
+        (key, there.get(key), here.get(key), is_free(key))
+        for key in sorted(set(there) | set(here))
+        if there.get(key) != here.get(key)
+    ]
+
+
+def find_runs(folder: Path) -> list[RunDirectory]:
+    """All runs in ``folder``, by name."""
+    if not folder.is_dir():
+        return []
+    runs = [RunDirectory(path) for path in sorted(folder.iterdir()) if path.is_dir()]
+    return [run for run in runs if run.exists()]
+
+
+def is_running(directory: RunDirectory) -> bool:
+    """Whether a process holds the folder now."""
+    with contextlib.suppress(OSError), open(directory.path / LOCK, encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file of the run folder; empty where it is missing or unreadable."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,144 @@
+"""TensorBoard's event files: scalars, images and the graph, without TensorFlow."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.graph_pb2 import GraphDef
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+from modelyard.run.files import explain
+
+_SHEET = 32
+_PER_ROW = 8
+
+
+class EventWriter:
+    """Writes one split's events. The file is made at the first event."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._file: Any = None
+        self._records: Any = None
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Adds numbers, each under its name."""
+        summary = [Summary.Value(tag=tag, simple_value=float(value)) for tag, value in values.items()]
+        self._write(Event(wall_time=time.time(), step=step, summary=Summary(value=summary)))
+
+    def images(self, step: int, tag: str, images: NDArray[Any]) -> None:
+        """Adds one sheet with the first images of a batch."""
+        sheet = contact_sheet(images[:_SHEET])
+        height, width, channels = sheet.shape
+        image = Summary.Image(height=height, width=width, colorspace=channels, encoded_image_string=png(sheet))
+        self._write(
+            Event(wall_time=time.time(), step=step, summary=Summary(value=[Summary.Value(tag=tag, image=image)]))
+        )
+
+    def graph(self, model: Any) -> None:
+        """Adds the layers of a Keras model as a graph."""
+        self._write(Event(wall_time=time.time(), graph_def=layer_graph(model).SerializeToString()))
+
+    def flush(self) -> None:
+        """Hands everything to the operating system."""
+        if self._file is not None:
+            self._file.flush()
+
+    def close(self) -> None:
+        """Ends the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _write(self, event: Event) -> None:
+        with explain(self.folder, "write"):
+            if self._file is None:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                stem = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
+                self._file = open(self.folder / stem, "ab")  # noqa: SIM115 - closed by close()
+                self._records = RecordWriter(self._file)
+                first = Event(wall_time=time.time(), file_version="brain.Event:2")
+                self._records.write(first.SerializeToString())
+            self._records.write(event.SerializeToString())
+
+
+def cut_events(folder: Path, step: int) -> None:
+    """Removes what was written after ``step``, so that nothing is there twice when the run goes on."""
+    for path in sorted(folder.rglob("events.out.tfevents.*")):
+        end = 0
+        for stop, event in _events(path):
+            if event.step > step:
+                break
+            end = stop
+        if path.stat().st_size != end:
+            with explain(path, "write"):
+                os.truncate(path, end)
+
+
+def read_events(folder: Path) -> list[Event]:
+    """All events of one split, file by file."""
+    return [event for path in sorted(folder.glob("events.out.tfevents.*")) for _, event in _events(path)]
+
+
+def _events(path: Path) -> Iterator[tuple[int, Event]]:
+    """Each whole event and the offset behind it. A record: length, its CRC, the event, its CRC."""
+    data = path.read_bytes()
+    offset = 0
+    while offset + 12 <= len(data):
+        (length,) = struct.unpack_from("<Q", data, offset)
+        end = offset + 12 + length + 4
+        if end > len(data):
+            return
+        yield end, Event.FromString(data[offset + 12 : end - 4])
+        offset = end
+
+
+def layer_graph(model: Any) -> GraphDef:
+    """A node for each layer, with the layers before it as inputs."""
+    graph = GraphDef()
+    for layer in model.layers:
+        before = dict.fromkeys(parent.operation.name for node in layer._inbound_nodes for parent in node.parent_nodes)
+        graph.node.add(name=layer.name, op=type(layer).__name__, input=list(before))
+    return graph
+
+
+def contact_sheet(images: NDArray[Any]) -> NDArray[np.uint8]:
+    """Images side by side, eight a row; floats are stretched to the full range."""
+    if images.dtype != np.uint8:
+        low, high = float(images.min()), float(images.max())
+        images = ((images - low) * (255 / max(high - low, 1e-9))).astype(np.uint8)
+    if images.shape[-1] not in (1, 3, 4):
+        images = images[..., :1]
+    count, height, width, channels = images.shape
+    columns = min(count, _PER_ROW)
+    rows = -(-count // columns)
+    sheet = np.zeros((rows * (height + 1) - 1, columns * (width + 1) - 1, channels), np.uint8)
+    for i, image in enumerate(images):
+        top, left = i // columns * (height + 1), i % columns * (width + 1)
+        sheet[top : top + height, left : left + width] = image
+    return sheet
+
+
+def png(image: NDArray[np.uint8]) -> bytes:
+    """A PNG file of height × width × channels bytes."""
+    height, width, channels = image.shape
+    kind = {1: 0, 3: 2, 4: 6}[channels]
+    rows = np.concatenate([np.zeros((height, 1), np.uint8), image.reshape(height, width * channels)], axis=1)
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, kind, 0, 0, 0)
+    body = chunk(b"IDAT", zlib.compress(rows.tobytes())) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + body

@@ -1,0 +1,115 @@
+"""Writing that is whole or not there: to a temporary name beside the target, then renamed over it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from modelyard.errors import RunError
+
+PARTIAL = ".partial-"
+"""Names of unfinished files and folders begin with this; whoever opens the run next removes them."""
+
+_OLD = "old-"
+
+
+@contextlib.contextmanager
+def explain(path: Path, doing: str) -> Iterator[None]:
+    """Turns errors of the file system into sentences: full disk, read-only, not allowed."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise RunError(f"the disk is full: can't {doing} {path}. What was there before is untouched.") from error
+        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            raise RunError(f"can't {doing} {path}: {error.strerror}. Name a folder you may write to.") from error
+        raise RunError(f"can't {doing} {path}: {error.strerror or error}.") from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replaces the content of ``path`` in one move."""
+    with explain(path, "write"):
+        handle, name = tempfile.mkstemp(prefix=PARTIAL, dir=path.parent)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(name).chmod(0o644)
+            Path(name).replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                Path(name).unlink()
+            raise
+        sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def whole_folder(target: Path) -> Iterator[Path]:
+    """A folder to fill, which takes the place ``target`` when the block ends well and vanishes when it does not.
+
+    An older folder of that name is replaced.
+    """
+    with explain(target, "write"):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=target.parent))
+        try:
+            folder.chmod(0o755)
+            yield folder
+            for path in folder.iterdir():
+                with open(path, "rb") as file:
+                    os.fsync(file.fileno())
+            sync_folder(folder)
+            aside = _move_aside(target) if target.exists() else None
+            folder.replace(target)
+            if aside is not None:
+                shutil.rmtree(aside, ignore_errors=True)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        sync_folder(target.parent)
+
+
+def remove_folder(path: Path) -> None:
+    """Removes a folder so that it is either there whole or not at all."""
+    with explain(path, "remove"):
+        gone = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=path.parent))
+        path.replace(gone / "gone")
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+def _move_aside(target: Path) -> Path:
+    """Makes way for a new ``target``; `remove_partial` brings the old one back if the new one never comes."""
+    aside = Path(tempfile.mkdtemp(prefix=f"{PARTIAL}{_OLD}", dir=target.parent))
+    target.replace(aside / target.name)
+    return aside
+
+
+def remove_partial(folder: Path) -> None:
+    """Removes what a killed process left unfinished in ``folder``."""
+    if folder.is_dir():
+        for aside in folder.glob(f"{PARTIAL}{_OLD}*"):
+            for old in aside.iterdir():
+                if not (folder / old.name).exists():
+                    old.replace(folder / old.name)
+        for path in folder.glob(f"{PARTIAL}*"):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes renames in ``folder`` last through a power cut, where the file system can."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

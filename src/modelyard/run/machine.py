@@ -1,0 +1,96 @@
+"""What this machine is: versions, CPU, memory, GPUs, git commit."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+PACKAGES = (
+    "modelyard", "keras", "tensorflow", "tensorflow-cpu", "jax", "jaxlib", "numpy", "safetensors", "tensorboard",
+)  # fmt: skip
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that matter, those that are installed."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def hardware() -> dict[str, Any]:
+    """Processor, cores this process may use, memory, GPUs."""
+    return {
+        "host": platform.node(),
+        "system": platform.platform(),
+        "cpu": _cpu_model(),
+        "cores": available_cores(),
+        "memory_gib": round(_memory_bytes() / 2**30, 1),
+        "gpus": gpus(),
+    }
+
+
+def available_cores() -> int:
+    """Cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def gpus() -> list[str]:
+    """NVIDIA GPUs, as the driver names them."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    return _output(query).splitlines()
+
+
+def git_commit(folder: Path) -> str | None:
+    """The commit of the repository around ``folder``, with ``+changes`` if files differ from it."""
+    if shutil.which("git") is None:
+        return None
+    commit = _output(["git", "-C", str(folder), "rev-parse", "HEAD"]).strip()
+    if not commit:
+        return None
+    dirty = _output(["git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no"]).strip()
+    return f"{commit}+changes" if dirty else commit
+
+
+def cpu_flags() -> set[str]:
+    """Instruction sets of the processor."""
+    return set(_cpu_info("flags").split())
+
+
+def _cpu_model() -> str:
+    return _cpu_info("model name") or platform.processor() or platform.machine()
+
+
+def _cpu_info(key: str) -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith(key):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return ""
+
+
+def _memory_bytes() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return 0
+
+
+def _output(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""

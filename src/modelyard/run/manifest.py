@@ -1,0 +1,59 @@
+"""manifest.json: what a run was made with, so that it can be made again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from modelyard.config.schema import Config
+from modelyard.run.directory import RunDirectory
+from modelyard.run.files import write_text
+from modelyard.run.machine import git_commit, hardware, versions
+
+
+def write_manifest(
+    directory: RunDirectory,
+    config: Config,
+    dataset: dict[str, Any],
+    engine: dict[str, Any],
+    step: int,
+    before: dict[str, Any],
+) -> dict[str, Any]:
+    """Adds this start of the run to the manifest and returns the whole.
+
+    Args:
+        directory: the run folder.
+        config: the resolved config.
+        dataset: fingerprint, sizes and classes.
+        engine: what the engine says of itself.
+        step: the step this start goes on from.
+        before: what the manifest holds already.
+    """
+    manifest = dict(before)
+    start = {
+        "time": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "step": step,
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "versions": versions(),
+        "hardware": hardware(),
+        "engine": engine,
+        "git_commit": git_commit(Path.cwd()),
+        "plugins": {name: _plugin_digest(name) for name in config.plugins},
+    }
+    manifest.update(
+        seeds={"random_seed": config.random_seed, "split_seed": config.split_seed},
+        dataset=dataset,
+        starts=[*manifest.get("starts", []), start],
+    )
+    write_text(directory.manifest, json.dumps(manifest, indent=1) + "\n")
+    return manifest
+
+
+def _plugin_digest(name: str) -> str | None:
+    module = sys.modules.get(f"modelyard_plugin_{Path(name).stem}" if name.endswith(".py") else name)
+    path = getattr(module, "__file__", None)
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else None

@@ -1,0 +1,72 @@
+"""Runs at a glance, read from their folders."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from modelyard.errors import CheckpointError
+from modelyard.run.checkpoint import best_first, list_checkpoints, read_state
+from modelyard.run.directory import RunDirectory, is_running, open_run_folder, run_options
+from modelyard.run.metrics import read_metrics
+
+_BESIDES = ("step", "epoch", "split", "seconds")
+
+
+def summarize(directory: RunDirectory) -> dict[str, Any]:
+    """Model, dataset, how far it is, and its results."""
+    directory = open_run_folder(directory.path)  # knows its folder of best models
+    options = run_options(directory)
+    rows = read_metrics(directory.metrics)
+    saved = list_checkpoints(directory.checkpoints)
+    step = max(saved, default=0)
+    return {
+        "run": directory.name,
+        "model": options.get("model"),
+        "dataset": options.get("dataset"),
+        "step": step,
+        "status": _status(directory, step),
+        "best": _best(directory),
+        "validation": _last(rows, "validation"),
+        "test": _last(rows, "test"),
+        "seconds": rows[-1].get("seconds") if rows else None,
+    }
+
+
+def compare(directories: list[RunDirectory]) -> dict[str, Any]:
+    """Summaries side by side, and the options in which the runs differ."""
+    options = [run_options(directory) for directory in directories]
+    keys = dict.fromkeys(key for one in options for key in one)
+    different = {
+        key: [one.get(key) for one in options]
+        for key in keys
+        if any(one.get(key) != options[0].get(key) for one in options)
+    }
+    return {"runs": [summarize(directory) for directory in directories], "options": different}
+
+
+def _status(directory: RunDirectory, step: int) -> str:
+    if is_running(directory):
+        return "running"
+    saved = list_checkpoints(directory.checkpoints)
+    if not saved:
+        return "not begun"
+    try:
+        memory = read_state(saved[step])["memory"]
+    except CheckpointError:
+        return "damaged"
+    if memory.get("stopped"):
+        return "stopped early"
+    return "finished" if step >= memory.get("total_steps", 0) else "interrupted"
+
+
+def _best(directory: RunDirectory) -> dict[str, Any] | None:
+    paths = best_first(directory.best)
+    if not paths:
+        return None
+    won = read_state(paths[0])["memory"]["best"]
+    return {won["metric"]: won["value"]}
+
+
+def _last(rows: list[dict[str, Any]], split: str) -> dict[str, Any] | None:
+    found = [row for row in rows if row.get("split") == split]
+    return {k: v for k, v in found[-1].items() if k not in _BESIDES} if found else None
