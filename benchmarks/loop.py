@@ -1,0 +1,173 @@
+"""Modelyard's loop against Keras's `fit`, and against its own bare compiled steps: ratios, measured in one run.
+
+    python benchmarks/loop.py [--quick]
+
+Both sides train the same Keras model with the same optimizer on the same arrays, in this process, taking turns, so
+that what else the machine does hits both alike. `fit` gets the better of `jit_compile="auto"`, its default, and False.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import modelyard
+from modelyard.config import Config
+from modelyard.engine.select import select_engine
+
+select_engine("tensorflow")
+
+import keras  # noqa: E402 - after the engine is chosen
+import numpy as np  # noqa: E402
+
+from modelyard.config.durations import Run  # noqa: E402
+from modelyard.data.load import load_dataset  # noqa: E402
+from modelyard.engine.tensorflow import TensorFlowEngine  # noqa: E402
+from modelyard.loop.hooks import build_hooks, chosen_hooks  # noqa: E402
+from modelyard.loop.trainer import Trainer  # noqa: E402
+from modelyard.models.task import build_task  # noqa: E402
+from modelyard.run.directory import RunDirectory  # noqa: E402
+
+
+@dataclass(frozen=True)
+class Case:
+    """Something to measure, and the ratio it must reach."""
+
+    name: str
+    goal: float | None
+    steps: int
+    options: dict[str, Any]
+
+
+CASES = (
+    # 32 is the batch size that `fit` takes when nothing is said.
+    Case("simple_cnn on digits, batch 32", 2.0, 1000, {"dataset": "digits", "train_batch_size": 32}),
+    Case("simple_cnn on digits, batch 64", None, 1000, {"dataset": "digits", "train_batch_size": 64}),
+    Case(
+        "resnet20 on 32×32×3, batch 128",
+        1.0,
+        12,
+        {
+            "model": "resnet20",
+            "dataset": "synthetic",
+            "synthetic_examples": 4000,
+            "train_batch_size": 128,
+            "optimizer": "sgd",
+            "learning_rate": 0.1,
+        },
+    ),
+)
+
+
+def main() -> None:
+    """Prints a table of ratios."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds")
+    rounds = 3 if parser.parse_args().quick else 7
+    print(f"{'case':<36} {'steps/s':>9} {'against':>9} {'ratio':>7}   goal")
+    for case in CASES:
+        bench_case(case, rounds)
+
+
+def bench_case(case: Case, rounds: int) -> None:
+    """One case: bare steps, the whole loop and `fit`, taking turns."""
+    config = modelyard.load_config(train_steps=10**6, **case.options)
+    dataset = load_dataset(config)
+    engine = TensorFlowEngine(config)
+    engine.build(
+        lambda: build_task(config, dataset), dataset, Run(dataset.size("train"), config.train_batch_size, 10**6)
+    )
+    engine.train(0, 2)
+    sides: dict[str, Callable[[], float]] = {
+        "bare": lambda: timed(lambda: engine.train(2, case.steps), case.steps),
+        "loop": lambda: loop_speed(config, engine, case.steps),
+        "fit": fit_side(config, dataset, case.steps, jit="auto"),
+        "fit without XLA": fit_side(config, dataset, case.steps, jit=False),
+    }
+    speeds: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(rounds):
+        for name, side in sides.items():
+            speeds[name].append(side())
+    middle = {name: statistics.median(values) for name, values in speeds.items()}
+    fit = max(middle["fit"], middle["fit without XLA"])
+    show(f"{case.name}: fit", middle["loop"], fit, case.goal)
+    pairs = [loop / bare for loop, bare in zip(speeds["loop"], speeds["bare"], strict=True)]
+    show("  whole loop against bare steps", middle["loop"], middle["bare"], 0.97, statistics.median(pairs))
+
+
+def show(name: str, speed: float, against: float, goal: float | None, ratio: float | None = None) -> None:
+    """One row."""
+    ratio = speed / against if ratio is None else ratio
+    verdict = "–" if goal is None else f"{goal:.2f} {'ok' if ratio >= goal else 'MISSED'}"
+    print(f"{name:<36} {speed:9.2f} {against:9.2f} {ratio:7.3f}   {verdict}", flush=True)
+
+
+def timed(work: Callable[[], object], steps: int) -> float:
+    """Steps per second."""
+    began = time.perf_counter()
+    work()
+    return steps / (time.perf_counter() - began)
+
+
+def loop_speed(config: Config, engine: TensorFlowEngine, steps: int) -> float:
+    """The trainer with all its usual hooks, its run folder and its checkpoints, on the same compiled engine."""
+    with tempfile.TemporaryDirectory() as folder:
+        directory = RunDirectory(Path(folder))
+        directory.create()
+        run = Run(engine.dataset.size("train"), config.train_batch_size, steps)
+        hooks = build_hooks(chosen_hooks(config))
+        trainer = Trainer(config, engine, directory, run, "benchmark", hooks, False, None)
+        # The first stretch of a trainer is one step, to show when it has compiled; here all is compiled.
+        trainer.pace._compiled = True
+        trainer.pace._length = max(1, steps // 10)
+        began: list[float] = []
+        trainer.hooks.insert(0, _Clock(began))
+        trainer.train()
+        return steps / (time.perf_counter() - began[0])
+
+
+class _Clock(modelyard.Hook):
+    """Notes when everything is set up."""
+
+    def __init__(self, began: list[float]) -> None:
+        super().__init__(modelyard.Options())
+        self._began = began
+
+    def next_step(self, loop: Any) -> int | None:
+        """Called before the first stretch."""
+        if not self._began:
+            self._began.append(time.perf_counter())
+        return None
+
+
+def fit_side(config: Config, dataset: Any, steps: int, jit: bool | str) -> Callable[[], float]:
+    """Keras's own loop on the same model."""
+    task = build_task(config, dataset)
+    model = task.network()
+    optimizer = (
+        keras.optimizers.SGD(config.learning_rate, momentum=0.9)
+        if config.optimizer == "sgd"
+        else keras.optimizers.Adam(config.learning_rate)
+    )
+    model.compile(
+        optimizer,
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+        jit_compile=jit,
+    )
+    arrays = dataset.arrays("train")
+    batch = config.train_batch_size
+    rows = np.resize(np.arange(dataset.size("train")), steps * batch)
+    images, labels = arrays["image"][rows], arrays["label"][rows]
+    model.fit(images[: 2 * batch], labels[: 2 * batch], batch_size=batch, verbose=0)
+    return lambda: timed(lambda: model.fit(images, labels, batch_size=batch, verbose=0), steps)
+
+
+if __name__ == "__main__":
+    main()
