@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,7 @@ class TensorFlowEngine(Engine):
             tf.config.experimental.enable_op_determinism()
         keras.config.set_floatx("float64" if config.precision == "float64" else "float32")
         keras.config.set_dtype_policy(_POLICIES.get(config.precision, config.precision))
-        self.strategy = (
-            tf.distribute.MirroredStrategy(self.devices)
-            if self.replicas > 1
-            else tf.distribute.OneDeviceStrategy(self.devices[0])
-        )
+        self.strategy = _strategy(tuple(self.devices))
 
     def set_up_model(self, make_task: Callable[[], Task]) -> None:
         """Makes the variables under the strategy, then the compiled functions."""
@@ -176,13 +173,7 @@ class TensorFlowEngine(Engine):
             noise = piece * self.replicas + replica
             new_gradients, new_sums = self._gradients(batch, step, noise)
             sums = sums + new_sums
-            gradients = (
-                new_gradients
-                if gradients is None
-                else [
-                    one if other is None else one + other for one, other in zip(gradients, new_gradients, strict=True)
-                ]
-            )
+            gradients = new_gradients if gradients is None else _added(gradients, new_gradients)
         assert gradients is not None
         if self.replicas > 1:
             present = [g for g in gradients if g is not None]
@@ -314,6 +305,21 @@ class TensorFlowEngine(Engine):
             "threads": self.threads,
             "onednn": os.environ.get("TF_ENABLE_ONEDNN_OPTS"),
         }
+
+
+@lru_cache
+def _strategy(devices: tuple[str, ...]) -> Any:
+    """One strategy for each set of devices: a second one in a process would count its collectives from the start
+    again, and TensorFlow would take them for those of the first.
+    """
+    if len(devices) == 1:
+        return tf.distribute.OneDeviceStrategy(devices[0])
+    return tf.distribute.MirroredStrategy(list(devices))
+
+
+def _added(some: list[Any], others: list[Any]) -> list[Any]:
+    """Gradients of two pieces of a batch; None stays None."""
+    return [one if other is None else one + other for one, other in zip(some, others, strict=True)]
 
 
 def _set_up_devices(config: Config) -> list[str]:

@@ -1,0 +1,283 @@
+"""What every engine must do; run on TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import modelyard
+from modelyard.config.durations import Run
+from modelyard.data.dataset import Dataset
+from modelyard.data.load import load_dataset
+from modelyard.engine.base import Engine, State
+from modelyard.errors import CheckpointError, TrainingError, UserError
+
+Make = Callable[..., Engine]
+
+
+@pytest.fixture
+def make(two_devices: None) -> Make:
+    def build(dataset: Dataset | None = None, **options: Any) -> Engine:
+        from modelyard.engine.tensorflow import TensorFlowEngine
+        from modelyard.models.task import build_task
+
+        config = modelyard.load_config(
+            **{"model": "tiny_norm", "dataset": "digits", "train_steps": 40, "train_batch_size": 32, **options}
+        )
+        data = dataset or load_dataset(config)
+        engine = TensorFlowEngine(config)
+        run = Run(data.size("train"), config.train_batch_size, config.train_steps or 0)
+        engine.build(lambda: build_task(config, data), data, run)
+        return engine
+
+    return build
+
+
+def distance(one: State, other: State) -> float:
+    pairs = [(one.weights[name], other.weights[name]) for name in one.weights]
+    pairs += [(one.optimizer[name], other.optimizer[name]) for name in one.optimizer]
+    return max(float(np.max(np.abs(a.astype(np.float64) - b.astype(np.float64)), initial=0)) for a, b in pairs)
+
+
+def same_bits(one: State, other: State) -> bool:
+    return all(
+        a.keys() == b.keys() and all(a[name].tobytes() == b[name].tobytes() for name in a)
+        for a, b in ((one.weights, other.weights), (one.optimizer, other.optimizer))
+    )
+
+
+AUGMENT = "pad_and_crop(padding=1), flip_left_right"
+
+
+def test_two_devices_see_the_same_global_batches_augmentation_included(make: Make) -> None:
+    engines = [make(model="watcher", precision="float64", augment=AUGMENT, cpu_devices=n) for n in (1, 2)]
+    one, two = (engine.train(3, 60) for engine in engines)  # over the end of an epoch
+    for name in ("pixels", "leaning", "squares"):
+        np.testing.assert_allclose(one[name], two[name], rtol=1e-13)
+    assert len(np.unique(one["leaning"])) == 60
+
+
+def test_training_is_equal_on_one_and_two_devices_in_float64(make: Make) -> None:
+    options = {"precision": "float64", "augment": AUGMENT, "clip_norm": 0.5, "l2_regularization": 1e-3}
+    engines = [make(cpu_devices=n, optimizer="sgd", learning_rate=0.05, **options) for n in (1, 2)]
+    for engine in engines:
+        engine.train(0, 120)
+    assert distance(engines[0].state(), engines[1].state()) < 1e-9
+
+
+def test_training_is_equal_on_one_and_two_devices_in_float32_at_first(make: Make) -> None:
+    engines = [make(cpu_devices=n, augment=AUGMENT) for n in (1, 2)]
+    losses = [engine.train(0, 10)["loss"] for engine in engines]
+    np.testing.assert_allclose(losses[0], losses[1], atol=1e-4)
+    assert distance(engines[0].state(), engines[1].state()) < 1e-4
+
+
+def test_batch_norm_without_sync_leaves_no_state_that_only_one_device_has(make: Make) -> None:
+    engine = make(cpu_devices=2, sync_batch_norm=False)
+    engine.train(0, 5)
+    moving = [v for name, v in engine._weights.items() if "moving" in name]  # type: ignore[attr-defined]
+    assert moving
+    for variable in moving:
+        first, second = (np.array(part) for part in variable.value.values)
+        np.testing.assert_array_equal(first, second)
+
+
+def test_replicas_share_no_dropout_noise(make: Make) -> None:
+    engine = make(model="tiny_dropout", cpu_devices=2)
+    import tensorflow as tf
+
+    seeds = [np.array(engine._seed_value(0, tf.constant(7, tf.int64), n)) for n in range(2)]  # type: ignore[attr-defined]
+    assert seeds[0].tolist() != seeds[1].tolist()
+
+
+def test_evaluation_does_not_depend_on_batch_size_or_devices(make: Make) -> None:
+    trained = make()
+    trained.train(0, 30)
+    state = trained.state()
+    size = trained.dataset.size("test")
+    results = []
+    for options in ({"eval_batch_size": n} for n in (1, 7, size, 10 * size)):
+        engine = make(**options)
+        engine.load(state)
+        results.append(engine.evaluate("test"))
+    for batch in (7, size):
+        engine = make(eval_batch_size=batch, cpu_devices=2)
+        engine.load(state)
+        results.append(engine.evaluate("test"))
+    for result in results:
+        assert result["accuracy"] == results[0]["accuracy"]
+        assert result["loss"] == pytest.approx(results[0]["loss"], abs=1e-5)
+    assert 0.5 < results[0]["accuracy"] < 1
+
+
+def test_evaluation_counts_every_example_once(make: Make) -> None:
+    for batch in (7, 100):
+        engine = make(model="watcher", precision="float64", eval_batch_size=batch)
+        images = engine.dataset.arrays("validation")["image"]  # type: ignore[index]
+        result = engine.evaluate("validation")
+        assert result["pixels"] == pytest.approx(images.astype(np.float64).sum() / len(images), rel=1e-12)
+
+
+def test_a_metric_need_not_be_a_mean_of_examples(make: Make) -> None:
+    engine = make(model="squares", eval_batch_size=50)
+    result = engine.evaluate("validation")
+    assert result["rmse"] == pytest.approx(result["loss"] ** 0.5)
+
+
+def test_steps_do_not_depend_on_how_they_are_cut_into_stretches(make: Make) -> None:
+    options = {"model": "tiny_dropout", "augment": AUGMENT, "deterministic": True}
+    whole, parts = make(**options), make(**options)
+    losses = whole.train(0, 20)["loss"]
+    pieces = [parts.train(step, count)["loss"] for step, count in ((0, 1), (1, 6), (7, 13))]
+    np.testing.assert_array_equal(losses, np.concatenate(pieces))
+    assert same_bits(whole.state(), parts.state())
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_restored_engine_goes_on_bit_for_bit(make: Make, devices: int) -> None:
+    options = {"model": "tiny_dropout", "augment": AUGMENT, "deterministic": True, "cpu_devices": devices}
+    undisturbed, first = make(**options), make(**options)
+    undisturbed.train(0, 24)
+    first.train(0, 11)
+    second = make(**options)
+    second.load(first.state())
+    second.train(11, 13)
+    assert same_bits(undisturbed.state(), second.state())
+
+
+def test_data_that_is_not_resident_gives_the_same_bits(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"augment": AUGMENT, "deterministic": True}
+    resident, streamed = make(resident="always", **options), make(resident="never", **options)
+    monkeypatch.setattr(type(streamed), "steps_per_chunk", lambda self: 3)
+    assert resident.is_resident()
+    assert not streamed.is_resident()
+    resident.train(0, 10)
+    streamed.train(0, 10)
+    assert same_bits(resident.state(), streamed.state())
+
+
+def test_accumulated_gradients_are_those_of_the_whole_batch(make: Make) -> None:
+    options = {"model": "mlp", "precision": "float64", "optimizer": "sgd", "l2_regularization": 1e-3}
+    whole, pieces = make(**options), make(gradient_accumulation=4, **options)
+    losses = [engine.train(0, 30)["loss"] for engine in (whole, pieces)]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-9)
+    assert distance(whole.state(), pieces.state()) < 1e-9
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw", "rmsprop", "muon"])
+def test_every_optimizer_learns_and_its_state_survives(make: Make, optimizer: str) -> None:
+    rate = 0.02 if optimizer == "sgd" else 2e-3
+    engine = make(optimizer=optimizer, learning_rate=rate)
+    losses = engine.train(0, 40)["loss"]
+    assert losses[-5:].mean() < 0.6 * losses[:3].mean()
+    other = make(optimizer=optimizer, learning_rate=rate)
+    other.load(engine.state())
+    assert same_bits(engine.state(), other.state())
+    np.testing.assert_allclose(engine.train(40, 3)["loss"], other.train(40, 3)["loss"], rtol=1e-4)
+
+
+def test_muon_orthogonalises_convolutions_and_leaves_the_head_to_adam(make: Make) -> None:
+    slots = make(optimizer="muon").state().optimizer
+    assert "conv/kernel/velocity" not in slots
+    assert "conv/kernel/momentum" in slots
+    assert "logits/kernel/velocity" in slots
+
+
+def test_weight_decay_leaves_biases_and_normalisation_alone(make: Make) -> None:
+    engine = make(optimizer="sgd", weight_decay=0.5, learning_rate=1e-9, momentum=0.0)
+    before = engine.state().weights
+    engine.config = engine.config.model_copy()
+    engine.train(0, 1)
+    after = engine.state().weights
+    assert np.abs(after["norm/gamma"] - before["norm/gamma"]).max() < 1e-7
+    strong = make(optimizer="sgd", weight_decay=0.5, learning_rate=0.1, momentum=0.0, clip_norm=1e-12)
+    before = strong.state().weights
+    strong.train(0, 1)
+    after = strong.state().weights
+    np.testing.assert_allclose(after["conv/kernel"], before["conv/kernel"] * 0.95, rtol=1e-5)
+    np.testing.assert_allclose(after["norm/gamma"], before["norm/gamma"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_mixed_precision_learns(make: Make, precision: str) -> None:
+    engine = make(precision=precision, cpu_devices=2)
+    losses = engine.train(0, 40)["loss"]
+    assert losses[-5:].mean() < 0.7 * losses[:3].mean()
+    state = engine.state()
+    assert all(value.dtype == np.float32 for value in state.weights.values())
+    assert ("loss_scale/dynamic_scale" in state.optimizer) == (precision == "float16")
+
+
+def test_xla_gives_the_same_training(make: Make) -> None:
+    plain, compiled = make(model="mlp"), make(model="mlp", xla=True)
+    np.testing.assert_allclose(plain.train(0, 5)["loss"], compiled.train(0, 5)["loss"], rtol=1e-4)
+
+
+def test_names_do_not_depend_on_what_was_built_before(make: Make) -> None:
+    first, second = (make(optimizer="adam").state() for _ in range(2))
+    assert list(first.weights) == list(second.weights)
+    assert list(first.optimizer) == list(second.optimizer)
+    assert {"conv/kernel", "norm/moving_mean", "logits/bias"} <= set(first.weights)
+    assert {"iteration", "conv/kernel/momentum", "logits/bias/velocity"} <= set(first.optimizer)
+
+
+def test_a_seed_gives_the_same_weights_and_another_seed_others(make: Make) -> None:
+    same = [make(random_seed=5).state().weights["conv/kernel"] for _ in range(2)]
+    np.testing.assert_array_equal(*same)
+    assert not np.array_equal(same[0], make(random_seed=6).state().weights["conv/kernel"])
+
+
+def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(make: Make) -> None:
+    engine = make()
+    before = engine.state()
+    with pytest.raises(CheckpointError, match=r"missing.*norm/gamma"):
+        engine.load(make(model="mlp").state())
+    bigger = State({**before.weights, "logits/bias": np.zeros(11, np.float32)}, before.optimizer)
+    with pytest.raises(CheckpointError, match=r"of another shape: logits/bias is \(11,\), not \(10,\)"):
+        engine.load(bigger)
+    assert same_bits(before, engine.state())
+
+
+def test_a_batch_that_devices_cannot_share_is_refused(make: Make) -> None:
+    with pytest.raises(UserError, match="train_batch_size 33 can't be divided evenly over 2 devices. Use 32"):
+        make(cpu_devices=2, train_batch_size=33)
+
+
+def test_gpus_that_are_not_there_are_refused(make: Make) -> None:
+    import tensorflow as tf
+
+    if tf.config.list_physical_devices("GPU"):
+        pytest.skip("this machine has a GPU")
+    for options, text in (({"num_gpus": 2}, "asks for 2 GPU"), ({"gpu_id": 0}, "gpu_id 0 is not there")):
+        with pytest.raises(UserError, match=text):
+            make(**options)
+
+
+def test_more_devices_than_the_process_began_with_are_refused(make: Make) -> None:
+    with pytest.raises(UserError, match="Start a new process"):
+        make(cpu_devices=3, train_batch_size=33)
+
+
+def test_xla_that_cannot_be_deterministic_says_so(make: Make) -> None:
+    engine = make(model="simple_cnn", xla=True, deterministic=True)
+    with pytest.raises(TrainingError, match=r"xla and deterministic"):
+        engine.train(0, 1)
+
+
+def test_resuming_at_a_distant_step_computes_no_more_than_two_epochs_of_order(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from modelyard.data import order
+
+    engine = make(model="watcher")
+    computed = []
+    real = order.permutation
+    monkeypatch.setattr(order, "permutation", lambda *a: computed.append(a[2]) or real(*a))
+    for step in (10, 10_000_000):
+        computed.clear()
+        engine.order = order.Order(0, engine.dataset.size("train"))
+        engine.train(step, 1)
+        assert len(computed) <= 2, f"at step {step}: epochs {computed}"

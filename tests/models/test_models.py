@@ -1,0 +1,89 @@
+"""The built-in models: shapes, sizes, names, and what they refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import modelyard
+from modelyard.data.load import load_dataset
+from modelyard.errors import DataError
+
+pytestmark = pytest.mark.usefixtures("two_devices")
+
+
+def network(**options: Any) -> Any:
+    import keras
+
+    from modelyard.models.task import build_task
+
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("float32")
+    keras.utils.clear_session(free_memory=False)
+    config = modelyard.load_config(**options)
+    return build_task(config, load_dataset(config)).network()
+
+
+# He et al. 2015, table 6: 0.27, 0.46, 0.66, 0.85 and 1.7 million parameters.
+@pytest.mark.parametrize(
+    ("name", "millions"), [("resnet20", 0.27), ("resnet32", 0.46), ("resnet44", 0.66), ("resnet56", 0.85)]
+)
+def test_resnets_have_the_size_of_the_paper(name: str, millions: float) -> None:
+    model = network(model=name, dataset="synthetic", synthetic_examples=50)
+    learned = sum(int(np.prod(v.shape)) for v in model.trainable_variables)
+    assert round(learned / 1e6, 2) == millions
+
+
+@pytest.mark.slow
+def test_resnet110_has_the_size_of_the_paper() -> None:
+    model = network(model="resnet110", dataset="synthetic", synthetic_examples=50)
+    assert round(sum(int(np.prod(v.shape)) for v in model.trainable_variables) / 1e6, 1) == 1.7
+
+
+@pytest.mark.parametrize("name", ["simple_cnn", "mnist_cnn", "mlp", "resnet20"])
+@pytest.mark.parametrize("shape", ["8,8,1", "33,20,3"])
+def test_models_take_images_of_any_size_and_name_every_layer(name: str, shape: str) -> None:
+    model = network(
+        model=name, dataset="synthetic", synthetic_examples=50, synthetic_shape=shape, synthetic_classes=7
+    )
+    height, width, channels = map(int, shape.split(","))
+    assert model(np.zeros((2, height, width, channels), np.uint8)).shape == (2, 7)
+    import re
+
+    automatic = [layer.name for layer in model.layers if re.fullmatch(r"(conv2d|dense|flatten|add|re_lu)(_\d+)?", layer.name)]
+    assert automatic in ([], ["flatten"], ["flatten", "dense"])
+
+
+def test_a_model_for_images_refuses_other_data() -> None:
+    with pytest.raises(DataError, match=r"images of at least 4×4.*have shape 2×2×1"):
+        network(model="simple_cnn", dataset="synthetic", synthetic_examples=50, synthetic_shape="2,2,1")
+    with pytest.raises(DataError, match=r"have shape 12.*mlp takes any shape"):
+        network(model="resnet20", dataset="synthetic", synthetic_examples=50, synthetic_shape="12")
+    assert network(model="mlp", dataset="synthetic", synthetic_examples=50, synthetic_shape="12") is not None
+
+
+def test_label_smoothing_is_the_usual_cross_entropy_with_soft_targets() -> None:
+    from modelyard.models.task import build_task
+
+    config = modelyard.load_config(model="mlp", dataset="digits", label_smoothing=0.2)
+    task = build_task(config, load_dataset(config))
+    logits = np.random.default_rng(0).normal(size=(4, 10)).astype(np.float32)
+    labels = np.array([1, 2, 3, 9], np.int32)
+    log_probabilities = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    targets = np.full((4, 10), 0.02) + 0.8 * np.eye(10)[labels]
+    got = np.asarray(task.loss(logits, {"label": labels}))
+    np.testing.assert_allclose(got, -(targets * log_probabilities).sum(axis=1), rtol=1e-5)
+
+
+def test_images_are_standardised_by_the_training_split() -> None:
+    import keras
+
+    model = network(model="mlp", dataset="digits")
+    standardized = keras.Model(model.inputs, model.get_layer("standardize").output)
+    config = modelyard.load_config(model="mlp", dataset="digits")
+    images = load_dataset(config).read("train", np.arange(1000))["image"]
+    values = np.asarray(standardized(images))
+    assert abs(values.mean()) < 0.05
+    assert abs(values.std() - 1) < 0.05

@@ -1,0 +1,53 @@
+"""Learning rates at given steps, against their formulas."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+import modelyard
+from modelyard.config.durations import Run
+
+RUN = Run(examples=1000, batch_size=10, total_steps=1000)
+
+
+def rates(steps: list[int], **options: Any) -> list[float]:
+    from modelyard.models.schedules import build_schedule
+
+    schedule = build_schedule(modelyard.load_config(model="mlp", learning_rate=0.5, **options), RUN)
+    return [float(np.asarray(schedule(step))) for step in steps]
+
+
+@pytest.mark.usefixtures("two_devices")
+class TestSchedules:
+    def test_constant_stays(self) -> None:
+        assert rates([0, 999]) == [0.5, 0.5]
+
+    def test_piecewise_is_cut_where_the_boundaries_say(self) -> None:
+        got = rates([0, 499, 500, 749, 750, 999], learning_rate_schedule="piecewise")
+        assert got == pytest.approx([0.5, 0.5, 0.05, 0.05, 0.005, 0.005])
+        got = rates([199, 200], learning_rate_schedule="piecewise", decay_boundaries="2 epochs", decay_factor=0.5)
+        assert got == pytest.approx([0.5, 0.25])
+
+    def test_exponential_falls_by_its_rate_each_period(self) -> None:
+        options = {"learning_rate_schedule": "exponential", "decay_rate": 0.5, "decay_period": "1 epochs"}
+        assert rates([0, 50, 100, 200], **options) == pytest.approx([0.5, 0.5 * 0.5**0.5, 0.25, 0.125])
+        assert rates([99, 100], **options, staircase=True) == pytest.approx([0.5, 0.25])
+
+    def test_polynomial_ends_at_its_end(self) -> None:
+        options = {"learning_rate_schedule": "polynomial", "end_learning_rate": 0.1}
+        assert rates([0, 500, 1000], **options) == pytest.approx([0.5, 0.3, 0.1])
+        assert rates([500], **options, decay_power=2) == pytest.approx([0.1 + 0.4 * 0.25])
+
+    def test_cosine_is_half_a_cosine_after_the_warm_up(self) -> None:
+        got = rates([0, 49, 99, 100, 550, 1000], learning_rate_schedule="cosine", warmup="10 %")
+        half = 0.25 * (1 + math.cos(math.pi * 0.5))
+        assert got == pytest.approx([0.005, 0.25, 0.5, 0.5, half, 0.0], abs=1e-6)
+
+    def test_every_schedule_takes_a_warm_up(self) -> None:
+        for name in ("constant", "piecewise", "exponential", "polynomial", "cosine"):
+            first, second = rates([0, 9], learning_rate_schedule=name, warmup="20 steps")
+            assert 0 < first < second < 0.3
