@@ -45,14 +45,14 @@ def test_resnet110_has_the_size_of_the_paper() -> None:
 @pytest.mark.parametrize("name", ["simple_cnn", "mnist_cnn", "mlp", "resnet20"])
 @pytest.mark.parametrize("shape", ["8,8,1", "33,20,3"])
 def test_models_take_images_of_any_size_and_name_every_layer(name: str, shape: str) -> None:
-    model = network(
-        model=name, dataset="synthetic", synthetic_examples=50, synthetic_shape=shape, synthetic_classes=7
-    )
+    model = network(model=name, dataset="synthetic", synthetic_examples=50, synthetic_shape=shape, synthetic_classes=7)
     height, width, channels = map(int, shape.split(","))
     assert model(np.zeros((2, height, width, channels), np.uint8)).shape == (2, 7)
     import re
 
-    automatic = [layer.name for layer in model.layers if re.fullmatch(r"(conv2d|dense|flatten|add|re_lu)(_\d+)?", layer.name)]
+    automatic = [
+        layer.name for layer in model.layers if re.fullmatch(r"(conv2d|dense|flatten|add|re_lu)(_\d+)?", layer.name)
+    ]
     assert automatic in ([], ["flatten"], ["flatten", "dense"])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -210,8 +211,8 @@ def main(arguments: list[str] | None = None) -> None:
     except UserError as error:
         _print_error(error)
         sys.exit(USER_ERROR)
-    except KeyboardInterrupt as interrupt:
-        sys.exit(128 + int(getattr(interrupt, "signal", 2)))
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
 
 
 def _print_error(error: UserError) -> None:

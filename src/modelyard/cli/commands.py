@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
+from rich.table import Column, Table
 
 from modelyard.config.calls import parse_list
 from modelyard.config.plugins import load_installed_plugins, load_plugins
 from modelyard.config.schema import CORE_FIELDS, GROUPS, Config
-from modelyard.config.yaml_file import dump
+from modelyard.config.yaml_file import inline
 from modelyard.errors import DataError, unknown
 from modelyard.registry import DATASETS, HOOKS, MODELS, Registry
 from modelyard.run.console import console, show_log
@@ -59,7 +60,7 @@ def _interruptible(run: Any) -> Any:
     except Interrupted as interrupt:
         console().print(f"[bold]stopped at step {interrupt.step}.[/] Go on with:")
         console().print(f"  modelyard resume {shlex.quote(interrupt.model_dir)}", soft_wrap=True)
-        raise
+        sys.exit(128 + interrupt.signal)
 
 
 def _show_result(result: Any, as_json: bool) -> None:
@@ -90,22 +91,16 @@ def show_config(config: Config, *, as_json: bool) -> None:
     groups = [(group.title, list(group.model_fields)) for group in GROUPS]
     groups.append(("Options of the chosen parts", [key for key in values if key not in CORE_FIELDS]))
     lines = []
-    width = max(len(key) + len(_yaml(value)) for key, value in values.items())
+    width = max(len(key) + len(inline(value)) for key, value in values.items())
     for title, keys in groups:
         lines.append(f"# {title}")
         for key in keys:
-            text = f"{key}: {_yaml(values[key])}"
+            text = f"{key}: {inline(values[key])}"
             lines.append(f"{text:<{min(width, 60) + 2}}  # {config.origin(key)}")
         lines.append("")
     print("\n".join(lines).rstrip())  # noqa: T201
     for note in config.notes:
         console().print(f"note: {note}", soft_wrap=True)
-
-
-def _yaml(value: Any) -> str:
-    if isinstance(value, list):
-        return "[" + ", ".join(json.dumps(item) if isinstance(item, str) else str(item) for item in value) + "]"
-    return dump({"": value}).partition(":")[2].strip()
 
 
 _REGISTRIES: dict[str, Registry] = {"model": MODELS, "dataset": DATASETS, "hook": HOOKS}
@@ -165,7 +160,7 @@ def runs(folders: list[Path], runs_dir: Path, *, as_json: bool) -> None:
             console().print(f"no runs in {runs_dir}. Start one: modelyard train-and-evaluate")
             return
         columns = ("run", "model", "dataset", "step", "status", "best", "test")
-        table = Table(*columns)
+        table = Table(Column("run", overflow="fold", min_width=20), *columns[1:])
         for row in found:
             table.add_row(*(_cell(row.get(column)) for column in columns))
         _stdout().print(table)

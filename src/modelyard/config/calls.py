@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import PlainSerializer, PlainValidator, ValidationError
 
+from modelyard.config.yaml_file import inline
 from modelyard.errors import UserError, nearest
 from modelyard.registry import Options, Registry
 
@@ -47,7 +48,7 @@ class Call:
     def __str__(self) -> str:
         if not self.arguments:
             return self.name
-        listed = ", ".join(f"{key}={_scalar(value)}" for key, value in self.arguments.items())
+        listed = ", ".join(f"{key}={inline(value)}" for key, value in self.arguments.items())
         return f"{self.name}({listed})"
 
     def options(self, registry: Registry) -> Options:
@@ -89,10 +90,6 @@ def parse_list(value: Any) -> list[Any]:
     if isinstance(value, list | tuple):
         return list(value)
     return [value]
-
-
-def _scalar(value: Any) -> str:
-    return str(yaml.safe_dump(value, default_flow_style=True, width=10_000)).strip().removesuffix("...").strip()
 
 
 CallList = Annotated[

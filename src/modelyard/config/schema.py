@@ -199,7 +199,8 @@ class Config(Experiment, Files, Data, Training, Evaluation, Devices, Saving, Hoo
 
     def flat(self) -> dict[str, Any]:
         """All options as plain YAML values, those of the chosen parts included."""
-        return {**self.model_dump(mode="json"), **self.part_options}
+        values = self.model_dump(mode="json")
+        return {**{key: values[key] for key in CORE_FIELDS}, **self.part_options}
 
     def origin(self, key: str) -> str:
         """Where the value of ``key`` came from."""

@@ -91,6 +91,12 @@ def dump(values: dict[str, Any]) -> str:
     return text
 
 
+def inline(value: Any) -> str:
+    """One value as YAML, on one line."""
+    text: str = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=100_000)
+    return text.strip().removesuffix("...").strip()
+
+
 def _compose(path: Path, problems: list[Problem]) -> tuple[yaml.MappingNode | None, _Loader | None]:
     try:
         if path.stat().st_size > MOST_BYTES:

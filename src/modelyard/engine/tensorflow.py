@@ -23,6 +23,7 @@ from modelyard.engine.naming import name_optimizer_slots, name_weights, seed_sta
 from modelyard.errors import TrainingError, UserError
 from modelyard.models.optimizers import build_optimizer
 from modelyard.models.task import Task
+from modelyard.run.machine import available_cores
 
 _POLICIES = {"bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 
@@ -324,7 +325,7 @@ def _added(some: list[Any], others: list[Any]) -> list[Any]:
 
 def _set_up_devices(config: Config) -> list[str]:
     """Threads and devices; both are fixed for the process once TensorFlow has started."""
-    threads = config.threads or len(os.sched_getaffinity(0))
+    threads = config.threads or available_cores()
     try:
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         tf.config.threading.set_inter_op_parallelism_threads(threads)

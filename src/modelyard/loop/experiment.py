@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from modelyard.config import Config, load_config, resolve
 from modelyard.config.durations import Run
-from modelyard.config.yaml_file import dump
+from modelyard.config.yaml_file import inline
 from modelyard.data.dataset import TRAIN, VALIDATION, Dataset
 from modelyard.engine.select import choose_engine, select_engine
 from modelyard.errors import CheckpointError, ConfigError, DataError, Problem, RunError
@@ -218,17 +218,11 @@ def _refuse_changes(directory: RunDirectory, config: Config) -> None:
     refused = [(key, there, here) for key, there, here, free in changed if not free]
     if refused:
         raise ConfigError(
-            Problem(
-                config.origin(key), key, f"is {_shown(here)} here, but {_shown(there)} in the run {directory.path}."
-            )
+            Problem(config.origin(key), key, f"is {inline(here)} here, {inline(there)} in the run {directory.path}.")
             for key, there, here in refused
         )
     for key, there, here, _ in changed:
-        log.info("%s: %s, was %s when the run was last started", key, _shown(here), _shown(there))
-
-
-def _shown(value: Any) -> str:
-    return str(dump({"": value}).partition(":")[2].strip() or "nothing")
+        log.info("%s: %s, was %s when the run was last started", key, inline(here), inline(there))
 
 
 def _load_dataset(config: Config) -> Dataset:
@@ -287,7 +281,10 @@ def _record_start(
     log.info("GPUs: %s", "; ".join(machine["gpus"]) or "none")
     log.info("devices: %s, %d threads", ", ".join(engine.describe()["devices"]), engine.threads)
     log.info("dataset %s: %s", config.dataset, ", ".join(f"{n:,} {split}" for split, n in dataset.sizes().items()))
-    log.info("options: %s", ", ".join(f"{key}={_shown(value)}" for key, value in config.flat().items()))
+    options = config.flat()
+    chosen = {key: value for key, value in options.items() if config.origin(key) != "default" and value is not None}
+    log.info("options that were set: %s", _listed(chosen) or "none")
+    log.debug("all options: %s", _listed(options))
     for note in config.notes:
         log.info("%s", note)
     if checkpoint is not None:
@@ -296,6 +293,10 @@ def _record_start(
     else:
         log.info("%d steps of %d examples", run.total_steps, run.batch_size)
     return str(manifest["run_id"])
+
+
+def _listed(options: dict[str, Any]) -> str:
+    return ", ".join(f"{key}={inline(value)}" for key, value in options.items())
 
 
 def _warn_of_inexact_resume(config: Config, engine: Engine, run: Run, checkpoint: Checkpoint) -> None:

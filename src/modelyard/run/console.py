@@ -22,13 +22,21 @@ def console() -> Console:
 
 def show_log() -> None:
     """Sends the log to the terminal too."""
-    if not any(isinstance(handler, RichHandler) for handler in log.handlers):
+    if any(handler.name == "terminal" for handler in log.handlers):
+        return
+    handler: logging.Handler
+    if console().is_terminal:
         handler = RichHandler(
             console=console(), show_path=False, show_level=False, log_time_format="%H:%M:%S", omit_repeated_times=False
         )
-        log.addHandler(handler)
-        log.setLevel(logging.INFO)
-        log.propagate = False
+    else:  # a file or a pipe: nothing is wrapped
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    handler.name = "terminal"
+    handler.setLevel(logging.INFO)
+    log.addHandler(handler)
+    log.setLevel(logging.DEBUG)
+    log.propagate = False
 
 
 @contextlib.contextmanager

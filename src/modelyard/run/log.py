@@ -24,8 +24,7 @@ def log_to(folder: Path, role: str) -> Iterator[None]:
         pid.write_text(f"{os.getpid()}\n", encoding="utf-8")
     handler.setFormatter(_FORMAT)
     log.addHandler(handler)
-    if log.level == logging.NOTSET:
-        log.setLevel(logging.INFO)
+    log.setLevel(logging.DEBUG)
     try:
         yield
     finally:

@@ -1,0 +1,226 @@
+"""The command line as a user meets it: real processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import COMMAND, environment, last_json
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+HEAVY = ("tensorflow", "jax", "keras", "sklearn", "tensorboard")
+QUICK = ("--model", "mlp", "--dataset", "digits", "--train_steps", "20", "--hidden_units", "8")
+
+
+def imported(done: subprocess.CompletedProcess[str]) -> set[str]:
+    lines = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
+    return {line.rsplit("|", 1)[1].strip().split(".")[0] for line in lines}
+
+
+def with_import_times(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "modelyard", *words],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["config"], ["models"], ["datasets"], ["hooks"]])
+def test_looking_around_imports_nothing_heavy(words: list[str]) -> None:
+    done = with_import_times(*words)
+    assert done.returncode == 0, done.stderr
+    assert imported(done) >= {"modelyard"}
+    assert imported(done).isdisjoint(HEAVY)
+
+
+def test_help_is_quick() -> None:
+    seconds = []
+    for _ in range(5):
+        began = time.perf_counter()
+        subprocess.run([*COMMAND, "--help"], capture_output=True, check=True, env=environment())
+        seconds.append(time.perf_counter() - began)
+    assert min(seconds) < 0.5  # the best of five: other processes may be busy
+
+
+def test_five_mistakes_get_five_messages_before_any_heavy_import() -> None:
+    Path("project.yaml").write_text("default:\n  train_batch_sise: 32\n  train_epochs: many\n  model: resnet21\n")
+    Path("hyperparameters.yaml").write_text("default:\n  optimizer: adamm\n")
+    done = with_import_times("train-and-evaluate", "--hooks", "+erly_stop")
+    assert done.returncode == 2
+    assert imported(done).isdisjoint(HEAVY)
+    text = "\n".join(line for line in done.stderr.splitlines() if not line.startswith("import time:"))
+    assert "5 mistakes" in text
+    for where, key, near in (
+        ("project.yaml:2", "train_batch_sise", "train_batch_size"),
+        ("project.yaml:3", "train_epochs", "must be a number, got 'many'"),
+        ("project.yaml:4", "model", "'resnet20'"),
+        ("hyperparameters.yaml:2", "optimizer", "'adam' or 'adamw'"),
+        ("command line", "hooks", "'early_stop'"),
+    ):
+        assert any(where in line and f" {key}: " in line and near in line for line in text.splitlines()), (where, text)
+    assert "Traceback" not in text
+
+
+@pytest.mark.parametrize(
+    ("words", "texts"),
+    [
+        (["--learning_rat", "1"], ["there is no such option", "'learning_rate'"]),
+        (["--learning_rate", "fast"], ["must be a number, got 'fast'"]),
+        (["--xla=perhaps"], ["xla: must be true or false, got 'perhaps'"]),
+        (["--train_batch_size", "0"], ["greater than or equal to 1, got '0'"]),
+        (["--train_batch_size", "2.5"], ["must be a whole number"]),
+        (["--save_every", "5 parsecs"], ["is not a duration", "'10 min'"]),
+        (["--eval_every", "10 min"], ["wall-clock time"]),
+        (["--train_steps", "5", "--train_epochs", "2"], ["stands beside train_epochs"]),
+        (["--engine", "tensorflou"], ["there is no engine", "'tensorflow'"]),
+        (["--dataset", "cifar11"], ["there is no dataset", "cifar10"]),
+        (["--hooks", "stop_at(walue=1)"], ["takes no argument 'walue'", "'value'"]),
+        (["--augment", "flip_left_right(probability=2)"], ["probability"]),
+        (["--model", "mlp", "--filters", "3"], ["has no use here: it is an option of model simple_cnn"]),
+        (["--config_set", "big"], ["there is no ./project.yaml"]),
+        (["--recipe", "digitss"], ["there is no recipe", "'digits'"]),
+        (["--gradient_accumulation", "7"], ["do not divide train_batch_size"]),
+        (["--plugins", "nowhere.py"], ["there is no plugin file"]),
+        (["digits"], ["digits: is not an option"]),
+    ],
+)
+def test_a_mistake_is_explained_and_exits_with_2(command: Command, words: list[str], texts: list[str]) -> None:
+    done = command("config", *words, code=2)
+    for text in texts:
+        assert text in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_train_prints_for_people_on_stderr_and_one_json_object_on_stdout(command: Command) -> None:
+    done = command("train_and_eval", *QUICK, "--model-dir", "run", "--test-at-end", "--json")
+    assert len(done.stdout.splitlines()) == 1
+    result = last_json(done)
+    assert result["model_dir"] == "run"
+    assert result["step"] == 20
+    assert set(result["metrics"]) == {"loss", "accuracy"}
+    assert set(result["best"]) == {"metric", "value", "step", "path"}
+    assert "run folder: run" in done.stderr
+    assert "│ accuracy" in done.stderr
+
+    done = command("evaluate", "run", "--split", "test", "--eval_batch_size", "7", "--json")
+    assert last_json(done)["metrics"]["accuracy"] == pytest.approx(result["metrics"]["accuracy"])
+
+    done = command("resume", "run", "--train_steps", "30", "--json")
+    assert last_json(done)["step"] == 30
+
+    done = command("runs", "--runs_dir", ".", "--json")
+    (row,) = json.loads(done.stdout)
+    assert (row["run"], row["step"], row["status"]) == ("run", 30, "finished")
+
+    done = command("train-and-evaluate", *QUICK, "--model_dir", "run", "--learning_rate", "0.5", code=2)
+    assert "learning_rate: is 0.5 here, 0.001 in the run run" in done.stderr
+
+
+def test_config_says_where_each_value_came_from(command: Command) -> None:
+    Path("project.yaml").write_text("default: &D\n  train_batch_size: 16\nbig:\n  <<: *D\n  train-batch-size: 512\n")
+    Path("hyperparameters.yaml").write_text("default:\n  learning_rate: 1e-4\n  adam_beta1: 0.8\n")
+    done = command(
+        "config", "--config_set", "big", "--model", "mlp", "--no-deterministic", "--optimizer", "sgd", "--json"
+    )
+    values: dict[str, Any] = last_json(done)
+    assert values["train_batch_size"] == {"value": 512, "origin": "project.yaml:5"}
+    assert values["learning_rate"] == {"value": 1e-4, "origin": "hyperparameters.yaml:2"}
+    assert values["model"] == {"value": "mlp", "origin": "command line"}
+    assert values["deterministic"] == {"value": False, "origin": "command line"}
+    assert values["momentum"] == {"value": 0.9, "origin": "default"}
+    done = command("config", "--config_set", "big", "--optimizer", "sgd")
+    assert "learning_rate: 0.0001" in done.stdout
+    assert "adam_beta1 is not used here" in done.stderr
+
+
+def test_runs_are_compared_side_by_side(command: Command) -> None:
+    for name, rate in (("slow", "0.001"), ("fast", "0.01")):
+        command("train", *QUICK, "--model_dir", name, "--learning_rate", rate)
+    done = command("runs", "slow", "fast", "--json")
+    compared = json.loads(done.stdout)
+    assert compared["options"] == {"learning_rate": [0.001, 0.01]}
+    assert [row["run"] for row in compared["runs"]] == ["slow", "fast"]
+    done = command("runs", "slow", "fast")
+    assert "learning_rate" in done.stdout
+
+
+def test_lists_show_names_and_options(command: Command) -> None:
+    assert "resnet110" in command("models").stdout
+    assert "fashion_mnist" in command("datasets").stdout
+    assert "patience = 5" in command("hooks").stdout
+    names = [entry["name"] for entry in json.loads(command("hooks", "--json").stdout)]
+    assert {"progress", "log", "metrics", "throughput", "tensorboard", "profiler", "checkpoint", "best"} <= set(names)
+    assert {"early_stop", "stop_at", "nan_guard"} <= set(names)
+
+
+def test_doctor_examines_the_machine(command: Command) -> None:
+    done = command("doctor", "--json")
+    checks = {check["check"]: check for check in json.loads(done.stdout)}
+    assert checks["engine"]["result"].startswith("tensorflow")
+    assert checks["python"]["ok"]
+    assert "GPUs (tensorflow)" in checks
+
+
+def test_a_script_of_the_user_gets_every_command_and_option() -> None:
+    Path("mine.py").write_text(
+        """
+import keras
+from pydantic import Field
+import modelyard
+
+class Wide(modelyard.Options):
+    how_wide: int = Field(4, description="units")
+
+@modelyard.register_model("mine", options=Wide)
+def mine(data, options):
+    inputs, x = modelyard.image_input(data)
+    x = keras.layers.Dense(options.how_wide, name="dense")(keras.layers.Flatten(name="flatten")(x))
+    return keras.Model(inputs, keras.layers.Dense(data.num_classes, name="logits")(x))
+
+if __name__ == "__main__":
+    modelyard.main()
+"""
+    )
+    words = [
+        "train-and-evaluate",
+        "--model",
+        "mine",
+        "--how-wide",
+        "3",
+        "--train_steps",
+        "5",
+        "--model_dir",
+        "run",
+        "--json",
+    ]
+    done = subprocess.run(
+        [sys.executable, "mine.py", *words], capture_output=True, text=True, env=environment(), timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "how_wide: 3" in Path("run/config.yaml").read_text()
+    done = subprocess.run(
+        [*COMMAND, "evaluate", "run", "--plugins", "mine.py", "--json"],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert last_json(done)["step"] == 5
+
+
+def test_the_version_is_printed(command: Command) -> None:
+    import modelyard
+
+    assert command("--version").stdout.strip() == modelyard.__version__

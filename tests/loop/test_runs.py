@@ -1,0 +1,443 @@
+"""Whole runs in this process: the run folder, resuming, best models, hooks."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+import modelyard
+from modelyard.errors import ConfigError, DataError, RunError, TrainingError, UserError
+from modelyard.run.checkpoint import list_checkpoints, read_checkpoint
+from modelyard.run.metrics import read_metrics
+
+pytestmark = pytest.mark.usefixtures("two_devices")
+QUICK = {"model": "mlp", "dataset": "digits", "hidden_units": [16], "train_batch_size": 64, "log_every": 10}
+
+
+def go(folder: str | Path = "run", **options: Any) -> modelyard.Result:
+    return modelyard.train_and_evaluate(
+        **{**QUICK, "train_steps": 40, "eval_every": 20, "model_dir": str(folder), **options}
+    )
+
+
+def metrics(folder: str | Path = "run") -> list[dict[str, Any]]:
+    timeless = ("seconds", "examples_per_second", "average_examples_per_second")
+    return [{k: v for k, v in row.items() if k not in timeless} for row in read_metrics(Path(folder) / "metrics.jsonl")]
+
+
+def weights(folder: str | Path, step: int) -> dict[str, np.ndarray]:
+    return read_checkpoint(Path(folder) / "checkpoints" / f"step-{step:08d}").weights
+
+
+# -- the run folder ---------------------------------------------------------------------------------------------------
+
+
+def test_the_run_folder_is_as_documented() -> None:
+    result = go(hypothesis="it learns", test_at_end=True)
+    run = Path("run")
+    assert {path.name for path in run.iterdir()} == {
+        "config.yaml", "manifest.json", "metrics.jsonl", "events", "checkpoints", "best", "runlogs", ".lock",
+    }  # fmt: skip
+    assert list(list_checkpoints(run / "checkpoints")) == [0, 40]
+    assert {p.name for p in (run / "checkpoints/step-00000040").iterdir()} == {
+        "weights.safetensors", "optimizer.safetensors", "state.json",
+    }  # fmt: skip
+    assert {p.name for p in (run / "events").iterdir()} == {"train", "validation", "test"}
+    manifest = json.loads((run / "manifest.json").read_text())
+    assert manifest["seeds"] == {"random_seed": 0, "split_seed": 0}
+    assert manifest["dataset"]["sizes"] == {"train": 1295, "validation": 143, "test": 359}
+    assert len(manifest["dataset"]["fingerprint"]) == 64
+    assert {"keras", "numpy", "python"} <= set(manifest["starts"][0]["versions"])
+    assert manifest["starts"][0]["engine"]["threads"] == 2
+    rows = read_metrics(run / "metrics.jsonl")
+    assert [(row["step"], row["split"]) for row in rows] == [
+        (10, "train"), (20, "train"), (20, "validation"), (30, "train"), (40, "train"), (40, "validation"), (40, "test"),
+    ]  # fmt: skip
+    assert {"loss", "accuracy", "learning_rate", "seconds", "examples_per_second", "epoch"} <= set(rows[1])
+    journal = Path("training_log.md").read_text()
+    assert "**Hypothesis:** it learns" in journal
+    assert f"- test accuracy: {result.metrics['accuracy']:.6g}" in journal
+    assert result.split == "test"
+    log = (run / "runlogs" / "chief.log").read_text()
+    assert "versions: python" in log
+    assert "all options: model=mlp" in log
+
+
+def test_tensorboard_reads_scalars_images_and_graph() -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    go()
+    seen = EventAccumulator("run/events/train", size_guidance={"images": 0})
+    seen.Reload()
+    assert {"loss", "accuracy", "learning_rate"} <= set(seen.Tags()["scalars"])
+    assert [event.step for event in seen.Scalars("loss")] == [10, 20, 30, 40]
+    assert seen.Tags()["images"] == ["train/images"]
+    assert seen.Images("train/images")[0].encoded_image_string.startswith(b"\x89PNG")
+    names = [node.name for node in seen.Graph().node]
+    assert names == ["image", "standardize", "flatten", "dense1", "logits"]
+    validation = EventAccumulator("run/events/validation")
+    validation.Reload()
+    assert [event.step for event in validation.Scalars("accuracy")] == [20, 40]
+
+
+def test_a_new_run_is_named_by_time_model_and_dataset_or_by_run_name() -> None:
+    first = modelyard.train(**QUICK, train_steps=1)
+    second = modelyard.train(**QUICK, train_steps=1, run_name="trial")
+    assert Path(first.model_dir).name.endswith("-mlp-digits")
+    assert Path(second.model_dir).name.endswith("-trial")
+    assert Path(first.model_dir).parent == Path("runs")
+    assert Path("runs/training_log.md").is_file()
+
+
+def test_newest_checkpoints_and_best_models_are_kept() -> None:
+    go(save_every="5 steps", keep_checkpoints=2, keep_best=3, eval_every="5 steps")
+    assert list(list_checkpoints(Path("run/checkpoints"))) == [35, 40]
+    kept = list_checkpoints(Path("run/best"))
+    by_loss = sorted((row["accuracy"], -row["step"]) for row in metrics() if row["split"] == "validation")[-3:]
+    assert sorted(kept) == sorted(-step for _, step in by_loss)
+
+
+def test_a_run_from_its_own_config_gives_the_same_metrics() -> None:
+    go(
+        "first",
+        deterministic=True,
+        augment="pad_and_crop(padding=1)",
+        learning_rate_schedule="cosine",
+        warmup="5 steps",
+    )
+    config = modelyard.load_config(config_file="first/config.yaml", model_dir="second")
+    modelyard.train_and_evaluate(config)
+    assert metrics("first") == metrics("second")
+    assert yaml.safe_load(Path("first/config.yaml").read_text()) == yaml.safe_load(
+        Path("second/config.yaml").read_text()
+    )
+
+
+def test_the_same_options_give_the_same_run_and_another_seed_another() -> None:
+    for folder, seed in (("a", 1), ("b", 1), ("c", 2)):
+        go(folder, random_seed=seed, deterministic=True)
+    assert metrics("a") == metrics("b")
+    assert metrics("a") != metrics("c")
+
+
+# -- going on ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_longer_run_goes_on_where_it_was_and_writes_nothing_twice() -> None:
+    go(train_steps=20, deterministic=True)
+    go(train_steps=40, deterministic=True)
+    go("whole", train_steps=40, deterministic=True)
+    assert metrics("run") == metrics("whole")
+    np.testing.assert_equal(weights("run", 40), weights("whole", 40))
+    assert len(json.loads(Path("run/manifest.json").read_text())["starts"]) == 2
+
+
+def test_a_finished_run_started_again_changes_nothing() -> None:
+    first = go(test_at_end=True)
+    before = metrics()
+    second = go(test_at_end=True)
+    assert metrics() == before
+    assert second.metrics == pytest.approx(first.metrics)
+    assert second.best == first.best
+
+
+def test_a_run_restarted_after_its_best_evaluation_still_keeps_that_best() -> None:
+    # A learning rate that ruins the model after step 30: the best is an early one.
+    ruin = {"learning_rate_schedule": "piecewise", "decay_boundaries": "30 steps", "optimizer": "sgd"}
+    go(train_steps=30, eval_every="10 steps", **ruin)
+    best = list(list_checkpoints(Path("run/best")))
+    value = max(row["accuracy"] for row in metrics() if row["split"] == "validation")
+    state = json.loads(Path(f"run/best/step-{best[0]:08d}/state.json").read_text())
+    assert state["memory"]["best"]["value"] == value
+    Path("run/metrics.jsonl").unlink()  # what is best is known from its own folder
+    result = modelyard.resume("run", train_steps=31, hooks="+stop_at(value=2)")
+    assert result.best["value"] >= value
+    assert result.best["step"] in (best[0], 31)
+
+
+def test_best_is_not_forgotten_when_later_models_are_worse(monkeypatch: pytest.MonkeyPatch) -> None:
+    from modelyard.engine.base import Engine
+
+    real = Engine.evaluate
+    scores = {10: 0.9, 20: 0.5, 30: 0.6, 40: 0.7}
+    steps: list[int] = []
+
+    def scored(self: Engine, split: str, progress: Any = None) -> dict[str, float]:
+        steps.append(10 * (len(steps) + 1))
+        return {**real(self, split, progress), "accuracy": scores[steps[-1]]}
+
+    monkeypatch.setattr(Engine, "evaluate", scored)
+    go(train_steps=20, eval_every="10 steps")
+    assert list(list_checkpoints(Path("run/best"))) == [10]
+    result = go(train_steps=40, eval_every="10 steps")
+    assert list(list_checkpoints(Path("run/best"))) == [10]
+    assert result.best["value"] == 0.9
+
+
+def test_a_damaged_checkpoint_is_named_set_aside_and_the_one_before_is_used(caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("modelyard").propagate = True
+    go(save_every="10 steps", deterministic=True)
+    final = weights("run", 40)
+    broken = Path("run/checkpoints/step-00000040/weights.safetensors")
+    data = bytearray(broken.read_bytes())
+    data[-3] ^= 1
+    broken.write_bytes(data)
+    with caplog.at_level(logging.WARNING, "modelyard"):
+        go(save_every="10 steps", deterministic=True)
+    assert "step-00000040/weights.safetensors is damaged" in caplog.text
+    assert Path("run/checkpoints/damaged-step-00000040").is_dir()
+    np.testing.assert_equal(weights("run", 40), final)
+
+
+def test_a_run_folder_of_another_config_is_refused_with_the_differences() -> None:
+    go()
+    before = metrics()
+    with pytest.raises(ConfigError) as caught:
+        go(learning_rate=0.5, hidden_units=[8], random_seed=3)
+    text = str(caught.value)
+    assert "3 mistakes" in text
+    for part in ("learning_rate: is 0.5 here, 0.001 in the run", "hidden_units", "random_seed"):
+        assert part in text
+    assert metrics() == before
+
+
+def test_what_may_change_on_resume_may_change() -> None:
+    go()
+    result = go(
+        train_steps=45, eval_batch_size=10, keep_checkpoints=1, log_every=5, hooks="-tensorboard", cpu_devices=2
+    )
+    assert result.step == 45
+
+
+def test_resume_never_and_must() -> None:
+    with pytest.raises(RunError, match="there is no run in run"):
+        go(resume="must")
+    go()
+    with pytest.raises(RunError, match="resume is 'never'"):
+        go(resume="never")
+    assert go(resume="must").step == 40
+
+
+def test_a_folder_that_is_no_run_is_left_alone() -> None:
+    Path("thesis").mkdir()
+    Path("thesis/chapter1.txt").write_text("dear to me")
+    with pytest.raises(RunError, match="not empty and is no run folder"):
+        go("thesis")
+    assert [path.name for path in Path("thesis").iterdir()] == ["chapter1.txt"]
+
+
+def test_changed_data_is_refused_on_resume() -> None:
+    def save(value: int) -> None:
+        labels = np.arange(60) % 3
+        images = np.full((60, 4, 4), value, np.uint8) + labels[:, None, None].astype(np.uint8)
+        np.savez("mine.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+
+    save(1)
+    go(dataset="mine.npz")
+    save(2)
+    with pytest.raises(DataError, match="is not the data this run began with"):
+        go(dataset="mine.npz", train_steps=50)
+
+
+def test_a_second_process_on_one_run_folder_is_refused() -> None:
+    from modelyard.run.directory import RunDirectory
+
+    go()
+    with RunDirectory(Path("run")), pytest.raises(RunError, match=rf"in use by process {os.getpid()}"):
+        go(train_steps=50)
+    assert go(train_steps=50).step == 50
+
+
+def test_the_best_folder_of_another_run_is_refused() -> None:
+    go("one", best_model_dir="best")
+    assert list_checkpoints(Path("best"))
+    with pytest.raises(RunError, match="best models of another run"):
+        go("two", best_model_dir="best")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_a_full_disk_is_a_clear_error_and_loses_nothing(tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(small)], check=False).returncode:
+        pytest.skip("can't mount here")
+    try:
+        go(small / "run", save_every="10 steps", keep_checkpoints=1)
+        before = weights(small / "run", 40)
+        (small / "filler").write_bytes(b"x" * (os.statvfs(small).f_bavail * os.statvfs(small).f_frsize))
+        with pytest.raises(RunError, match="disk is full"):
+            go(small / "run", train_steps=80, save_every="10 steps", keep_checkpoints=1)
+        np.testing.assert_equal(weights(small / "run", 40), before)
+        (small / "filler").unlink()
+        assert go(small / "run", train_steps=80, save_every="10 steps", keep_checkpoints=1).step == 80
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
+def test_a_folder_that_cannot_be_written_is_a_clear_error() -> None:
+    with pytest.raises(RunError, match=r"can't make the run folder /proc/nothing/run"):
+        go("/proc/nothing/run")
+
+
+# -- warm start and evaluation ------------------------------------------------------------------------------------------
+
+
+def test_checkpoint_path_starts_from_other_weights_once() -> None:
+    go("first")
+    start = weights("first", 40)
+    best = read_checkpoint(next(iter(list_checkpoints(Path("first/best")).values()))).weights
+    for path, expected in (("first", best), ("first/checkpoints/step-00000040", start)):
+        folder = f"from-{path.replace('/', '-')}"
+        go(folder, checkpoint_path=path, random_seed=9, save_every="10 steps", keep_checkpoints=9)
+        np.testing.assert_equal(weights(folder, 0), expected)
+    go(folder, checkpoint_path=path, random_seed=9, train_steps=50, save_every="10 steps", keep_checkpoints=9)
+    with pytest.raises(UserError, match="nothing is there"):
+        go("other", checkpoint_path="nowhere")
+
+
+def test_evaluate_takes_best_latest_or_a_step_on_any_split() -> None:
+    trained = go(save_every="10 steps", keep_checkpoints=9)
+    rows = {(row["step"], row["split"]): row for row in metrics()}
+    best = modelyard.evaluate("run")
+    assert best.step == trained.best["step"]
+    latest = modelyard.evaluate("run", checkpoint="latest")
+    assert latest.metrics["accuracy"] == rows[40, "validation"]["accuracy"]
+    assert modelyard.evaluate("run", checkpoint="20").metrics["loss"] == pytest.approx(rows[20, "validation"]["loss"])
+    assert modelyard.evaluate("run", checkpoint="0", split="test").metrics["accuracy"] < 0.5
+    with pytest.raises(UserError, match=r"no checkpoint '7'.*Steps saved: 0, 10, 20, 30, 40"):
+        modelyard.evaluate("run", checkpoint="7")
+    with pytest.raises(RunError, match="does not exist"):
+        modelyard.evaluate("elsewhere")
+
+
+def test_train_does_not_evaluate_and_train_and_evaluate_can_go_on_from_it() -> None:
+    modelyard.train(**QUICK, train_steps=20, model_dir="run")
+    assert {row["split"] for row in metrics()} == {"train"}
+    result = modelyard.train_and_evaluate(**QUICK, train_steps=20, model_dir="run", test_at_end=True)
+    assert result.split == "test"
+    again = modelyard.train_and_evaluate(**QUICK, train_steps=20, model_dir="run", test_at_end=True)
+    assert [row["split"] for row in metrics()].count("validation") == 1
+    assert again.validation == pytest.approx(result.validation)
+
+
+# -- hooks ----------------------------------------------------------------------------------------------------------------
+
+
+def test_early_stop_and_its_patience_survive_a_restart() -> None:
+    stop = {"hooks": "+early_stop(metric=accuracy, patience=3, min_delta=1)", "eval_every": "10 steps"}
+    result = go(train_steps=200, **stop)
+    assert result.step == 40  # the first evaluation sets the mark, three more do not beat it by 1
+    assert go(train_steps=200, **stop).step == 40
+    go("parts", train_steps=20, **stop)
+    assert go("parts", train_steps=200, **stop).step == 40
+    assert go("parts", train_steps=60, eval_every="10 steps").step == 60
+
+
+def test_stop_at_a_threshold() -> None:
+    result = go(train_steps=500, hooks="+stop_at(value=0.5)", eval_every="5 steps")
+    assert result.validation["accuracy"] >= 0.5
+    assert result.step < 500
+
+
+def test_the_nan_guard_names_the_step_and_keeps_the_checkpoints() -> None:
+    with pytest.raises(
+        TrainingError, match=r"the loss became (nan|inf) at step \d+\. The checkpoints before it are kept"
+    ):
+        go(optimizer="sgd", learning_rate=1e30)
+    assert list(list_checkpoints(Path("run/checkpoints"))) == [0]
+
+
+def test_evaluations_are_throttled_but_the_last_always_happens() -> None:
+    go(eval_every="5 steps", eval_throttle_secs=3600)
+    assert [row["step"] for row in metrics() if row["split"] == "validation"] == [5, 40]
+
+
+def test_the_profiler_writes_a_profile() -> None:
+    go(hooks="+profiler(start=5, steps=5)")
+    assert list(Path("run/profile").rglob("*.xplane.pb"))
+
+
+def test_hooks_can_be_replaced_taken_away_and_written_by_a_user() -> None:
+    calls: list[tuple[str, int]] = []
+
+    @modelyard.register_hook("recorder")
+    class Recorder(modelyard.Hook):
+        """Notes what happens."""
+
+        def next_step(self, loop: Any) -> int | None:
+            return 7 if loop.step < 7 else None
+
+        def settled(self, loop: Any) -> None:
+            calls.append(("settled", loop.step))
+
+        def evaluated(self, loop: Any, split: str, row: dict[str, Any]) -> None:
+            calls.append((split, row["step"]))
+
+    go(hooks="recorder")
+    assert ("settled", 7) in calls
+    assert ("validation", 40) in calls
+    assert list_checkpoints(Path("run/checkpoints")) == {}
+    assert not Path("run/metrics.jsonl").exists()
+    go("second", hooks="-best,-tensorboard")
+    assert not Path("second/best").exists()
+    assert not Path("second/events").exists()
+    with pytest.raises(ConfigError, match="mixes"):
+        go("third", hooks="+profiler, log")
+
+
+def test_a_user_hook_that_fails_does_not_cost_the_run() -> None:
+    @modelyard.register_hook("clumsy")
+    class Clumsy(modelyard.Hook):
+        """Fails late."""
+
+        def trained(self, loop: Any, metrics: Any) -> None:
+            if loop.step >= 30:
+                raise ZeroDivisionError("oh")
+
+    with pytest.raises(ZeroDivisionError):
+        go(hooks="+clumsy", save_every="10 steps")
+    assert max(list_checkpoints(Path("run/checkpoints"))) == 20
+    assert go(save_every="10 steps").step == 40
+
+
+# -- a user's own parts -----------------------------------------------------------------------------------------------------
+
+
+def test_own_model_dataset_optimizer_and_options_by_name() -> None:
+    import keras
+    from pydantic import Field
+
+    class StripeOptions(modelyard.Options):
+        stripe_count: int = Field(90, description="how many")
+
+    @modelyard.register_dataset("stripes", options=StripeOptions)
+    def stripes(options: Any, context: modelyard.DataContext) -> modelyard.Dataset:
+        labels = np.arange(options.stripe_count) % 2
+        images = np.zeros((len(labels), 6, 6), np.uint8)
+        images[labels == 0, ::2] = 255
+        images[labels == 1, :, ::2] = 255
+        images[:, 0, 0] = np.arange(len(labels))
+        part = {"image": images, "label": labels}
+        return modelyard.ArrayDataset({"train": part, "validation": part}, ["rows", "columns"])
+
+    @modelyard.register_optimizer("plain")
+    def plain(options: Any, learning_rate: Any) -> Any:
+        return keras.optimizers.SGD(learning_rate, name="plain")
+
+    result = go(dataset="stripes", stripe_count=120, optimizer="plain", learning_rate=0.1, train_steps=60)
+    assert result.validation["accuracy"] == 1.0
+    assert json.loads(Path("run/manifest.json").read_text())["dataset"]["sizes"]["train"] == 120
+
+
+def test_a_regression_task_chooses_its_best_by_loss() -> None:
+    result = go(model="squares", hidden_units=None)
+    assert result.best["metric"] == "loss"
+    assert set(result.validation) == {"loss", "rmse"}
