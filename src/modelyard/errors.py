@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -48,6 +49,22 @@ class CheckpointError(UserError):
 
 class TrainingError(UserError):
     """Training that can't go on, such as a loss that is not a number."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Training was stopped by a signal, after everything was saved.
+
+    Args:
+        number: the signal.
+        step: how far training was.
+        model_dir: the run folder to go on with.
+    """
+
+    def __init__(self, number: int, step: int, model_dir: str) -> None:
+        self.signal = signal.Signals(number)
+        self.step = step
+        self.model_dir = model_dir
+        super().__init__(f"{self.signal.name} at step {step}")
 
 
 def nearest(name: str, known: Iterable[str], most: int = 3) -> list[str]:

@@ -242,7 +242,7 @@ def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(make: Make
 
 
 def test_a_batch_that_devices_cannot_share_is_refused(make: Make) -> None:
-    with pytest.raises(UserError, match="train_batch_size 33 can't be divided evenly over 2 devices. Use 32"):
+    with pytest.raises(UserError, match=r"train_batch_size 33 can't be divided evenly over 2 devices\. Use 32"):
         make(cpu_devices=2, train_batch_size=33)
 
 

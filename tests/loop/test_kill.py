@@ -123,8 +123,7 @@ def test_killed_run_ends_with_the_same_weights(tmp_path: Path, undisturbed: Path
     assert final_state(folder) == final_state(undisturbed)
     assert rows(folder) == rows(undisturbed)
     assert best_steps(folder) == best_steps(undisturbed)
-    leftovers = [path for path in folder.rglob(".partial-*")]
-    assert leftovers == []
+    assert list(folder.rglob(".partial-*")) == []
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

@@ -59,7 +59,8 @@ def test_the_run_folder_is_as_documented() -> None:
     assert manifest["starts"][0]["engine"]["threads"] == 2
     rows = read_metrics(run / "metrics.jsonl")
     assert [(row["step"], row["split"]) for row in rows] == [
-        (10, "train"), (20, "train"), (20, "validation"), (30, "train"), (40, "train"), (40, "validation"), (40, "test"),
+        (10, "train"), (20, "train"), (20, "validation"), (30, "train"), (40, "train"),
+        (40, "validation"), (40, "test"),
     ]  # fmt: skip
     assert {"loss", "accuracy", "learning_rate", "seconds", "examples_per_second", "epoch"} <= set(rows[1])
     journal = Path("training_log.md").read_text()
@@ -182,7 +183,9 @@ def test_best_is_not_forgotten_when_later_models_are_worse(monkeypatch: pytest.M
     assert result.best["value"] == 0.9
 
 
-def test_a_damaged_checkpoint_is_named_set_aside_and_the_one_before_is_used(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_checkpoint_is_named_set_aside_and_the_one_before_is_used(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     logging.getLogger("modelyard").propagate = True
     go(save_every="10 steps", deterministic=True)
     final = weights("run", 40)
@@ -287,7 +290,7 @@ def test_a_folder_that_cannot_be_written_is_a_clear_error() -> None:
         go("/proc/nothing/run")
 
 
-# -- warm start and evaluation ------------------------------------------------------------------------------------------
+# -- warm start and evaluation ----------------------------------------------------------------------------------
 
 
 def test_checkpoint_path_starts_from_other_weights_once() -> None:
@@ -328,7 +331,7 @@ def test_train_does_not_evaluate_and_train_and_evaluate_can_go_on_from_it() -> N
     assert again.validation == pytest.approx(result.validation)
 
 
-# -- hooks ----------------------------------------------------------------------------------------------------------------
+# -- hooks ----------------------------------------------------------------------------------------------------
 
 
 def test_early_stop_and_its_patience_survive_a_restart() -> None:
@@ -408,7 +411,7 @@ def test_a_user_hook_that_fails_does_not_cost_the_run() -> None:
     assert go(save_every="10 steps").step == 40
 
 
-# -- a user's own parts -----------------------------------------------------------------------------------------------------
+# -- a user's own parts ---------------------------------------------------------------------------------------
 
 
 def test_own_model_dataset_optimizer_and_options_by_name() -> None:

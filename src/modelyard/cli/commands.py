@@ -14,7 +14,7 @@ from modelyard.config.calls import parse_list
 from modelyard.config.plugins import load_installed_plugins, load_plugins
 from modelyard.config.schema import CORE_FIELDS, GROUPS, Config
 from modelyard.config.yaml_file import inline
-from modelyard.errors import DataError, unknown
+from modelyard.errors import DataError, Interrupted, unknown
 from modelyard.registry import DATASETS, HOOKS, MODELS, Registry
 from modelyard.run.console import console, show_log
 
@@ -53,8 +53,6 @@ def evaluate(model_dir: str, checkpoint: str | None, split: str, options: dict[s
 
 def _interruptible(run: Any) -> Any:
     """Says how to go on when a run is interrupted."""
-    from modelyard.loop.trainer import Interrupted
-
     try:
         return run()
     except Interrupted as interrupt:
@@ -64,12 +62,12 @@ def _interruptible(run: Any) -> Any:
 
 
 def _show_result(result: Any, as_json: bool) -> None:
-    table = Table(title=f"{result.split} at step {result.step}", title_justify="left", show_header=False)
+    table = Table(title=f"{result.split}, model of step {result.model_step}", title_justify="left", show_header=False)
     for name, value in result.metrics.items():
         table.add_row(name, f"{value:.4f}")
     if result.best:
         table.add_row(f"best validation {result.best['metric']}", f"{result.best['value']:.4f}")
-        table.add_row("at step", str(result.best["step"]))
+        table.add_row("best at step", f"{result.best['step']} of {result.step}")
     if result.seconds:
         table.add_row("seconds", f"{result.seconds:.1f}")
     console().print(table)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import importlib.util
 import os
+import re
 import sys
+import tempfile
+from collections.abc import Iterator
 
 from modelyard.errors import UserError
 from modelyard.registry import ENGINES
@@ -43,7 +48,29 @@ def select_engine(name: str) -> str:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         # Without AVX-512, TensorFlow leaves oneDNN's faster convolutions off unless told otherwise.
         os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
+        if "tensorflow" not in sys.modules:
+            with _without_greetings():
+                importlib.import_module("tensorflow")
     return chosen
+
+
+_GREETING = re.compile(rb"^(I\d{4} .*|WARNING: All log messages before absl.*|To enable the following instr.*)\n", re.M)
+
+
+@contextlib.contextmanager
+def _without_greetings() -> Iterator[None]:
+    """TensorFlow greets on standard error, below Python and before it reads its log level; anything else is passed on."""
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as caught:
+        stderr = os.dup(2)
+        os.dup2(caught.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            caught.seek(0)
+            os.write(2, _GREETING.sub(b"", caught.read()))
 
 
 def prefer_engine() -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from modelyard.config import Config, load_config, resolve
 from modelyard.config.durations import Run
 from modelyard.config.yaml_file import inline
-from modelyard.data.dataset import TRAIN, VALIDATION, Dataset
+from modelyard.data.dataset import TEST, TRAIN, VALIDATION, Dataset
 from modelyard.engine.select import choose_engine, select_engine
 from modelyard.errors import CheckpointError, ConfigError, DataError, Problem, RunError
 from modelyard.registry import ENGINES
@@ -59,6 +59,7 @@ class Result:
         step: how many steps were trained.
         split: the split that ``metrics`` are of.
         metrics: ``loss``, ``accuracy`` and whatever else the task measures.
+        model_step: the step of the model that ``metrics`` are of; the best model's for test at the end.
         best: the best model by validation: metric, value, step, path; empty where none was kept.
         validation: metrics on validation at the last evaluation.
         seconds: wall-clock time of training, all starts together.
@@ -68,6 +69,7 @@ class Result:
     step: int
     split: str
     metrics: dict[str, float]
+    model_step: int
     best: dict[str, Any] = field(default_factory=dict)
     validation: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
@@ -144,7 +146,7 @@ def evaluate(
 
     with bar(f"evaluating on {split}", dataset.size(split)) as progress:
         metrics = engine.evaluate(split, progress)
-    return Result(str(model_dir), loaded.step, split, metrics, best=_best(directory))
+    return Result(str(model_dir), loaded.step, split, metrics, loaded.step, best=_best(directory))
 
 
 # -- the stages of a run ------------------------------------------------------------------------------------------
@@ -357,12 +359,14 @@ def _conclude(directory: RunDirectory, trainer: Trainer) -> Result:
     """Gathers the results and adds them to the journal."""
     best = _best(directory)
     validation = {k: float(v) for k, v in trainer.last_evaluation.items()}
-    split, metrics = VALIDATION, validation
+    split, metrics, model_step = VALIDATION, validation, trainer.step
     if trainer.last_test:
-        split, metrics = "test", {k: float(v) for k, v in trainer.last_test.items()}
+        split, metrics = TEST, {k: float(v) for k, v in trainer.last_test.items()}
+        model_step = best.get("step", trainer.step)
     elif not validation:
         split, metrics = TRAIN, trainer.last_report
-    result = Result(str(directory.path), trainer.step, split, metrics, best, validation, round(trainer.seconds, 2))
+    seconds = round(trainer.seconds, 2)
+    result = Result(str(directory.path), trainer.step, split, metrics, model_step, best, validation, seconds)
     shown: dict[str, Any] = {f"{split} {name}": value for name, value in metrics.items()}
     shown |= {f"best validation {best['metric']}": f"{best['value']:.6g} at step {best['step']}"} if best else {}
     ended = f"{trainer.step}" + (f" ({trainer.stop_reason})" if trainer.stop_reason else "")

@@ -22,6 +22,7 @@ from modelyard.config.durations import Duration, InSteps, Run
 from modelyard.config.schema import Config
 from modelyard.data.dataset import TEST, TRAIN, VALIDATION
 from modelyard.engine.base import Engine, State, StepMetrics
+from modelyard.errors import Interrupted
 from modelyard.loop.hooks import Hook
 from modelyard.run.checkpoint import BackgroundWriter, Checkpoint, best_first, read_checkpoint, step_of
 from modelyard.run.console import bar
@@ -29,16 +30,6 @@ from modelyard.run.directory import RunDirectory
 from modelyard.run.metrics import read_metrics
 
 log = logging.getLogger("modelyard")
-
-
-class Interrupted(KeyboardInterrupt):
-    """Training was stopped by a signal, after everything was saved."""
-
-    def __init__(self, number: int, step: int, model_dir: str) -> None:
-        self.signal = signal.Signals(number)
-        self.step = step
-        self.model_dir = model_dir
-        super().__init__(f"{self.signal.name} at step {step}")
 
 
 class Pace:
