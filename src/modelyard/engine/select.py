@@ -59,7 +59,7 @@ _GREETING = re.compile(rb"^(I\d{4} .*|WARNING: All log messages before absl.*|To
 
 @contextlib.contextmanager
 def _without_greetings() -> Iterator[None]:
-    """TensorFlow greets on standard error, below Python and before it reads its log level; anything else is passed on."""
+    """TensorFlow greets on standard error before it reads its log level. Anything else it says is passed on."""
     sys.stderr.flush()
     with tempfile.TemporaryFile() as caught:
         stderr = os.dup(2)
