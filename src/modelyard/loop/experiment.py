@@ -111,6 +111,12 @@ def resume(model_dir: str | Path, **options: Any) -> Result:
 def resume_config(model_dir: str | Path, options: Mapping[str, Any], source: str = "Python") -> tuple[Config, bool]:
     """The config to go on with, and whether that run evaluates."""
     directory = open_run_folder(model_dir)
+    pointless = sorted(
+        {"config_file", "config_set", "hyperparameter_file", "hyperparameter_set", "recipe"} & set(options)
+    )
+    if pointless:
+        message = "has no use here: the run's own config.yaml is the config."
+        raise ConfigError(Problem(source, key, message) for key in pointless)
     config = resolve(
         {**options, "config_file": str(directory.config), "model_dir": str(model_dir), "resume": "must"},
         source=source,
@@ -161,7 +167,8 @@ def _run(config: Config, evaluates: bool) -> Result:
         if evaluates:
             dataset.size(VALIDATION)
         engine = _create_engine(config)
-        config = config.model_copy(update={"threads": engine.threads})
+        if config.deterministic:  # they decide the last bits, so they are pinned
+            config = config.model_copy(update={"threads": engine.threads})
         run = _lengths(config, dataset)
         run_id = _record_start(directory, config, dataset, engine, run, checkpoint, evaluates)
         _build(engine, config, dataset, run)
@@ -208,7 +215,7 @@ def _open(config: Config) -> tuple[RunDirectory, Config]:
 
 
 def _go_on_config(directory: RunDirectory, config: Config) -> Config:
-    """Threads that nobody asked for stay as they were, since they decide the last bits."""
+    """Threads that were pinned stay as they were."""
     threads = run_options(directory).get("threads")
     if config.threads == 0 and isinstance(threads, int):
         return config.model_copy(update={"threads": threads})

@@ -86,16 +86,15 @@ class KeepBest(Hook):
     def begin(self, loop: Trainer) -> None:
         """Reads the bests of earlier starts."""
         folder = loop.directory.best
-        remove_partial(folder)
         self._kept: list[tuple[float, int]] = []
         self._ranking: Ranking | None = None
+        if any(read_state(path)["memory"].get("run") != loop.run_id for path in best_first(folder)):
+            raise RunError(
+                f"{folder} holds the best models of another run. Name another --best_model_dir, or move them away."
+            )
+        remove_partial(folder)
         for path in best_first(folder):
-            memory = read_state(path)["memory"]
-            if memory.get("run") != loop.run_id:
-                raise RunError(
-                    f"{folder} holds the best models of another run. Name another --best_model_dir, or move them away."
-                )
-            won = memory["best"]
+            won = read_state(path)["memory"]["best"]
             self._kept.append((float(won["value"]), int(won["step"])))
 
     def evaluated(self, loop: Trainer, split: str, row: dict[str, Any]) -> None:

@@ -89,7 +89,7 @@ class RunDirectory:
         file.write(f"process {os.getpid()} on {socket.gethostname()}")
         file.flush()
         self._lock = file
-        for folder in (self.path, self.checkpoints, self.best):
+        for folder in (self.path, self.checkpoints):
             remove_partial(folder)
 
     def unlock(self) -> None:

@@ -14,13 +14,18 @@ log = logging.getLogger("modelyard")
 _FORMAT = logging.Formatter("%(asctime)s %(levelname)-7s %(message)s")
 
 
+class _LogFile(logging.FileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name is logging's
+        """A log that can't be written must not drown the error that says why."""
+
+
 @contextlib.contextmanager
 def log_to(folder: Path, role: str) -> Iterator[None]:
     """While the block runs, the log also goes to ``ROLE.log`` in ``folder``, and ``ROLE.pid`` holds the process id."""
     pid = folder / f"{role}.pid"
     with explain(folder, "write the log in"):
         folder.mkdir(parents=True, exist_ok=True)
-        handler = logging.FileHandler(folder / f"{role}.log", encoding="utf-8")
+        handler = _LogFile(folder / f"{role}.log", encoding="utf-8")
         pid.write_text(f"{os.getpid()}\n", encoding="utf-8")
     handler.setFormatter(_FORMAT)
     log.addHandler(handler)
