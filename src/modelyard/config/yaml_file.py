@@ -21,10 +21,17 @@ class _Loader(yaml.SafeLoader):
     """YAML 1.1 reads ``1e-4`` as a string; here it is a number."""
 
 
-_Loader.yaml_implicit_resolvers = {k: list(v) for k, v in yaml.SafeLoader.yaml_implicit_resolvers.items()}
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that `_Loader` would read as a number: a run named ``1e4`` keeps its name."""
+
+
+for _class in (_Loader, _Dumper):
+    _class.yaml_implicit_resolvers = {k: list(v) for k, v in yaml.SafeLoader.yaml_implicit_resolvers.items()}
+    _class.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"^[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?[eE][-+]?[0-9]+$"),
+        list("-+0123456789"),
+    )
 
 
 @dataclass(frozen=True)
@@ -87,7 +94,7 @@ def read_flat(path: Path, problems: list[Problem]) -> dict[str, Value]:
 
 def dump(values: dict[str, Any]) -> str:
     """Plain values as YAML, in the order given."""
-    text: str = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=1000)
+    text: str = yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000)
     return text
 
 
