@@ -50,10 +50,17 @@ def read_set(path: Path, set_name: str | None, problems: list[Problem]) -> dict[
         set_name: the set; None takes ``default``, or nothing where the file has no such set.
         problems: gets whatever is wrong with the file.
     """
+    found = len(problems)
     root, loader = _compose(path, problems)
     if root is None or loader is None:
+        if set_name is not None and len(problems) == found:
+            problems.append(Problem(str(path), "", f"is empty and has no set {set_name!r}."))
         return {}
-    sets = {key.value: node for key, node in root.value}
+    sets: dict[str, yaml.Node] = {}
+    for key, value in _entries(root, path, problems):
+        if key.value in sets:
+            problems.append(Problem(_at(path, key), key.value, "is given twice."))
+        sets[key.value] = value
     if RUN_CONFIG_KEY in sets:
         if set_name is not None:
             problems.append(Problem(str(path), "", f"is the config of a run and has no set {set_name!r}."))
@@ -116,9 +123,12 @@ def _compose(path: Path, problems: list[Problem]) -> tuple[yaml.MappingNode | No
     except (OSError, UnicodeDecodeError) as error:
         problems.append(Problem(str(path), "", f"can't be read: {error}"))
         return None, None
-    loader = _Loader(text)
     try:
+        loader = _Loader(text)
         root = loader.get_single_node()
+    except RecursionError:
+        problems.append(Problem(str(path), "", "is nested too deeply; that is no config file."))
+        return None, None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
@@ -141,9 +151,9 @@ def _values(
     if node in below:
         problems.append(Problem(_at(path, node), "<<", "this set inherits from itself."))
         return {}
-    for key, value in node.value:
+    for key, value in _entries(node, path, problems):
         if key.tag == "tag:yaml.org,2002:merge":
-            for parent in _parents(value):
+            for parent in _parents(value, path, problems):
                 for name, merged in _values(parent, loader, path, problems, (*below, node)).items():
                     inherited.setdefault(name, merged)
             continue
@@ -152,16 +162,27 @@ def _values(
             problems.append(Problem(_at(path, key), name, f"is given twice; first in {own[name].where}."))
         try:
             own[name] = Value(loader.construct_object(value, deep=True), _at(path, key))
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:  # 2024-13-45 is a ValueError
             problems.append(Problem(_at(path, key), name, f"can't be read: {getattr(error, 'problem', error)}"))
     return {**inherited, **own}
 
 
-def _parents(node: yaml.Node) -> Iterator[yaml.MappingNode]:
-    if isinstance(node, yaml.MappingNode):
-        yield node
-    elif isinstance(node, yaml.SequenceNode):
-        yield from (child for child in node.value if isinstance(child, yaml.MappingNode))
+def _entries(
+    node: yaml.MappingNode, path: Path, problems: list[Problem]
+) -> Iterator[tuple[yaml.ScalarNode, yaml.Node]]:
+    for key, value in node.value:
+        if isinstance(key, yaml.ScalarNode):
+            yield key, value
+        else:
+            problems.append(Problem(_at(path, key), "", "a name must be plain text, not a list or a mapping."))
+
+
+def _parents(node: yaml.Node, path: Path, problems: list[Problem]) -> Iterator[yaml.MappingNode]:
+    for parent in node.value if isinstance(node, yaml.SequenceNode) else [node]:
+        if isinstance(parent, yaml.MappingNode):
+            yield parent
+        else:
+            problems.append(Problem(_at(path, parent), "<<", "must name a set by its anchor, such as '<<: *default'."))
 
 
 def _empty(node: yaml.Node) -> bool:
