@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 from fractions import Fraction
 from typing import Annotated, Any
 
@@ -20,6 +21,8 @@ _UNITS = {
     "hours": ("h", "hour", "hours"),
 }
 _UNIT_OF = {word: unit for unit, words in _UNITS.items() for word in words}
+# A comma only before thousands: "1,5 epochs" must not become 15.
+_NUMBER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9][0-9_]*)(?:\.[0-9]*)?(?:e[+-]?[0-9]{1,2})?"
 _IN_SECONDS = {"seconds": 1.0, "minutes": 60.0, "hours": 3600.0}
 _SHOWN = {"percent": "%", "seconds": "s", "minutes": "min", "hours": "h"}
 
@@ -55,16 +58,13 @@ class Duration:
         """
         if isinstance(text, Duration):
             return text
-        match = re.fullmatch(r"\s*([0-9][0-9_.,]*(?:e[0-9]+)?)\s*([a-z%]*)\s*", str(text).lower())
+        match = re.fullmatch(rf"\s*({_NUMBER})\s*([a-z%]*)\s*", str(text).lower())
         unit = _UNIT_OF.get(match[2] or "steps") if match else None
-        try:
-            value = Fraction(match[1].replace("_", "").replace(",", "")) if match else Fraction(0)
-        except ValueError:
-            unit = None
-        if unit is None:
+        if match is None or unit is None:
             raise ValueError(
                 f"{text!r} is not a duration. Write a number and a unit: '500 steps', '3 epochs', '10 min', '50 %'."
             )
+        value = Fraction(match[1].replace("_", "").replace(",", ""))
         if value <= 0:
             raise ValueError(f"a duration must be more than zero, got {text!r}.")
         if unit == "steps" and value.denominator != 1:
@@ -94,8 +94,8 @@ class Duration:
         return math.ceil(self.period(run))
 
     def __str__(self) -> str:
-        whole = self.value.denominator == 1
-        number = str(self.value.numerator) if whole else repr(float(self.value))
+        over, under = self.value.numerator, self.value.denominator
+        number = str(over) if under == 1 else f"{Decimal(over) / Decimal(under):f}"
         return f"{number} {_SHOWN.get(self.unit, self.unit)}"
 
 
