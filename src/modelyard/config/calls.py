@@ -10,9 +10,11 @@ from typing import Annotated, Any
 import yaml
 from pydantic import PlainSerializer, PlainValidator, ValidationError
 
-from modelyard.config.yaml_file import inline
 from modelyard.errors import UserError, nearest
 from modelyard.registry import Options, Registry
+
+# A quoted text is one token, any other character too. An apostrophe inside a word opens no quotes.
+_TOKENS = re.compile(r"""(?<!\w)'(?:[^']|'')*'|(?<!\w)"(?:\\.|[^"\\])*"|.""", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Call:
                 arguments = {}
             if not isinstance(arguments, Mapping):
                 raise ValueError(f"the arguments of {name!r} must be key: value pairs, got {arguments!r}.")
-            return cls(str(name), dict(arguments))
+            return cls(str(name), {str(key): argument for key, argument in arguments.items()})
         match = re.fullmatch(r"\s*([+-]?[\w.-]+)\s*(?:\((.*)\))?\s*", str(value), re.DOTALL)
         if match is None:
             raise ValueError(f"{value!r} is not a name or name(key=value, …).")
@@ -42,13 +44,16 @@ class Call:
             key, equals, text = argument.partition("=")
             if not equals or not key.strip().isidentifier():
                 raise ValueError(f"in {value!r}, {argument!r} is not key=value.")
-            arguments[key.strip()] = yaml.safe_load(text)
+            try:
+                arguments[key.strip()] = yaml.safe_load(text)
+            except yaml.YAMLError as error:
+                raise ValueError(f"in {value!r}, {text.strip()!r} can't be read as a value.") from error
         return cls(match[1], arguments)
 
     def __str__(self) -> str:
         if not self.arguments:
             return self.name
-        listed = ", ".join(f"{key}={inline(value)}" for key, value in self.arguments.items())
+        listed = ", ".join(f"{key}={_scalar(value)}" for key, value in self.arguments.items())
         return f"{self.name}({listed})"
 
     def options(self, registry: Registry) -> Options:
@@ -63,20 +68,21 @@ class Call:
         try:
             return entry.options(**self.arguments)
         except ValidationError as error:
-            wrong = "; ".join(f"{e['loc'][0]}: {e['msg']}" for e in error.errors())
+            wrong = "; ".join(": ".join([*map(str, e["loc"][:1]), e["msg"]]) for e in error.errors())
             raise UserError(f"{registry.kind} {self.name!r}: {wrong}") from None
 
 
 def split_list(text: str) -> list[str]:
-    """Splits at commas that stand outside brackets: ``"a, b(c=1, d=2)"`` has two parts."""
+    """Splits at commas that stand outside brackets and quotes: ``"a, b(c=1, d='x, y')"`` has two parts."""
     parts, depth, current = [], 0, ""
-    for character in text:
-        depth += (character in "([{") - (character in ")]}")
-        if character == "," and depth == 0:
+    for token in _TOKENS.findall(text):
+        if len(token) == 1:
+            depth += (token in "([{") - (token in ")]}")
+        if token == "," and depth == 0:
             parts.append(current)
             current = ""
         else:
-            current += character
+            current += token
     parts.append(current)
     return [part.strip() for part in parts if part.strip()]
 
@@ -90,6 +96,23 @@ def parse_list(value: Any) -> list[Any]:
     if isinstance(value, list | tuple):
         return list(value)
     return [value]
+
+
+def _scalar(value: Any) -> str:
+    # In a list, since commas and brackets in a text are quoted only there.
+    text: str = yaml.dump([value], Dumper=_Dumper, default_flow_style=True, allow_unicode=True, width=10_000)
+    return text.strip().removeprefix("[").removesuffix("]")
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that `split_list` would take apart."""
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, "'" if re.search(r"[^\w./%+-]", text) else None)
+
+
+_Dumper.add_representer(str, _represent_text)
 
 
 CallList = Annotated[
