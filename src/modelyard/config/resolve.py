@@ -239,7 +239,8 @@ def _check_parts(merged: Mapping[str, Value], source: str, problems: list[Proble
             )
             continue
         values = {key: merged[key].value for key in fields if key in merged}
-        if not _validate(options, values, merged, problems):
+        chosen = merged[part].where if part in merged else "default"
+        if not _validate(options, values, merged, problems, chosen):
             resolved.update(options(**values).model_dump(mode="json"))
         accepted.update(dict.fromkeys(fields, part))
     elsewhere = known_part_options()
@@ -272,17 +273,25 @@ def known_part_options() -> dict[str, list[str]]:
 
 
 def _validate(
-    schema: type[BaseModel], values: Mapping[str, Any], merged: Mapping[str, Value], problems: list[Problem]
+    schema: type[BaseModel],
+    values: Mapping[str, Any],
+    merged: Mapping[str, Value],
+    problems: list[Problem],
+    chosen: str = "default",
 ) -> set[str]:
-    """Checks ``values``, adds each mistake to ``problems``, and returns the keys that are wrong."""
+    """Checks ``values``, adds each mistake to ``problems``, and returns the keys that are wrong.
+
+    What no single value is to blame for, such as a missing one, is said of ``chosen``, where the part was chosen.
+    """
     try:
         schema(**values)
     except ValidationError as error:
         wrong: dict[str, str] = {}
         for detail in error.errors():
-            key = str(detail["loc"][0])
-            wrong.setdefault(key, _sentence(dict(detail), values[key]))
-        problems.extend(Problem(merged[key].where, key, text) for key, text in wrong.items())
+            key = str(detail["loc"][0]) if detail["loc"] else ""
+            wrong.setdefault(key, _sentence(dict(detail), values.get(key)))
+        for key, text in wrong.items():
+            problems.append(Problem(merged[key].where if key in merged else chosen, key, text))
         return set(wrong)
     return set()
 
@@ -306,6 +315,8 @@ def _sentence(detail: dict[str, Any], given: Any) -> str:
         near = nearest(str(given), allowed, most=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         return f"{given!r} is none of {', '.join(allowed)}.{hint}"
+    if kind == "missing":
+        return "must be given: it has no default."
     if kind == "value_error":
         return str(context.get("error", detail["msg"]))
     if kind in _EXPECTED:
