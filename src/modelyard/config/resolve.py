@@ -197,6 +197,10 @@ def _check_core(merged: Mapping[str, Value], problems: list[Problem]) -> Config 
                 f"{config.gradient_accumulation} pieces do not divide train_batch_size {config.train_batch_size}.",
             )
         )
+    for pair in EXCLUSIVE:
+        if not wrong & set(pair) and all(getattr(config, key) is None for key in pair):
+            where = next(merged[key].where for key in pair if key in merged)
+            problems.append(Problem(where, pair[0], f"is empty, and so is {pair[1]}; give one of the two."))
     return config if not wrong else right
 
 
