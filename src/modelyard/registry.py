@@ -21,7 +21,9 @@ Target = TypeVar("Target", bound=Callable[..., Any])
 class Options(BaseModel):
     """Typed options of a part. Each field needs a description; it becomes an option when the part is chosen."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), coerce_numbers_to_str=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, protected_namespaces=(), coerce_numbers_to_str=True, allow_inf_nan=False
+    )
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,12 @@ class Group(BaseModel):
     """Options that belong together."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, protected_namespaces=(), coerce_numbers_to_str=True, validate_default=True
+        extra="forbid",
+        frozen=True,
+        protected_namespaces=(),
+        coerce_numbers_to_str=True,
+        validate_default=True,
+        allow_inf_nan=False,
     )
     title: ClassVar[str]
 
