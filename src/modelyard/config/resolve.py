@@ -199,8 +199,8 @@ def _check_core(merged: Mapping[str, Value], problems: list[Problem]) -> Config 
         )
     for pair in EXCLUSIVE:
         if not wrong & set(pair) and all(getattr(config, key) is None for key in pair):
-            where = next(merged[key].where for key in pair if key in merged)
-            problems.append(Problem(where, pair[0], f"is empty, and so is {pair[1]}; give one of the two."))
+            emptied = next(key for key in reversed(pair) if key in merged and "displaced" not in merged[key].where)
+            problems.append(Problem(merged[emptied].where, emptied, f"is empty; give {' or '.join(pair)}."))
     return config if not wrong else right
 
 
