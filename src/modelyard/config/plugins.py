@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import traceback
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -39,13 +40,21 @@ def _guarded(name: str, load: Callable[[str], object]) -> None:
     except UserError:
         raise
     except Exception as error:
-        trace = error.__traceback__
-        while trace is not None and trace.tb_next is not None:
-            trace = trace.tb_next
-        at = f" ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})" if trace else ""
-        raise UserError(
-            f"the plugin {name!r} failed while it was imported: {type(error).__name__}: {error}{at}"
-        ) from error
+        what = f"{type(error).__name__}: {error}"
+        raise UserError(f"the plugin {name!r} failed while it was imported: {what}{_line(error)}") from error
+
+
+def _line(error: Exception) -> str:
+    """The last line of the plugin itself that ran, not that of a library it called."""
+    if isinstance(error, SyntaxError):
+        return f" ({error.filename}:{error.lineno})"
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename not in (__file__, importlib.__file__) and not frame.filename.startswith("<frozen importlib")
+    ]
+    own = [frame for frame in frames if frame.filename == frames[0].filename]
+    return f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
 
 
 def _import_module(name: str) -> None:
