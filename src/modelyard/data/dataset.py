@@ -139,8 +139,11 @@ class ArrayDataset(Dataset):
 
 def _checked(split: str, arrays: Arrays) -> dict[str, NDArray[np.generic]]:
     checked = {name: np.asarray(array) for name, array in arrays.items()}
+    for name, array in checked.items():
+        if array.ndim == 0:
+            raise DataError(f"{name} of the {split} split is a single value; its first axis must count examples.")
     lengths = {name: len(array) for name, array in checked.items()}
-    if not lengths or min(lengths.values()) == 0:
+    if not lengths or any(array.size == 0 for array in checked.values()):
         raise DataError(f"the {split} split is empty.")
     if len(set(lengths.values())) != 1:
         raise DataError(f"the arrays of the {split} split differ in length: {lengths}.")
@@ -185,4 +188,6 @@ def _images(split: str, images: NDArray[np.generic]) -> NDArray[np.generic]:
             raise DataError(f"images of the {split} split hold values that are not finite.")
     elif images.dtype != np.uint8:
         raise DataError(f"images of the {split} split are {images.dtype}; give uint8 (0 to 255) or floats.")
+    if images.ndim == 1:
+        raise DataError(f"images of the {split} split are single numbers; give an array an example.")
     return images[..., None] if images.ndim == 3 else images

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tokenize
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,11 @@ from modelyard.data.splits import with_validation
 from modelyard.errors import DataError, UserError
 from modelyard.registry import Options
 
+# What a damaged file can raise, depending on the byte: the zip, its compression, or the header of an array.
+_UNREADABLE = (
+    ValueError, OSError, EOFError, KeyError, RuntimeError, MemoryError,
+    zipfile.BadZipFile, zlib.error, tokenize.TokenError, SyntaxError,
+)  # fmt: skip
 _NAMES = {TRAIN: ("train",), VALIDATION: ("validation", "val"), TEST: ("test",)}
 
 
@@ -25,9 +32,12 @@ def read_npz(path: Path, context: DataContext) -> Dataset:
     if not path.is_file():
         raise DataError(f"there is no file {path}.")
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays: dict[str, Any] = {name: file[name] for name in file.files}
-    except (ValueError, OSError, zipfile.BadZipFile, EOFError) as error:
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            raise DataError(f"{path} is a single array (.npy); save x_train and y_train with numpy.savez.")
+        with loaded as file:
+            arrays: dict[str, Any] = {name: np.asarray(file[name]) for name in file.files}
+    except _UNREADABLE as error:
         raise DataError(f"{path} can't be read as an .npz file of plain arrays: {error}") from error
     splits: dict[str, Arrays] = {}
     for split, names in _NAMES.items():
@@ -38,9 +48,11 @@ def read_npz(path: Path, context: DataContext) -> Dataset:
         raise DataError(
             f"{path} must hold arrays named x_train and y_train; it holds: {', '.join(arrays) or 'nothing'}."
         )
+    if "classes" in arrays and arrays["classes"].ndim != 1:
+        raise DataError(f"{path}: classes must be a list of names, got shape {arrays['classes'].shape}.")
     classes = [str(name) for name in arrays["classes"].tolist()] if "classes" in arrays else None
     for split, part in splits.items():
-        if len(part["image"]) != len(part["label"]):
+        if part["image"].ndim and part["label"].ndim and len(part["image"]) != len(part["label"]):
             raise DataError(f"{path}: {len(part['image'])} images but {len(part['label'])} labels for {split}.")
     return ArrayDataset(with_validation(splits, context.validation_fraction, context.split_seed), classes)
 

@@ -6,6 +6,7 @@ import gzip
 import io
 import pickle
 import tarfile
+import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -109,9 +110,9 @@ def _idx_path(name: str, file: str, context: DataContext) -> Path:
 def _read_idx(path: Path) -> NDArray[np.uint8]:
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} can't be read: {error}") from error
-    if len(raw) < 4 or raw[:3] != b"\0\0\x08" or len(raw) < 4 + 4 * raw[3]:
+    if len(raw) < 4 or raw[:3] != b"\0\0\x08" or raw[3] == 0 or len(raw) < 4 + 4 * raw[3]:
         raise DataError(f"{path} is no IDX file of bytes.")
     shape = tuple(int.from_bytes(raw[4 + 4 * i : 8 + 4 * i], "big") for i in range(raw[3]))
     offset = 4 + 4 * raw[3]
@@ -143,7 +144,7 @@ def _cifar(
     if official is None:
         try:
             official = tuple(n.decode() for n in load_plain_pickle(read("meta"), "meta")[b"fine_label_names"])
-        except (KeyError, AttributeError, UnicodeDecodeError) as error:
+        except (KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
             raise DataError(f"the file meta of {name} holds no fine_label_names.") from error
     return _finish(splits, official, context)
 
@@ -172,7 +173,7 @@ def _member_of(archive: Path, folder: str, file: str) -> bytes:
             if content is None:
                 raise KeyError(member)
             return content.read()
-    except (OSError, tarfile.TarError, EOFError, KeyError) as error:
+    except (OSError, tarfile.TarError, EOFError, KeyError, zlib.error) as error:
         raise DataError(f"{archive} is damaged or not the official archive: no {member} ({error}).") from error
 
 
@@ -183,8 +184,10 @@ def _cifar_batch(
     try:
         images = np.asarray(batch[b"data"], np.uint8).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
         labels = np.asarray(batch[label_key.encode()], np.int32)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise DataError(f"{file} is not a CIFAR batch: {error}") from error
+    if labels.shape != (len(images),):
+        raise DataError(f"{file} is not a CIFAR batch: {len(images)} images, but labels of shape {labels.shape}.")
     return np.ascontiguousarray(images), labels
 
 

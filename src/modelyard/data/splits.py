@@ -14,7 +14,7 @@ _SPLIT_DOMAIN = 0x73706C6974
 def stratified(labels: NDArray[np.generic], fraction: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Indices of the larger and of the smaller part; the smaller holds ``fraction`` of every class.
 
-    A class with a single example stays in the larger part.
+    A class with a single example stays in the larger part, as long as there is another to take from.
     """
     chosen = []
     for label in np.unique(labels):
@@ -23,23 +23,32 @@ def stratified(labels: NDArray[np.generic], fraction: float, seed: int) -> tuple
         chosen.append(members[permutation(seed, _SPLIT_DOMAIN, int(label), len(members))[:count]])
     smaller = np.sort(np.concatenate(chosen))
     if len(smaller) == 0 and len(labels) > 1:
-        smaller = permutation(seed, _SPLIT_DOMAIN, -1, len(labels))[:1]
+        order = permutation(seed, _SPLIT_DOMAIN, -1, len(labels))
+        _, classes, counts = np.unique(labels, return_inverse=True, return_counts=True)
+        spare = counts[classes[order]] > 1
+        smaller = order[spare][:1] if spare.any() else order[:1]
     larger = np.setdiff1d(np.arange(len(labels)), smaller)
     return larger.astype(np.int64), smaller.astype(np.int64)
 
 
 def with_validation(splits: dict[str, Arrays], fraction: float, seed: int) -> dict[str, Arrays]:
-    """``splits`` with a validation split, taken from train where there is none; ids stay those of the whole."""
+    """``splits`` with a validation split, taken from train where there is none; ids stay those of the whole.
+
+    A train split that is not sound comes back as it is: `ArrayDataset` says what is wrong with it.
+    """
     if VALIDATION in splits or TRAIN not in splits or LABEL not in splits[TRAIN]:
         return splits
-    whole = dict(splits[TRAIN])
-    count = len(whole[LABEL])
-    if count < 2:
+    whole = {name: np.asarray(array) for name, array in splits[TRAIN].items()}
+    labels = whole[LABEL]
+    count = labels.shape[0] if labels.ndim else 0
+    if count < 2 or labels.size != count or labels.dtype.kind not in "iu":
+        return splits
+    if any(array.shape[:1] != (count,) for array in whole.values()):
         return splits
     whole.setdefault(ID, np.arange(count, dtype=np.int64))
-    larger, smaller = stratified(np.asarray(whole[LABEL]).reshape(count, -1)[:, 0], fraction, seed)
+    larger, smaller = stratified(labels.reshape(count), fraction, seed)
     return {
         **splits,
-        TRAIN: {name: np.asarray(array)[larger] for name, array in whole.items()},
-        VALIDATION: {name: np.asarray(array)[smaller] for name, array in whole.items()},
+        TRAIN: {name: array[larger] for name, array in whole.items()},
+        VALIDATION: {name: array[smaller] for name, array in whole.items()},
     }
