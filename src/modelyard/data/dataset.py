@@ -133,7 +133,8 @@ class ArrayDataset(Dataset):
         for name, arrays in sorted(self._splits.items()):
             for key, array in sorted(arrays.items()):
                 digest.update(f"{name}/{key}/{array.dtype.str}/{array.shape}".encode())
-                digest.update(np.ascontiguousarray(array).data if array.dtype.kind != "U" else array.tobytes())
+                # NumPy gives no buffer of text and dates.
+                digest.update(array.tobytes() if array.dtype.kind in "UMm" else np.ascontiguousarray(array).data)
         return digest.hexdigest()
 
 
@@ -153,6 +154,11 @@ def _checked(split: str, arrays: Arrays) -> dict[str, NDArray[np.generic]]:
     if IMAGE in checked:
         checked[IMAGE] = _images(split, checked[IMAGE])
     checked.setdefault(ID, np.arange(count, dtype=np.int64))
+    for name, array in checked.items():
+        if array.dtype.kind == "O":
+            if not all(isinstance(value, str) for value in array.flat):
+                raise DataError(f"{name} of the {split} split holds Python objects; give numbers or text.")
+            checked[name] = array.astype(np.str_)  # a fingerprint of objects would be one of their addresses
     return checked
 
 
