@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import queue
 import re
 import threading
@@ -156,7 +157,7 @@ def choose(checkpoints: Path, best: Path, which: str) -> Path:
         return latest[max(latest)]
     if which == "best" and winners:
         return winners[0]
-    if which.isdigit():
+    if which.isdecimal():
         by_step = {**list_checkpoints(best), **latest}
         if int(which) in by_step:
             return by_step[int(which)]
@@ -183,7 +184,8 @@ def best_first(folder: Path) -> list[Path]:
         try:
             won = read_state(path)["memory"]["best"]
             value = float(won["value"])
-            ranked.append((-value if won["mode"] == "max" else value, step, path))
+            key = -value if won["mode"] == "max" else value
+            ranked.append((math.inf if math.isnan(value) else key, step, path))  # not a number: last
         except (CheckpointError, KeyError, TypeError, ValueError) as error:
             log.warning("%s is passed over: %s", path, error)
     return [path for _, _, path in sorted(ranked)]
