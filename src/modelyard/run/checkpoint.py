@@ -36,6 +36,10 @@ log = logging.getLogger("modelyard")
 Arrays = dict[str, NDArray[Any]]
 
 
+class NewerFormatError(CheckpointError):
+    """A checkpoint that a newer Modelyard wrote: whole, but not for this one to read."""
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A point of a run to go on from.
@@ -105,8 +109,10 @@ def read_state(path: Path) -> dict[str, Any]:
     try:
         state = json.loads((path / STATE).read_text(encoding="utf-8"))
         version = state["format_version"]
-        if not isinstance(version, int) or version > FORMAT_VERSION:
-            raise CheckpointError(
+        if not isinstance(version, int):
+            raise TypeError("format_version")
+        if version > FORMAT_VERSION:
+            raise NewerFormatError(
                 f"{path} has format version {version}; this Modelyard reads up to {FORMAT_VERSION}. Install a newer."
             )
         if not isinstance(state["step"], int) or not isinstance(state["memory"], dict):
@@ -127,10 +133,16 @@ def list_checkpoints(folder: Path) -> dict[int, Path]:
 
 
 def load_newest(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint that can be read; damaged ones are named in the log, set aside, and passed over."""
+    """The newest checkpoint that can be read; damaged ones are named in the log, set aside, and passed over.
+
+    Raises:
+        NewerFormatError: if a newer Modelyard wrote the newest; going on from an older one would undo its work.
+    """
     for path in reversed(list_checkpoints(folder).values()):
         try:
             return read_checkpoint(path)
+        except NewerFormatError:
+            raise
         except CheckpointError as error:
             aside = _set_aside(path)
             log.warning("%s It was set aside as %s; the one before it is used.", error, aside.name)
