@@ -58,6 +58,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
     with explain(target, "write"):
         target.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=target.parent))
+        aside: Path | None = None
         try:
             folder.chmod(0o755)
             yield folder
@@ -71,6 +72,9 @@ def whole_folder(target: Path) -> Iterator[Path]:
                 shutil.rmtree(aside, ignore_errors=True)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
+            if aside is not None and not target.exists():
+                (aside / target.name).replace(target)
+                aside.rmdir()
             raise
         sync_folder(target.parent)
 
