@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.graph_pb2 import GraphDef
@@ -100,7 +101,11 @@ def _events(path: Path) -> Iterator[tuple[int, Event]]:
         end = offset + 12 + length + 4
         if end > len(data):
             return
-        yield end, Event.FromString(data[offset + 12 : end - 4])
+        try:
+            event = Event.FromString(data[offset + 12 : end - 4])
+        except DecodeError:  # a damaged file must not keep a run from going on
+            return
+        yield end, event
         offset = end
 
 
