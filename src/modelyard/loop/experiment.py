@@ -7,6 +7,7 @@ import math
 import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -253,7 +254,8 @@ def _lengths(config: Config, dataset: Dataset) -> Run:
     if config.train_steps is not None:
         total = config.train_steps
     elif config.train_epochs is not None:
-        total = math.ceil(config.train_epochs * examples / config.train_batch_size)
+        # As written, not as a binary float: 1.1 epochs of 100 examples are 110, not 110.00000000000001.
+        total = math.ceil(Fraction(repr(config.train_epochs)) * examples / config.train_batch_size)
     else:
         raise ConfigError([Problem("config", "train_steps", "is missing, and so is train_epochs; give one.")])
     return Run(examples, config.train_batch_size, total)
