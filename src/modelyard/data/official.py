@@ -154,7 +154,7 @@ def _cifar_readers(name: str, folder: str, archive: str, context: DataContext) -
         if (place / folder).is_dir():
             yield partial(_file_of, place / folder)
         elif (place / archive).is_file():
-            yield partial(_member_of, place / archive, folder)
+            yield _members_of(place / archive, folder)
 
 
 def _file_of(folder: Path, file: str) -> bytes:
@@ -164,17 +164,26 @@ def _file_of(folder: Path, file: str) -> bytes:
         raise DataError(f"{folder / file} can't be read: {error.strerror}.") from error
 
 
-def _member_of(archive: Path, folder: str, file: str) -> bytes:
-    """One member of the archive, read in place: nothing is unpacked."""
-    member = f"{folder}/{file}"
+def _members_of(archive: Path, folder: str) -> Callable[[str], bytes]:
+    """The files of the archive, read in place and to its end, where the checksum stands: nothing is unpacked."""
+    members: dict[str, bytes] = {}
     try:
         with tarfile.open(archive) as tar:
-            content = tar.extractfile(member)
-            if content is None:
-                raise KeyError(member)
-            return content.read()
-    except (OSError, tarfile.TarError, EOFError, KeyError, zlib.error) as error:
-        raise DataError(f"{archive} is damaged or not the official archive: no {member} ({error}).") from error
+            for member in tar:
+                content = tar.extractfile(member) if member.isfile() else None
+                if content is not None and member.name.startswith(f"{folder}/"):
+                    members[member.name] = content.read()
+            while tar.fileobj is not None and tar.fileobj.read(1 << 20):
+                pass
+    except (OSError, tarfile.TarError, EOFError, zlib.error) as error:
+        raise DataError(f"{archive} is damaged or not the official archive ({error}).") from error
+
+    def read(file: str) -> bytes:
+        if f"{folder}/{file}" not in members:
+            raise DataError(f"{archive} is damaged or not the official archive: it has no {folder}/{file}.")
+        return members[f"{folder}/{file}"]
+
+    return read
 
 
 def _cifar_batch(
