@@ -1,0 +1,106 @@
+"""Splits that a dataset does not bring itself."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from modelyard.data.splits import stratified, with_validation
+
+relaxed = settings(deadline=None)
+label_lists = st.lists(st.integers(0, 5), min_size=1, max_size=200)
+fractions = st.floats(0.01, 0.99)
+
+
+@relaxed
+@given(label_lists, fractions, st.integers(0, 2**63 - 1))
+def test_the_two_parts_are_disjoint_and_complete(labels: list[int], fraction: float, seed: int) -> None:
+    larger, smaller = stratified(np.array(labels), fraction, seed)
+    assert sorted([*larger.tolist(), *smaller.tolist()]) == list(range(len(labels)))
+    assert larger.tolist() == sorted(larger.tolist())
+    assert len(larger) >= 1
+    if len(labels) > 1:
+        assert len(smaller) >= 1
+
+
+@relaxed
+@given(label_lists, fractions, st.integers(0, 1000))
+def test_every_class_keeps_its_share(labels: list[int], fraction: float, seed: int) -> None:
+    array = np.array(labels)
+    larger, smaller = stratified(array, fraction, seed)
+    counts = np.bincount(array, minlength=6)
+    taken = np.bincount(array[smaller], minlength=6)
+    wanted = np.minimum(np.round(counts * fraction), np.maximum(counts - 1, 0))
+    if wanted.sum() > 0:
+        assert taken.tolist() == wanted.tolist()
+    if (counts > 1).any():
+        assert set(array.tolist()) == set(array[larger].tolist()), "every class stays in the larger part"
+
+
+def test_a_class_with_a_single_example_stays_in_train() -> None:
+    labels = np.array([0] * 10 + [1] + [2] * 10)
+    for fraction in (0.1, 0.5, 0.99):
+        for seed in range(20):
+            assert 10 in stratified(labels, fraction, seed)[0]
+
+
+def test_a_class_with_a_single_example_stays_in_train_also_where_only_one_can_be_taken() -> None:
+    labels = np.array([0, 0, 0, 0, 1])
+    for seed in range(30):
+        larger, smaller = stratified(labels, 0.1, seed)
+        assert len(smaller) == 1
+        assert 4 in larger
+
+
+def test_where_every_class_has_one_example_one_is_taken_all_the_same() -> None:
+    _, smaller = stratified(np.arange(5), 0.1, 0)
+    assert len(smaller) == 1
+
+
+def test_the_split_of_this_seed_never_changes() -> None:
+    assert stratified(np.arange(20) % 2, 0.2, 0)[1].tolist() == [7, 10, 12, 19]
+
+
+def test_the_seed_changes_the_split() -> None:
+    labels = np.arange(100) % 4
+    assert len({tuple(stratified(labels, 0.2, seed)[1].tolist()) for seed in range(10)}) == 10
+
+
+def test_validation_is_taken_from_train_and_ids_stay_those_of_the_whole() -> None:
+    images = np.arange(40, dtype=np.uint8)[:, None, None, None]
+    made = with_validation({"train": {"image": images, "label": np.arange(40) % 2}}, 0.25, 0)
+    assert sorted(made) == ["train", "validation"]
+    for arrays in made.values():
+        assert arrays["image"][:, 0, 0, 0].tolist() == arrays["id"].tolist()
+        assert (arrays["id"] % 2).tolist() == arrays["label"].tolist()
+    assert sorted([*made["train"]["id"], *made["validation"]["id"]]) == list(range(40))
+    assert len(made["validation"]["id"]) == 10
+
+
+def test_ids_that_a_dataset_brings_are_kept() -> None:
+    names = np.array([f"file-{i}" for i in range(10)])
+    made = with_validation({"train": {"label": np.zeros(10, int), "id": names}}, 0.2, 0)
+    assert sorted([*made["train"]["id"], *made["validation"]["id"]]) == sorted(names)
+
+
+def test_a_validation_split_that_is_there_stays() -> None:
+    splits = {"train": {"label": np.zeros(10, int)}, "validation": {"label": np.zeros(3, int)}}
+    assert with_validation(dict(splits), 0.2, 0) == splits
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        {"label": np.array(5)},
+        {"label": np.array(["a", "b"])},
+        {"label": np.array([np.nan, 1.0])},
+        {"label": np.zeros((4, 3), int)},
+        {"label": np.zeros((4, 0), int)},
+        {"label": np.zeros(4, int), "image": np.zeros((5, 2, 2))},
+        {"label": np.zeros(1, int)},
+        {"image": np.zeros((5, 2, 2))},
+    ],
+)
+def test_a_train_split_that_is_not_sound_is_left_for_the_dataset_to_explain(train: dict[str, np.ndarray]) -> None:
+    splits = {"train": train}
+    assert with_validation(splits, 0.2, 0) is splits

@@ -1,0 +1,301 @@
+"""Checkpoints: complete or not there, checksummed, and chosen by name."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from modelyard.errors import CheckpointError
+from modelyard.run.checkpoint import (
+    FORMAT_VERSION,
+    OPTIMIZER,
+    STATE,
+    WEIGHTS,
+    Checkpoint,
+    best_first,
+    choose,
+    list_checkpoints,
+    load_newest,
+    prune,
+    read_checkpoint,
+    read_state,
+    step_of,
+    write_checkpoint,
+)
+from modelyard.run.weights import read_weights
+
+
+def checkpoint(step: int = 7, **memory: Any) -> Checkpoint:
+    weights = {
+        "conv/kernel": np.arange(24, dtype=np.float32).reshape(2, 3, 4),
+        "half": np.array([1.5, -2.0], np.float16),
+        "double": np.array([1 / 3, 1e-300, np.inf, np.nan]),
+        "strided": np.arange(12, dtype=np.float32).reshape(3, 4).T,
+        "every second": np.arange(10, dtype=np.float32)[::2],
+        "big-endian": np.arange(3, dtype=">f8"),
+        "empty": np.zeros((0, 3), np.float32),
+    }
+    optimizer = {
+        "iterations": np.array(2**40 + step, np.int64),
+        "scalar": np.array(0.1, np.float64),
+        "seed": np.array([1, 2**32 - 1], np.uint32),
+        "flag": np.array(True),
+    }
+    return Checkpoint(step, weights, optimizer, memory)
+
+
+def written(folder: Path, *steps: int) -> list[Path]:
+    return [write_checkpoint(folder, checkpoint(step)) for step in steps]
+
+
+def change(path: Path, **values: Any) -> None:
+    state = json.loads((path / STATE).read_text())
+    (path / STATE).write_text(json.dumps(state | values))
+
+
+# -- write and read -------------------------------------------------------------------------------------------------
+
+
+def test_what_is_written_is_read_back_bit_for_bit(tmp_path: Path) -> None:
+    given = checkpoint(7, window={"loss": 0.1}, stopped=None, hooks={"early_stop": [1, 2]})
+    path = write_checkpoint(tmp_path, given)
+    assert path == tmp_path / "step-00000007"
+    read = read_checkpoint(path)
+    assert (read.step, read.memory) == (7, given.memory)
+    for mine, theirs in ((given.weights, read.weights), (given.optimizer, read.optimizer)):
+        assert set(mine) == set(theirs)
+        for name, array in mine.items():
+            assert theirs[name].shape == array.shape, name
+            assert theirs[name].dtype == array.dtype.newbyteorder("="), name
+            assert theirs[name].tobytes() == np.ascontiguousarray(array.astype(theirs[name].dtype)).tobytes(), name
+
+
+def test_floats_in_memory_come_back_exactly(tmp_path: Path) -> None:
+    values = [0.1, 1 / 3, 1e-308, 123456789.123456789]
+    assert read_checkpoint(write_checkpoint(tmp_path, checkpoint(seconds=values))).memory["seconds"] == values
+
+
+def test_a_checkpoint_may_have_no_optimizer(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path, Checkpoint(0, {"w": np.zeros(2)}, {}))
+    read = read_checkpoint(path)
+    assert (read.optimizer, read.memory) == ({}, {})
+
+
+def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, checkpoint(7, turn=1))
+    write_checkpoint(tmp_path, checkpoint(7, turn=2))
+    assert read_state(tmp_path / "step-00000007")["memory"] == {"turn": 2}
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_checkpoints_are_listed_by_step_whatever_else_is_there(tmp_path: Path) -> None:
+    written(tmp_path, 20, 3, 123_456_789)
+    for name in ("step-5", "damaged-step-00000009", ".partial-abc", "notes"):
+        (tmp_path / name).mkdir()
+    assert list(list_checkpoints(tmp_path)) == [3, 20, 123_456_789]
+    assert list_checkpoints(tmp_path / "nowhere") == {}
+    assert step_of(tmp_path / "step-123456789") == 123_456_789
+    with pytest.raises(CheckpointError, match="notes is not a checkpoint folder"):
+        step_of(tmp_path / "notes")
+
+
+# -- damage ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, OPTIMIZER])
+def test_any_flipped_byte_is_found(tmp_path: Path, name: str) -> None:
+    (path,) = written(tmp_path, 1)
+    whole = (path / name).read_bytes()
+    for place in range(len(whole)):
+        (path / name).write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(CheckpointError, match=f"{name} is damaged"):
+            read_checkpoint(path)
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, OPTIMIZER, STATE])
+def test_a_file_cut_off_is_found(tmp_path: Path, name: str) -> None:
+    (path,) = written(tmp_path, 1)
+    whole = (path / name).read_bytes()
+    for length in (0, 1, len(whole) // 2, len(whole) - 1):
+        (path / name).write_bytes(whole[:length])
+        with pytest.raises(CheckpointError, match=f"{name} is damaged"):
+            read_checkpoint(path)
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, OPTIMIZER, STATE])
+def test_a_missing_file_is_found(tmp_path: Path, name: str) -> None:
+    (path,) = written(tmp_path, 1)
+    (path / name).unlink()
+    with pytest.raises(CheckpointError, match=f"{name} can't be read: No such file"):
+        read_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "[]", "5", "{}", "null", "\xff", '{"format_version": 1}', '{"format_version": "1"}',
+        '{"format_version": 1, "step": 1, "memory": [], "sha256": {}}',
+        '{"format_version": 1, "step": 1, "memory": {}, "sha256": 3}',
+        '{"format_version": 1, "step": "1", "memory": {}, "sha256": {}}',
+    ],
+)  # fmt: skip
+def test_a_state_that_is_none_is_damaged(tmp_path: Path, text: str) -> None:
+    (path,) = written(tmp_path, 1)
+    (path / STATE).write_bytes(text.encode("latin1"))
+    with pytest.raises(CheckpointError, match=f"{STATE} is damaged"):
+        read_checkpoint(path)
+
+
+def test_swapped_files_are_found(tmp_path: Path) -> None:
+    (path,) = written(tmp_path, 1)
+    (path / OPTIMIZER).write_bytes((path / WEIGHTS).read_bytes())
+    with pytest.raises(CheckpointError, match=f"{OPTIMIZER} is damaged"):
+        read_checkpoint(path)
+
+
+def test_a_newer_format_is_refused(tmp_path: Path) -> None:
+    (path,) = written(tmp_path, 1)
+    change(path, format_version=FORMAT_VERSION + 1)
+    with pytest.raises(CheckpointError, match=f"has format version {FORMAT_VERSION + 1}; .* Install a newer"):
+        read_checkpoint(path)
+
+
+# -- the newest that can be read ------------------------------------------------------------------------------------
+
+
+def test_the_newest_is_loaded(tmp_path: Path) -> None:
+    assert load_newest(tmp_path) is None
+    written(tmp_path, 1, 20, 3)
+    newest = load_newest(tmp_path)
+    assert newest is not None
+    assert newest.step == 20
+
+
+def test_a_damaged_one_is_set_aside_and_the_one_before_is_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("modelyard"), "propagate", True)
+    for turn in (1, 2):
+        *_, last = written(tmp_path, 1, 2, 3)
+        raw = bytearray((last / WEIGHTS).read_bytes())
+        raw[-1] ^= 1
+        (last / WEIGHTS).write_bytes(raw)
+        newest = load_newest(tmp_path)
+        assert newest is not None
+        assert newest.step == 2
+        aside = tmp_path / ("damaged-step-00000003" + ("" if turn == 1 else "-2"))
+        assert (aside / WEIGHTS).read_bytes() == raw
+        assert list(list_checkpoints(tmp_path)) == [1, 2]
+        assert f"set aside as {aside.name}" in caplog.text
+
+
+def test_where_all_are_damaged_there_is_none(tmp_path: Path) -> None:
+    for path in written(tmp_path, 1, 2):
+        (path / STATE).unlink()
+    assert load_newest(tmp_path) is None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["damaged-step-00000001", "damaged-step-00000002"]
+
+
+def test_one_of_a_newer_format_is_not_damaged_and_not_passed_over(tmp_path: Path) -> None:
+    """Going on from an older one would undo the work of the newer Modelyard."""
+    *_, last = written(tmp_path, 1, 2)
+    change(last, format_version=FORMAT_VERSION + 1)
+    with pytest.raises(CheckpointError, match="Install a newer"):
+        load_newest(tmp_path)
+    assert list(list_checkpoints(tmp_path)) == [1, 2]
+
+
+# -- choosing and pruning -------------------------------------------------------------------------------------------
+
+
+def best(folder: Path, step: int, value: float, mode: str) -> Path:
+    won = {"metric": "m", "mode": mode, "value": value, "step": step}
+    return write_checkpoint(folder, checkpoint(step, best=won))
+
+
+@pytest.mark.parametrize(("mode", "order"), [("max", [2, 5, 3, 1]), ("min", [1, 3, 2, 5])])
+def test_the_best_stands_first_and_of_equals_the_earlier(tmp_path: Path, mode: str, order: list[int]) -> None:
+    for step, value in ((1, 0.1), (2, 0.9), (3, 0.5), (5, 0.9)):
+        best(tmp_path, step, value, mode)
+    assert [step_of(path) for path in best_first(tmp_path)] == order
+
+
+@pytest.mark.parametrize("mode", ["max", "min"])
+def test_what_is_not_a_number_is_never_best(tmp_path: Path, mode: str) -> None:
+    for step, value in ((1, np.nan), (2, 0.9), (3, np.nan), (4, 0.9)):
+        best(tmp_path, step, value, mode)
+    assert [step_of(path) for path in best_first(tmp_path)] == [2, 4, 1, 3]
+
+
+def test_best_models_that_can_not_be_read_are_left_out(tmp_path: Path) -> None:
+    best(tmp_path, 1, 0.5, "max")
+    (best(tmp_path, 2, 0.9, "max") / STATE).write_text("torn")
+    written(tmp_path, 3)
+    change(best(tmp_path, 4, 0.9, "max"), memory={"best": {"value": "high", "mode": "max"}})
+    assert [step_of(path) for path in best_first(tmp_path)] == [1]
+
+
+def test_a_checkpoint_is_chosen_by_name_or_step(tmp_path: Path) -> None:
+    saved, bests = tmp_path / "checkpoints", tmp_path / "best"
+    written(saved, 10, 20)
+    best(bests, 5, 0.9, "max")
+    best(bests, 20, 0.8, "max")
+    assert choose(saved, bests, "latest") == saved / "step-00000020"
+    assert choose(saved, bests, "best") == bests / "step-00000005"
+    assert choose(saved, bests, "10") == saved / "step-00000010"
+    assert choose(saved, bests, "5") == bests / "step-00000005"
+    assert choose(saved, bests, "20") == saved / "step-00000020"
+
+
+@pytest.mark.parametrize("which", ["11", "first", "-1", "", "²", "1.5"])
+def test_an_unknown_checkpoint_is_told_which_there_are(tmp_path: Path, which: str) -> None:
+    written(tmp_path / "checkpoints", 10, 20)
+    best(tmp_path / "best", 5, 0.9, "max")
+    with pytest.raises(CheckpointError) as caught:
+        choose(tmp_path / "checkpoints", tmp_path / "best", which)
+    assert "Steps saved: 10, 20; best: 5. Give best, latest or one of these steps." in str(caught.value)
+    assert repr(which) in str(caught.value)
+
+
+@pytest.mark.parametrize("which", ["best", "latest", "0"])
+def test_where_nothing_is_saved_nothing_is_chosen(tmp_path: Path, which: str) -> None:
+    with pytest.raises(CheckpointError, match="Steps saved: none; best: none"):
+        choose(tmp_path / "checkpoints", tmp_path / "best", which)
+
+
+@pytest.mark.parametrize(("keep", "kept"), [(1, [30]), (2, [20, 30]), (5, [1, 20, 30])])
+def test_only_the_newest_are_kept(tmp_path: Path, keep: int, kept: list[int]) -> None:
+    written(tmp_path, 30, 1, 20)
+    (tmp_path / "damaged-step-00000002").mkdir()
+    prune(tmp_path, keep)
+    assert list(list_checkpoints(tmp_path)) == kept
+    assert (tmp_path / "damaged-step-00000002").exists()
+    assert len(list(tmp_path.iterdir())) == len(kept) + 1
+
+
+# -- weights to start from ------------------------------------------------------------------------------------------
+
+
+def test_weights_are_read_from_a_run_a_checkpoint_or_a_file(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("config_version: 1\n")
+    (path,) = written(tmp_path / "checkpoints", 3)
+    for place in (tmp_path, path, path / WEIGHTS):
+        assert set(read_weights(place)) == set(checkpoint().weights)
+    write_checkpoint(
+        tmp_path / "best", Checkpoint(2, {"best": np.ones(1)}, {}, {"best": {"value": 1.0, "mode": "max"}})
+    )
+    assert set(read_weights(tmp_path)) == {"best"}
+
+
+def test_a_place_without_weights_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "torn.safetensors").write_bytes(b"torn")
+    for place, words in (
+        (tmp_path / "nowhere", "nothing is there"),
+        (tmp_path, "is no run folder, checkpoint folder or .safetensors file"),
+        (tmp_path / "torn.safetensors", "is damaged or no safetensors file"),
+    ):
+        with pytest.raises(CheckpointError, match=words):
+            read_weights(place)
