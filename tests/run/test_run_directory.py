@@ -106,8 +106,7 @@ def test_a_killed_process_leaves_no_lock_behind(tmp_path: Path) -> None:
 
 def test_the_new_writer_removes_what_a_killed_one_left_unfinished(tmp_path: Path) -> None:
     directory = made(tmp_path)
-    directory.best.mkdir()
-    for folder in (directory.path, directory.checkpoints, directory.best):
+    for folder in (directory.path, directory.checkpoints):
         (folder / ".partial-abc").mkdir()
     with directory:
         assert not list(tmp_path.rglob(".partial-*"))
