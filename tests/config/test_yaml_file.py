@@ -143,6 +143,18 @@ def test_whatever_is_in_the_file_it_is_a_problem_of_that_file_and_no_traceback(f
     assert only_problem(file, text).where.startswith(str(file))
 
 
+@pytest.mark.parametrize("text", ["1e-4", "1E-4", "1.e-4", "+1e-4", "10e-5", "0.0001"])
+def test_one_e_minus_4_is_a_number_already_in_the_file(file: Path, text: str) -> None:
+    value = read(file, f"default:\n  x: {text}\n")[0]["x"]
+    assert isinstance(value, float)
+    assert value == 1e-4
+
+
+@pytest.mark.parametrize("text", ["1e", "e4", "1e4x", "v1e4", "1e-", "'1e4'"])
+def test_what_only_resembles_a_number_is_text(file: Path, text: str) -> None:
+    assert read(file, f"default:\n  x: {text}\n")[0]["x"] == text.strip("'")
+
+
 def test_a_file_that_is_too_large_is_refused_unread(file: Path) -> None:
     assert "larger than 1 MiB" in only_problem(file, b"#" * (MOST_BYTES + 1)).message
 

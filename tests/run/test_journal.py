@@ -1,7 +1,9 @@
 """training_log.md: entries are only ever added."""
 
+import fcntl
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -82,6 +84,18 @@ def test_runs_side_by_side_lose_no_entry(journal: Path) -> None:
     assert text.count(TITLE) == 1
     assert all(f"**Results of {name}-{i}**" in text for name in "ab" for i in range(50))
     assert text.count(f"- x: {'y' * 5000}\n") == 100
+
+
+def test_an_entry_waits_until_the_other_run_has_written_its_own(journal: Path) -> None:
+    with open(journal, "a") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        entry = threading.Thread(target=log_result, args=(journal, "mine", {}))
+        entry.start()
+        entry.join(0.2)
+        assert entry.is_alive()
+        other.write("theirs\n")
+    entry.join(10)
+    assert journal.read_text().startswith("theirs\n\n**Results of mine**")
 
 
 def test_a_journal_that_can_not_be_written_is_a_sentence(tmp_path: Path) -> None:
