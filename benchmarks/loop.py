@@ -19,7 +19,7 @@ from typing import Any
 
 import modelyard
 from modelyard.config import Config
-from modelyard.engine.select import select_engine
+from modelyard.config.backend import select_engine
 
 select_engine("tensorflow")
 

@@ -25,7 +25,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def two_devices() -> None:
     """TensorFlow in this process, with two logical CPU devices to choose from."""
-    from modelyard.engine.select import select_engine
+    from modelyard.config.backend import select_engine
 
     select_engine("tensorflow")
     import tensorflow as tf

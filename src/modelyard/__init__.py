@@ -82,7 +82,7 @@ def __getattr__(name: str) -> Any:
     if module is None:
         raise AttributeError(f"module 'modelyard' has no attribute {name!r}")
     if module in _NEED_KERAS:
-        from modelyard.engine.select import prefer_engine
+        from modelyard.config.backend import prefer_engine
 
         prefer_engine()
     return getattr(importlib.import_module(module), name)

@@ -126,7 +126,7 @@ def test_an_empty_split_is_refused(arrays: dict[str, np.ndarray]) -> None:
 
 
 def test_splits_must_look_alike() -> None:
-    with pytest.raises(DataError, match="examples of the test split look like"):
+    with pytest.raises(DataError, match="examples of the test split are"):
         ArrayDataset(train() | {"test": {"image": np.zeros((4, 3, 3), np.uint8), "label": LABELS}})
 
 

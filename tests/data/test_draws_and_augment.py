@@ -1,10 +1,5 @@
 """Random numbers as arithmetic, and the augmentation that is made of them. This file imports TensorFlow."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ.setdefault("KERAS_BACKEND", "tensorflow")
-
 import numpy as np
 import pytest
 from keras import ops
@@ -17,6 +12,7 @@ from modelyard.data.dataset import ArrayDataset
 from modelyard.data.draws import Draws, fold, mix, mix_host
 from modelyard.errors import DataError, UserError
 
+pytestmark = pytest.mark.usefixtures("two_devices")
 Words = NDArray[np.uint32]
 
 

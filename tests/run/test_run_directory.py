@@ -56,7 +56,6 @@ def test_two_runs_in_the_same_second_have_two_folders(tmp_path: Path) -> None:
     paths = []
     for _ in range(3):
         paths.append(new_run_path(mine, NOW))
-        paths[-1].mkdir()
     assert [path.name.removeprefix(paths[0].name) for path in paths] == ["", "-2", "-3"]
 
 
@@ -135,8 +134,15 @@ def test_differences_say_what_may_change_and_what_may_not(tmp_path: Path) -> Non
     assert free["runs_dir"]
     assert not free["learning_rate"]
     assert not free["optimizer"]
-    assert not free["momentum"]
     assert ("learning_rate", 0.001, 0.5, False) in changed
+
+
+def test_an_option_that_is_newer_than_the_run_is_no_difference(tmp_path: Path) -> None:
+    directory = made(tmp_path)
+    lines = directory.config.read_text().splitlines(keepends=True)
+    directory.config.write_text("".join(line for line in lines if not line.startswith("sync_batch_norm")))
+    assert differences(directory, config()) == []
+    assert differences(directory, config(sync_batch_norm=False)) == [("sync_batch_norm", True, False, False)]
 
 
 def test_a_run_is_opened_with_its_own_folder_of_best_models(tmp_path: Path) -> None:

@@ -147,9 +147,8 @@ def _given(context: typer.Context) -> dict[str, Any]:
 
 def _resolve(options: dict[str, Any]) -> Any:
     from modelyard.config import resolve
-    from modelyard.engine.select import select_engine
 
-    return resolve(options, before_plugins=select_engine)
+    return resolve(options)
 
 
 _RUN, _LOOK = "Run", "Look"

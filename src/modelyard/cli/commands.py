@@ -12,6 +12,7 @@ from rich.table import Column, Table
 
 from modelyard.config.calls import parse_list
 from modelyard.config.plugins import load_installed_plugins, load_plugins
+from modelyard.config.resolve import COMMAND_LINE
 from modelyard.config.schema import CORE_FIELDS, GROUPS, Config
 from modelyard.config.yaml_file import inline
 from modelyard.errors import DataError, Interrupted, unknown
@@ -30,7 +31,6 @@ def train(config: Config, *, evaluates: bool, as_json: bool) -> None:
 
 def resume(model_dir: str, options: dict[str, Any], *, as_json: bool) -> None:
     """Goes on with a run."""
-    from modelyard.config.resolve import COMMAND_LINE
     from modelyard.loop import experiment
 
     show_log()
@@ -47,7 +47,7 @@ def evaluate(model_dir: str, checkpoint: str | None, split: str, options: dict[s
     if split not in SPLITS:
         raise DataError(unknown("split", split, SPLITS))
     show_log()
-    result = experiment.evaluate(model_dir, checkpoint=checkpoint, split=split, **options)
+    result = experiment.evaluate(model_dir, checkpoint=checkpoint, split=split, source=COMMAND_LINE, **options)
     _show_result(result, as_json)
 
 
@@ -57,8 +57,15 @@ def _interruptible(run: Any) -> Any:
         return run()
     except Interrupted as interrupt:
         console().print(f"[bold]stopped at step {interrupt.step}.[/] Go on with:")
-        console().print(f"  modelyard resume {shlex.quote(interrupt.model_dir)}", soft_wrap=True)
+        console().print(f"  {program()} resume {shlex.quote(interrupt.model_dir)}", soft_wrap=True)
         sys.exit(128 + interrupt.signal)
+
+
+def program() -> str:
+    """How the user called this: ``modelyard``, or a script of their own that knows their parts."""
+    script = Path(sys.argv[0])
+    ours = script.stem in ("modelyard", "yard", "__main__")
+    return "modelyard" if ours else f"python {shlex.quote(sys.argv[0])}"
 
 
 def _show_result(result: Any, as_json: bool) -> None:
@@ -107,7 +114,7 @@ _REGISTRIES: dict[str, Registry] = {"model": MODELS, "dataset": DATASETS, "hook"
 def list_parts(kind: str, plugins: str | None, *, as_json: bool) -> None:
     """Lists models, datasets or hooks with their options."""
     if plugins:
-        from modelyard.engine.select import select_engine
+        from modelyard.config.backend import select_engine
 
         select_engine("auto")
     load_installed_plugins()

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.table import Table
 
-from modelyard.engine.select import INSTALL, choose_engine
+from modelyard.config.backend import INSTALL, choose_engine
 from modelyard.errors import UserError
 from modelyard.run.console import console
 from modelyard.run.machine import available_cores, cpu_flags, gpus, hardware, versions

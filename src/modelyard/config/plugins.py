@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import sys
@@ -69,11 +70,19 @@ def _import_module(name: str) -> None:
     importlib.import_module(name)
 
 
+def plugin_module(name: str) -> str:
+    """The name under which a plugin is imported; files of one name in different folders do not collide."""
+    if not name.endswith(".py"):
+        return name
+    path = Path(name).resolve()
+    return f"modelyard_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+
+
 def _import_file(name: str) -> None:
     path = Path(name).resolve()
     if not path.is_file():
         raise UserError(f"there is no plugin file {name!r}.")
-    module_name = f"modelyard_plugin_{path.stem}"
+    module_name = plugin_module(name)
     loaded = sys.modules.get(module_name)
     if loaded is not None and getattr(loaded, "__file__", None) == str(path):
         return

@@ -5,7 +5,7 @@ Defaults < recipe < a set of project.yaml < a set of hyperparameters.yaml < comm
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -13,10 +13,11 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from modelyard.config.backend import select_engine
 from modelyard.config.calls import Call, parse_list
 from modelyard.config.plugins import load_installed_plugins, load_plugins
 from modelyard.config.schema import CORE_FIELDS, EXCLUSIVE, PARTS, Config, is_path
-from modelyard.config.yaml_file import RUN_CONFIG_KEY, Value, is_run_config, read_flat, read_set
+from modelyard.config.yaml_file import CONFIG_VERSION, RUN_CONFIG_KEY, Value, is_run_config, read_flat, read_set
 from modelyard.errors import ConfigError, Problem, UserError, nearest, unknown
 from modelyard.registry import AUGMENTATIONS, ENGINES, HOOKS
 
@@ -49,7 +50,6 @@ def resolve(
     *,
     source: str = COMMAND_LINE,
     pick_up_files: bool = True,
-    before_plugins: Callable[[str], object] | None = None,
 ) -> Config:
     """Builds the config.
 
@@ -57,7 +57,6 @@ def resolve(
         given: the options of the top level, usually those of the command line.
         source: the name of that level.
         pick_up_files: read ./project.yaml and ./hyperparameters.yaml where they exist.
-        before_plugins: called with the engine before a user's code is imported, since Keras fixes its backend then.
 
     Raises:
         ConfigError: with every mistake that was found.
@@ -72,8 +71,8 @@ def resolve(
         raise ConfigError(_without_repeats(problems))  # before a user's code is imported
     plugin_origin = merged["plugins"].where if "plugins" in merged else source
     try:
-        if names and before_plugins is not None and isinstance(core, Config):
-            before_plugins(core.engine)
+        if names and isinstance(core, Config):
+            select_engine(core.engine)  # a user's code may import Keras, which fixes its backend then
         load_installed_plugins()
         load_plugins(tuple(names))
     except UserError as error:
@@ -114,7 +113,10 @@ def _layers(top: Layer, pick_up_files: bool, problems: list[Problem]) -> list[La
     if project_file is not None:
         project = read_set(project_file, _text(top.values, "config_set"), problems)
         if is_run_config(project_file):
-            project.pop(RUN_CONFIG_KEY, None)
+            _check_version(project_file, project.pop(RUN_CONFIG_KEY, None), problems)
+            for key in {"recipe", "hyperparameter_file", "hyperparameter_set"} & set(top.values):
+                message = f"has no use here: {project_file} is the complete config of a run."
+                problems.append(Problem(top.name, key, message))
             return [Layer(str(project_file), project), top]
     elif "config_set" in top.values:
         problems.append(Problem(top.name, "config_set", "there is no ./project.yaml; name a file with config_file."))
@@ -131,6 +133,12 @@ def _layers(top: Layer, pick_up_files: bool, problems: list[Problem]) -> list[La
                 "there is no ./hyperparameters.yaml; name a file with hyperparameter_file.",
             )
         )
+    for key in ("config_file", "config_set"):
+        for values in (project, hyper):
+            if key in values:
+                problems.append(
+                    Problem(values[key].where, key, "has no effect inside a file; give it where you start.")
+                )
     known = {**project, **hyper, **top.values}
     layers = [Layer(str(project_file), project), Layer(str(hyper_file), hyper), top]
     recipe = _text(known, "recipe")
@@ -148,6 +156,12 @@ def _layers(top: Layer, pick_up_files: bool, problems: list[Problem]) -> list[La
     return layers
 
 
+def _check_version(path: Path, version: Value | None, problems: list[Problem]) -> None:
+    if version is not None and (not isinstance(version.value, int) or version.value > CONFIG_VERSION):
+        message = f"{version.value} is newer than {CONFIG_VERSION}, which this Modelyard reads. Install a newer one."
+        problems.append(Problem(version.where, RUN_CONFIG_KEY, message))
+
+
 def _file(values: Mapping[str, Value], key: str, usual: str, pick_up: bool) -> Path | None:
     named = _text(values, key)
     if named is not None:
@@ -163,15 +177,18 @@ def _text(values: Mapping[str, Value], key: str) -> str | None:
 def _merge(layers: list[Layer], problems: list[Problem]) -> dict[str, Value]:
     merged: dict[str, Value] = {}
     for layer in layers:
-        for pair in EXCLUSIVE:
-            given = [key for key in pair if key in layer.values and layer.values[key].value is not None]
+        values = dict(layer.values)
+        for one, other in EXCLUSIVE:
+            given = [key for key in (one, other) if key in values and values[key].value is not None]
+            own = [key for key in given if not values[key].inherited]
+            if len(own) == 1:  # a set overrides what it inherits
+                given = own
             if len(given) == 2:
-                where = layer.values[pair[0]].where
-                problems.append(Problem(where, pair[0], f"stands beside {pair[1]}; give one of the two."))
+                problems.append(Problem(values[one].where, one, f"stands beside {other}; give one of the two."))
             elif given:
-                other = pair[1] if given[0] == pair[0] else pair[0]
-                merged[other] = Value(None, f"{layer.values[given[0]].where}, displaced by {given[0]}")
-        merged.update(layer.values)
+                displaced = other if given[0] == one else one
+                values[displaced] = Value(None, f"{values[given[0]].where}, displaced by {given[0]}")
+        merged.update(values)
     return merged
 
 

@@ -127,7 +127,7 @@ class Devices(Group):
 
     title = "Devices"
     engine: str = option("auto", "auto or tensorflow", free=True)
-    num_gpus: int | Literal["auto", "all"] = option(
+    num_gpus: Annotated[int, Field(ge=0)] | Literal["auto", "all"] = option(
         "auto", "GPUs to use: a number, all, or auto (one if any)", free=True
     )
     gpu_id: int | None = option(None, "use this one GPU", free=True, ge=0)
@@ -150,9 +150,7 @@ class Saving(Group):
         None, "run folder; an existing one is resumed (default: a new one, named by time, under runs_dir)", free=True
     )
     run_name: str | None = option(None, "name for the folder of a new run (default: MODEL-DATASET)", free=True)
-    best_model_dir: str | None = option(
-        None, "folder for the best models (default: best/ in the run folder)", free=True
-    )
+    best_model_dir: str | None = option(None, "folder for the best models (default: best/ in the run folder)")
     resume: Literal["auto", "never", "must"] = option(
         "auto", "what to do with a model_dir that exists: auto and must go on with it, never refuses", free=True
     )

@@ -13,6 +13,7 @@ import yaml
 from modelyard.errors import Problem, unknown
 
 MOST_BYTES = 1 << 20
+CONFIG_VERSION = 1
 RUN_CONFIG_KEY = "config_version"
 """A file with this key is the config of a run: flat and complete, without sets."""
 
@@ -40,6 +41,7 @@ class Value:
 
     value: Any
     where: str
+    inherited: bool = False
 
 
 def read_set(path: Path, set_name: str | None, problems: list[Problem]) -> dict[str, Value]:
@@ -155,7 +157,7 @@ def _values(
         if key.tag == "tag:yaml.org,2002:merge":
             for parent in _parents(value, path, problems):
                 for name, merged in _values(parent, loader, path, problems, (*below, node)).items():
-                    inherited.setdefault(name, merged)
+                    inherited.setdefault(name, Value(merged.value, merged.where, inherited=True))
             continue
         name = str(key.value).replace("-", "_")
         if name in own:

@@ -104,10 +104,10 @@ class ArrayDataset(Dataset):
                     f"label {int(arrays[LABEL][worst])} of example {worst} of the {name} split is out of range: "
                     f"there are {len(self.classes)} classes, 0 to {len(self.classes) - 1}."
                 )
-        shapes = {name: {k: v.shape[1:] for k, v in arrays.items()} for name, arrays in self._splits.items()}
-        for name, shape in shapes.items():
-            if shape != shapes[TRAIN]:
-                raise DataError(f"examples of the {name} split look like {shape}, those of train like {shapes[TRAIN]}.")
+        looks = {name: _looks(arrays) for name, arrays in self._splits.items()}
+        for name, look in looks.items():
+            if look != looks[TRAIN]:
+                raise DataError(f"examples of the {name} split are {look}, those of train {looks[TRAIN]}.")
 
     @property
     def features(self) -> dict[str, Feature]:
@@ -136,6 +136,12 @@ class ArrayDataset(Dataset):
                 # NumPy gives no buffer of text and dates.
                 digest.update(array.tobytes() if array.dtype.kind in "UMm" else np.ascontiguousarray(array).data)
         return digest.hexdigest()
+
+
+def _looks(arrays: Arrays) -> str:
+    """Shapes and types of an example; text may differ in length."""
+    types = {k: "text" if v.dtype.kind in "US" else v.dtype.name for k, v in arrays.items()}
+    return ", ".join(f"{k} {types[k]} {'×'.join(map(str, v.shape[1:])) or 'single'}" for k, v in sorted(arrays.items()))
 
 
 def _checked(split: str, arrays: Arrays) -> dict[str, NDArray[np.generic]]:

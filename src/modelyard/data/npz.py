@@ -42,7 +42,9 @@ def read_npz(path: Path, context: DataContext) -> Dataset:
     splits: dict[str, Arrays] = {}
     for split, names in _NAMES.items():
         for name in names:
-            if f"x_{name}" in arrays and f"y_{name}" in arrays:
+            if (f"x_{name}" in arrays) != (f"y_{name}" in arrays):
+                raise DataError(f"{path} holds only one of x_{name} and y_{name}; images need labels.")
+            if f"x_{name}" in arrays:
                 splits[split] = {"image": arrays[f"x_{name}"], "label": arrays[f"y_{name}"]}
     if TRAIN not in splits:
         raise DataError(

@@ -77,7 +77,8 @@ def _finish(splits: dict[str, Arrays], classes: tuple[str, ...] | None, context:
 
 def _named(dataset: Dataset, classes: tuple[str, ...] | None) -> Dataset:
     """An .npz without class names gets the official ones."""
-    if classes is not None and len(dataset.classes) <= len(classes):
+    unnamed = dataset.classes == tuple(str(i) for i in range(len(dataset.classes)))
+    if classes is not None and unnamed and len(dataset.classes) <= len(classes):
         dataset.classes = classes
     return dataset
 

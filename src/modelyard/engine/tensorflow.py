@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable
 from functools import lru_cache
@@ -20,10 +19,10 @@ from modelyard.data.dataset import TRAIN, Arrays
 from modelyard.data.draws import fold
 from modelyard.engine.base import Engine, State, StepMetrics
 from modelyard.engine.naming import name_optimizer_slots, name_weights, seed_states
+from modelyard.engine.tensorflow_devices import set_up_devices
 from modelyard.errors import TrainingError, UserError
 from modelyard.models.optimizers import build_optimizer
 from modelyard.models.task import Task
-from modelyard.run.machine import available_cores
 
 _POLICIES = {"bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 
@@ -35,7 +34,7 @@ class TensorFlowEngine(Engine):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.devices = _set_up_devices(config)
+        self.devices = set_up_devices(config)
         self.replicas = len(self.devices)
         self.threads = tf.config.threading.get_intra_op_parallelism_threads()
         if config.xla and self.replicas > 1:
@@ -56,9 +55,7 @@ class TensorFlowEngine(Engine):
             self._set_batch_norm()
             optimizer = build_optimizer(self.config, lambda: self._learning_rate)
             optimizer = self.task.optimizer(self.config, optimizer)
-            optimizer.global_clipnorm = self.config.clip_norm
-            # Gradients are summed over the replicas before this, so that clipping sees the gradient of the whole batch.
-            optimizer._all_reduce_sum_gradients = lambda grads_and_vars: grads_and_vars
+            _leave_summing_to_the_engine(optimizer)
             if self.config.precision == "float16":
                 optimizer = keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale")
             optimizer.build(self.model.trainable_variables)
@@ -69,7 +66,7 @@ class TensorFlowEngine(Engine):
         self._kernels = [v for v in self.model.trainable_variables if v.path.endswith("kernel")]
         learned = {id(v) for v in self.model.trainable_variables}
         self._statistics = [v for v in self._weights.values() if id(v) not in learned]
-        self._input_names = [tensor.name for tensor in self.model.inputs]
+        self._input_names = _input_names(self.model)
         self._resident: list[dict[str, Any]] | None = None
         self._train_function: Any = None
         self._metric_names: list[str] = []
@@ -158,7 +155,7 @@ class TensorFlowEngine(Engine):
     def _replica_step(self, data: list[dict[str, Any]], rows: Any, step: Any) -> Any:
         """One replica's share of one step. Gives the sums of loss and metrics over its examples, by the batch size."""
         context = tf.distribute.get_replica_context()
-        replica = int(tf.get_static_value(context.replica_id_in_sync_group) or 0)
+        replica = _replica_number(context)
         batch_size, pieces = self.config.train_batch_size, self.config.gradient_accumulation
         share = batch_size // (pieces * self.replicas)
         gradients: list[Any] | None = None
@@ -180,6 +177,8 @@ class TensorFlowEngine(Engine):
             present = [g for g in gradients if g is not None]
             reduced = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, present))
             gradients = [None if g is None else next(reduced) for g in gradients]
+        if self.config.clip_norm is not None:
+            gradients = self._clipped(gradients, self.config.clip_norm)
         self.optimizer.apply(gradients, self.model.trainable_variables)
         return sums
 
@@ -214,6 +213,14 @@ class TensorFlowEngine(Engine):
         }
         self._replica_metric_names = ["loss", *metrics]
         return gradients, tf.stack([loss, *metrics.values()])
+
+    def _clipped(self, gradients: list[Any], most: float) -> list[Any]:
+        """Gradients of the whole global batch, with a norm of at most ``most``."""
+        scale = getattr(self.optimizer, "dynamic_scale", None)
+        limit = most if scale is None else most * tf.cast(scale.value, tf.float32)
+        clipped, _ = tf.clip_by_global_norm([g for g in gradients if g is not None], limit)
+        remaining = iter(clipped)
+        return [None if g is None else next(remaining) for g in gradients]
 
     def _outputs(self, batch: dict[str, Any], training: bool) -> Any:
         """What the network gives, in full precision."""
@@ -255,8 +262,7 @@ class TensorFlowEngine(Engine):
         }
 
     def _replica_evaluate(self, batch: dict[str, Any], weights: Any) -> dict[str, Any]:
-        context = tf.distribute.get_replica_context()
-        replica = int(tf.get_static_value(context.replica_id_in_sync_group) or 0)
+        replica = _replica_number(tf.distribute.get_replica_context())
         share = weights.shape[0] // self.replicas
         mine = slice(replica * share, (replica + 1) * share)
         batch = self.task.preprocess({name: array[mine] for name, array in batch.items()}, False)
@@ -318,61 +324,32 @@ def _strategy(devices: tuple[str, ...]) -> Any:
     return tf.distribute.MirroredStrategy(list(devices))
 
 
+def _replica_number(context: Any) -> int:
+    """Which replica is being traced; each gets code for its own share of the batch."""
+    number = tf.get_static_value(context.replica_id_in_sync_group)
+    if number is None:
+        raise RuntimeError("the number of the replica is not known while its code is made")
+    return int(number)
+
+
+def _leave_summing_to_the_engine(optimizer: Any) -> None:
+    """The engine sums gradients over the replicas, before clipping; a Keras optimizer, or those in it, would again."""
+    inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "_inner_optimizers", [])]
+    for each in (optimizer, *(one for one in inner if one is not None)):
+        each._all_reduce_sum_gradients = lambda grads_and_vars: grads_and_vars
+
+
+def _input_names(model: Any) -> list[str]:
+    """The features that the model takes, by the names of its inputs."""
+    inputs = getattr(model, "inputs", None)
+    if not inputs:
+        raise UserError(
+            f"the model {model.name!r} has no named inputs. Build it with keras.Model(inputs, outputs), with inputs "
+            "from keras.Input(..., name='image') or modelyard.image_input(data)."
+        )
+    return [tensor.name for tensor in inputs]
+
+
 def _added(some: list[Any], others: list[Any]) -> list[Any]:
     """Gradients of two pieces of a batch; None stays None."""
     return [one if other is None else one + other for one, other in zip(some, others, strict=True)]
-
-
-def _set_up_devices(config: Config) -> list[str]:
-    """Threads and devices; both are fixed for the process once TensorFlow has started."""
-    threads = config.threads or available_cores()
-    try:
-        tf.config.threading.set_intra_op_parallelism_threads(threads)
-        tf.config.threading.set_inter_op_parallelism_threads(threads)
-    except RuntimeError:
-        running = tf.config.threading.get_intra_op_parallelism_threads()
-        if config.threads and running != threads:
-            raise UserError(
-                f"TensorFlow already runs with {running} threads in this process; it can't change to {threads}. "
-                "Start a new process."
-            ) from None
-    gpus = tf.config.list_physical_devices("GPU")
-    wanted = _wanted_gpus(config, len(gpus))
-    if wanted:
-        with contextlib.suppress(RuntimeError):  # already running: a second run takes the devices of the first
-            tf.config.set_visible_devices([gpus[i] for i in wanted], "GPU")
-            for i in wanted:
-                tf.config.experimental.set_memory_growth(gpus[i], True)
-        return [device.name for device in tf.config.list_logical_devices("GPU")][: len(wanted)]
-    if gpus:
-        tf.config.set_visible_devices([], "GPU")
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    with contextlib.suppress(RuntimeError):  # already running, with as many devices as it began with
-        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * config.cpu_devices)
-    names = [device.name for device in tf.config.list_logical_devices("CPU")]
-    if len(names) < config.cpu_devices:
-        raise UserError(
-            f"TensorFlow already runs with {len(names)} CPU device(s) in this process, cpu_devices asks for "
-            f"{config.cpu_devices}. Start a new process."
-        )
-    return names[: config.cpu_devices]
-
-
-def _wanted_gpus(config: Config, available: int) -> list[int]:
-    """Numbers of the GPUs to use."""
-    if config.gpu_id is not None:
-        if config.gpu_id >= available:
-            raise UserError(
-                f"gpu_id {config.gpu_id} is not there: TensorFlow sees {available} GPU(s)"
-                + (f", 0 to {available - 1}." if available else "; `modelyard doctor` checks the machine.")
-            )
-        return [config.gpu_id]
-    if config.num_gpus == "auto":
-        return [0] if available and config.cpu_devices == 1 else []
-    count = available if config.num_gpus == "all" else int(config.num_gpus)
-    if count > available or (config.num_gpus == "all" and not available):
-        raise UserError(
-            f"num_gpus asks for {config.num_gpus} GPU(s), TensorFlow sees {available}. "
-            "`modelyard doctor` checks the machine."
-        )
-    return list(range(count))

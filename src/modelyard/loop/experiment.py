@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
@@ -12,36 +11,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modelyard.config import Config, load_config, resolve
+from modelyard.config.backend import choose_engine, select_engine
 from modelyard.config.durations import Run
-from modelyard.config.yaml_file import inline
 from modelyard.data.dataset import TEST, TRAIN, VALIDATION, Dataset
-from modelyard.engine.select import choose_engine, select_engine
-from modelyard.errors import CheckpointError, ConfigError, DataError, Problem, RunError
+from modelyard.errors import ConfigError, Problem
+from modelyard.loop.start import (
+    find_folder,
+    log_machine,
+    record_start,
+    refuse_changes,
+    settle_config,
+    tidy_after_a_false_start,
+)
 from modelyard.registry import ENGINES
 from modelyard.run.checkpoint import (
     Checkpoint,
     best_first,
     choose,
-    list_checkpoints,
     load_newest,
     read_checkpoint,
     read_state,
     step_of,
 )
-from modelyard.run.directory import (
-    LOCK,
-    RunDirectory,
-    differences,
-    new_run_path,
-    open_run_folder,
-    read_json,
-    run_options,
-    write_config,
-)
-from modelyard.run.journal import log_result, log_start
+from modelyard.run.directory import RunDirectory, open_run_folder, read_json
+from modelyard.run.journal import log_result
 from modelyard.run.log import log_to
-from modelyard.run.machine import hardware, versions
-from modelyard.run.manifest import write_manifest
 
 if TYPE_CHECKING:
     from modelyard.engine.base import Engine
@@ -122,13 +116,17 @@ def resume_config(model_dir: str | Path, options: Mapping[str, Any], source: str
         {**options, "config_file": str(directory.config), "model_dir": str(model_dir), "resume": "must"},
         source=source,
         pick_up_files=False,
-        before_plugins=select_engine,
     )
     return config, bool(read_json(directory.manifest).get("evaluates", True))
 
 
 def evaluate(
-    model_dir: str | Path, *, checkpoint: str | None = None, split: str = VALIDATION, **options: Any
+    model_dir: str | Path,
+    *,
+    checkpoint: str | None = None,
+    split: str = VALIDATION,
+    source: str = "Python",
+    **options: Any,
 ) -> Result:
     """Evaluates a checkpoint of a run, every example counted once.
 
@@ -136,11 +134,12 @@ def evaluate(
         model_dir: the run folder.
         checkpoint: best, latest or a step; by default best if there is one.
         split: validation, test or train.
+        source: where the options come from, for error messages.
         **options: options that change how it is computed, such as eval_batch_size or engine.
     """
     directory = open_run_folder(model_dir)
-    config, _ = resume_config(model_dir, options)
-    _refuse_changes(directory, config)
+    config, _ = resume_config(model_dir, options, source)
+    refuse_changes(directory, config)
     which = checkpoint or ("best" if best_first(directory.best) else "latest")
     path = choose(directory.checkpoints, directory.best, which)
     loaded = read_checkpoint(path)
@@ -161,22 +160,22 @@ def evaluate(
 
 def _run(config: Config, evaluates: bool) -> Result:
     """One training run, stage by stage."""
-    directory, config = _open(config)
-    with directory, log_to(directory.logs, ROLE):
+    directory = find_folder(config)
+    with directory, log_to(directory.logs, ROLE), tidy_after_a_false_start(directory):
+        config = settle_config(directory, config)
         checkpoint = load_newest(directory.checkpoints)
         dataset = _load_dataset(config)
         if evaluates:
             dataset.size(VALIDATION)
         engine = _create_engine(config)
-        if config.deterministic:  # they decide the last bits, so they are pinned
-            config = config.model_copy(update={"threads": engine.threads})
         run = _lengths(config, dataset)
-        run_id = _record_start(directory, config, dataset, engine, run, checkpoint, evaluates)
+        log_machine(directory, config, dataset, engine)
         _build(engine, config, dataset, run)
         if checkpoint is not None:
             _load_state(engine, checkpoint)
         elif config.checkpoint_path is not None:
             _warm_start(engine, config.checkpoint_path)
+        run_id = record_start(directory, config, dataset, engine, run, checkpoint, evaluates)
         trainer = _trainer(config, engine, directory, run, run_id, evaluates, checkpoint)
         trainer.train()
         return _conclude(directory, trainer)
@@ -188,51 +187,6 @@ def _as_config(config: Config | Mapping[str, Any] | None, options: Mapping[str, 
             raise TypeError("give a Config or options by name, not both; load_config(...) takes options.")
         return config
     return load_config(**{**(config or {}), **options})
-
-
-def _open(config: Config) -> tuple[RunDirectory, Config]:
-    """The run folder, made now or found; an existing run must be one that this config may go on with."""
-    path = new_run_path(config)
-    best = Path(config.best_model_dir).expanduser() if config.best_model_dir else None
-    directory = RunDirectory(path, best)
-    if directory.exists():
-        if config.resume == "never":
-            raise RunError(
-                f"{path} exists, and resume is 'never'. Name another --model_dir, or leave resume at 'auto'."
-            )
-        config = _go_on_config(directory, config)
-        _refuse_changes(directory, config)
-        return directory, config
-    if config.resume == "must":
-        raise RunError(f"there is no run in {path} to go on with, and resume is 'must'.")
-    if path.exists() and not path.is_dir():
-        raise RunError(f"{path} is a file; --model_dir must name a folder.")
-    strangers = sorted(p.name for p in path.iterdir() if p.name not in (LOCK, "runlogs")) if path.is_dir() else []
-    strangers = [name for name in strangers if not name.startswith(".partial-") and name != "checkpoints"]
-    if strangers:
-        raise RunError(f"{path} is not empty and is no run folder (it holds {', '.join(strangers[:3])}). Name another.")
-    directory.create()
-    return directory, config
-
-
-def _go_on_config(directory: RunDirectory, config: Config) -> Config:
-    """Threads that were pinned stay as they were."""
-    threads = run_options(directory).get("threads")
-    if config.threads == 0 and isinstance(threads, int):
-        return config.model_copy(update={"threads": threads})
-    return config
-
-
-def _refuse_changes(directory: RunDirectory, config: Config) -> None:
-    changed = differences(directory, config)
-    refused = [(key, there, here) for key, there, here, free in changed if not free]
-    if refused:
-        raise ConfigError(
-            Problem(config.origin(key), key, f"is {inline(here)} here, {inline(there)} in the run {directory.path}.")
-            for key, there, here in refused
-        )
-    for key, there, here, _ in changed:
-        log.info("%s: %s, was %s when the run was last started", key, inline(here), inline(there))
 
 
 def _load_dataset(config: Config) -> Dataset:
@@ -261,74 +215,9 @@ def _lengths(config: Config, dataset: Dataset) -> Run:
     return Run(examples, config.train_batch_size, total)
 
 
-def _record_start(
-    directory: RunDirectory,
-    config: Config,
-    dataset: Dataset,
-    engine: Engine,
-    run: Run,
-    checkpoint: Checkpoint | None,
-    evaluates: bool,
-) -> str:
-    """Writes config, manifest and journal, and opens the log. Returns the id of the run."""
-    step = checkpoint.step if checkpoint is not None else 0
-    before = read_json(directory.manifest)
-    fingerprint = dataset.fingerprint()
-    known = before.get("dataset", {}).get("fingerprint")
-    if known is not None and known != fingerprint:
-        raise DataError(
-            f"the data of {config.dataset!r} is not the data this run began with (fingerprint {fingerprint[:12]}, "
-            f"was {known[:12]}). Bring the old data back, or start a new run."
-        )
-    described = {"fingerprint": fingerprint, "sizes": dataset.sizes(), "classes": list(dataset.classes)[:1000]}
-    write_config(directory, config)
-    before.update(run_id=before.get("run_id") or uuid.uuid4().hex, evaluates=evaluates)
-    manifest = write_manifest(directory, config, described, engine.describe(), step, before)
-    log_start(directory.journal, directory.name, config, step)
-    machine = hardware()
-    log.info("run folder %s", directory.path)
-    log.info("versions: %s", ", ".join(f"{name} {version}" for name, version in versions().items()))
-    log.info("machine: %s, %d cores, %s GiB memory", machine["cpu"], machine["cores"], machine["memory_gib"])
-    log.info("GPUs: %s", "; ".join(machine["gpus"]) or "none")
-    log.info("devices: %s, %d threads", ", ".join(engine.describe()["devices"]), engine.threads)
-    log.info("dataset %s: %s", config.dataset, ", ".join(f"{n:,} {split}" for split, n in dataset.sizes().items()))
-    options = config.flat()
-    chosen = {key: value for key, value in options.items() if config.origin(key) != "default" and value is not None}
-    log.info("options that were set: %s", _listed(chosen) or "none")
-    log.debug("all options: %s", _listed(options))
-    for note in config.notes:
-        log.info("%s", note)
-    if checkpoint is not None:
-        log.info("going on at step %d of %d", step, run.total_steps)
-        _warn_of_inexact_resume(config, engine, run, checkpoint)
-    else:
-        log.info("%d steps of %d examples", run.total_steps, run.batch_size)
-    return str(manifest["run_id"])
-
-
-def _listed(options: dict[str, Any]) -> str:
-    return ", ".join(f"{key}={inline(value)}" for key, value in options.items())
-
-
-def _warn_of_inexact_resume(config: Config, engine: Engine, run: Run, checkpoint: Checkpoint) -> None:
-    memory = checkpoint.memory
-    if memory.get("total_steps", run.total_steps) != run.total_steps:
-        log.info(
-            "the run now has %d steps, it had %d; the learning-rate schedule follows the new number",
-            run.total_steps,
-            memory["total_steps"],
-        )
-    for name, now in (("threads", engine.threads), ("replicas", engine.replicas)):
-        if config.deterministic and memory.get(name, now) != now:
-            log.warning(
-                "%s: %d, was %d; the result will not be bit-identical to an undisturbed run", name, now, memory[name]
-            )
-
-
 def _build(engine: Engine, config: Config, dataset: Dataset, run: Run) -> None:
     from modelyard.models.task import build_task
 
-    engine.config = config
     engine.build(lambda: build_task(config, dataset), dataset, run)
     log.info("model %s: %s parameters", config.model, f"{engine.model.count_params():,}")
 
@@ -390,11 +279,3 @@ def _best(directory: RunDirectory) -> dict[str, Any]:
         return {}
     won = read_state(paths[0])["memory"]["best"]
     return {"metric": won["metric"], "value": won["value"], "step": step_of(paths[0]), "path": str(paths[0])}
-
-
-def has_checkpoint(directory: RunDirectory) -> bool:
-    """Whether there is anything to go on from."""
-    try:
-        return bool(list_checkpoints(directory.checkpoints))
-    except CheckpointError:
-        return False

@@ -6,8 +6,10 @@ import logging
 import time
 from typing import Any
 
+import numpy as np
+
 from modelyard.config.durations import InSteps
-from modelyard.errors import RunError
+from modelyard.errors import RunError, TrainingError
 from modelyard.loop.hooks import Hook
 from modelyard.loop.ranking import Ranking
 from modelyard.loop.trainer import Trainer
@@ -67,8 +69,14 @@ class SaveCheckpoints(Hook):
     def _save(self, loop: Trainer) -> None:
         if self._saved == (loop.step, loop.evaluated_step):
             return
-        self._saved, self._saved_at = (loop.step, loop.evaluated_step), time.monotonic()
         checkpoint = loop.snapshot()
+        broken = next((name for name, value in checkpoint.weights.items() if not np.isfinite(value).all()), None)
+        if broken is not None:
+            raise TrainingError(
+                f"{broken} holds values that are not finite after step {loop.step}, so that step is not saved. "
+                "The checkpoints before it are kept. Try a lower learning_rate, warmup or clip_norm."
+            )
+        self._saved, self._saved_at = (loop.step, loop.evaluated_step), time.monotonic()
         folder, keep = loop.directory.checkpoints, loop.config.keep_checkpoints
 
         def write() -> None:

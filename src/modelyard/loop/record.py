@@ -13,7 +13,7 @@ from modelyard.loop.catalog import ProfilerOptions, TensorBoardOptions
 from modelyard.loop.hooks import Hook
 from modelyard.loop.trainer import Trainer
 from modelyard.registry import Options
-from modelyard.run.events import EventWriter, cut_events
+from modelyard.run.events import EventWriter, cut_events, event_offsets
 from modelyard.run.metrics import MetricsFile, cut_metrics
 
 log = logging.getLogger("modelyard")
@@ -48,10 +48,22 @@ class Metrics(Hook):
 
     order = 10
 
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self._known = 0
+
     def begin(self, loop: Trainer) -> None:
         """Cuts the file back to the step the run goes on from."""
-        cut_metrics(loop.directory.metrics, loop.step)
+        cut_metrics(loop.directory.metrics, loop.step, self._known)
         self._file = MetricsFile(loop.directory.metrics)
+
+    def memory(self) -> dict[str, Any]:
+        """How long the file is at a checkpoint: so much of it need never be read again."""
+        return {"offset": self._file.offset()}
+
+    def remember(self, memory: dict[str, Any]) -> None:
+        """Takes the length back."""
+        self._known = memory["offset"]
 
     def reported(self, loop: Trainer, row: dict[str, Any]) -> None:
         """A training row."""
@@ -75,11 +87,20 @@ class TensorBoard(Hook):
         super().__init__(options)
         self.wanted = options
         self._writers: dict[str, EventWriter] = {}
+        self._known: dict[str, int] = {}
+
+    def memory(self) -> dict[str, Any]:
+        """How long the files are at a checkpoint."""
+        return {"offsets": event_offsets(self._folder)}
+
+    def remember(self, memory: dict[str, Any]) -> None:
+        """Takes the lengths back."""
+        self._known = memory["offsets"]
 
     def begin(self, loop: Trainer) -> None:
         """Cuts the files back to the step the run goes on from; a new run gets images and graph."""
         self._folder = loop.directory.events
-        cut_events(self._folder, loop.step)
+        cut_events(self._folder, loop.step, self._known)
         if loop.step == 0 and not any(self._folder.rglob("events.out.tfevents.*")):
             writer = self._writer(TRAIN)
             if self.wanted.graph:

@@ -22,14 +22,18 @@ from modelyard.config.durations import Duration, InSteps, Run
 from modelyard.config.schema import Config
 from modelyard.data.dataset import TEST, TRAIN, VALIDATION
 from modelyard.engine.base import Engine, State, StepMetrics
-from modelyard.errors import Interrupted
+from modelyard.errors import CheckpointError, Interrupted
 from modelyard.loop.hooks import Hook
-from modelyard.run.checkpoint import BackgroundWriter, Checkpoint, best_first, read_checkpoint, step_of
+from modelyard.run.checkpoint import BackgroundWriter, Checkpoint, best_first, read_checkpoint
 from modelyard.run.console import bar
 from modelyard.run.directory import RunDirectory
 from modelyard.run.metrics import read_metrics
 
 log = logging.getLogger("modelyard")
+
+
+class _EvaluationAbandonedError(Exception):
+    """A signal came while evaluating: saving is more urgent."""
 
 
 class Pace:
@@ -58,8 +62,9 @@ class Pace:
             return
         self.steps += steps
         self.seconds += seconds
-        wanted = steps * self.stretch_seconds / max(seconds, 1e-6)
-        self._length = max(1, min(int(wanted), 4 * self._length))
+        wanted = min(int(steps * self.stretch_seconds / max(seconds, 1e-6)), 4 * self._length)
+        # Powers of two: an engine that compiles each length anew has few to compile.
+        self._length = 1 << max(wanted, 1).bit_length() - 1
 
 
 class Trainer:
@@ -107,6 +112,7 @@ class Trainer:
         self._window_steps: int = memory.get("window_steps", 0)
         self._seconds_before: float = memory.get("seconds", 0.0)
         self.evaluated_step: int | None = memory.get("evaluated_step")
+        self.owes_evaluation: bool = memory.get("owes_evaluation", False)
         self.last_evaluation: dict[str, Any] = dict(memory.get("last_evaluation", {}))
         for hook in self.hooks:
             if hook.name in memory.get("hooks", {}):
@@ -127,6 +133,9 @@ class Trainer:
                 for hook in self.hooks:
                     begun.append(hook)
                     hook.begin(self)
+                if self._evaluates and self.owes_evaluation and not self.is_over:
+                    self._evaluate()
+                    self._settle()
                 while not self.is_over and self._signal is None:
                     self._stretch()
                 if self.is_over:
@@ -180,6 +189,7 @@ class Trainer:
             "window_steps": self._window_steps,
             "seconds": self.seconds,
             "evaluated_step": self.evaluated_step,
+            "owes_evaluation": self.owes_evaluation,
             "last_evaluation": self.last_evaluation,
             "stopped": self.stop_reason,
             "stopped_under": self._stop_rules,
@@ -208,6 +218,9 @@ class Trainer:
             self._report(metrics)
         if self._evaluates and self._evaluation_due():
             self._evaluate()
+        self._settle()
+
+    def _settle(self) -> None:
         for hook in self.hooks:
             hook.settled(self)
 
@@ -238,15 +251,18 @@ class Trainer:
         return time.monotonic() - self._evaluated_at >= self.config.eval_throttle_secs
 
     def _evaluate(self) -> None:
-        self.evaluated_step = self.step
-        self.evaluate(VALIDATION)
+        before, self.evaluated_step = self.evaluated_step, self.step
+        self.owes_evaluation = False
+        try:
+            self.evaluate(VALIDATION)
+        except _EvaluationAbandonedError:  # it is made up for when the run goes on
+            self.evaluated_step, self.owes_evaluation = before, True
         self._evaluated_at = time.monotonic()
 
     def _after_the_last_step(self) -> None:
         if self._evaluates and self.evaluated_step != self.step:  # a run that was trained without evaluation
             self._evaluate()
-            for hook in self.hooks:
-                hook.settled(self)
+            self._settle()
         self.writer.flush()
         if self._evaluates and self.config.test_at_end and self._signal is None:
             self._test_the_best()
@@ -256,16 +272,25 @@ class Trainer:
         if TEST not in self.engine.dataset.sizes():
             log.info("there is no test split to evaluate on")
             return
-        best = best_first(self.directory.best)
-        step = step_of(best[0]) if best else self.step
+        step = self._load_best()
         for row in read_metrics(self.directory.metrics):
             if (row.get("split"), row.get("step")) == (TEST, step):
                 self.last_test = {k: v for k, v in row.items() if k not in ("step", "epoch", "split", "seconds")}
                 return
-        if best:
-            checkpoint = read_checkpoint(best[0])
+        with contextlib.suppress(_EvaluationAbandonedError):
+            self.last_test = self.evaluate(TEST, step)
+
+    def _load_best(self) -> int:
+        """Brings the best model that can be read into the engine, or leaves the last one there; returns its step."""
+        for path in best_first(self.directory.best):
+            try:
+                checkpoint = read_checkpoint(path)
+            except CheckpointError as error:
+                log.warning("%s The next best is taken.", error)
+                continue
             self.engine.load(State(checkpoint.weights, checkpoint.optimizer))
-        self.last_test = self.evaluate(TEST, step)
+            return checkpoint.step
+        return self.step
 
     def evaluate(self, split: str, step: int | None = None) -> dict[str, float]:
         """Evaluates the model as it is now on ``split`` and tells the hooks.
@@ -274,7 +299,13 @@ class Trainer:
             split: which one.
             step: the step the model is from, if it is not this one.
         """
-        with bar(f"evaluating on {split}", self.engine.dataset.size(split)) as progress:
+        with bar(f"evaluating on {split}", self.engine.dataset.size(split)) as show:
+
+            def progress(done: int, size: int) -> None:
+                if self._signal is not None and done < size:
+                    raise _EvaluationAbandonedError
+                show(done, size)
+
             metrics = self.engine.evaluate(split, progress)
         row = self._row(split, metrics)
         if step is not None:

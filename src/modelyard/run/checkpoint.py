@@ -40,6 +40,10 @@ class NewerFormatError(CheckpointError):
     """A checkpoint that a newer Modelyard wrote: whole, but not for this one to read."""
 
 
+class UnreadableError(CheckpointError):
+    """The file system does not give the file; that may pass."""
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A point of a run to go on from.
@@ -93,8 +97,10 @@ def read_checkpoint(path: Path) -> Checkpoint:
     for name in (WEIGHTS, OPTIMIZER):
         try:
             data = (path / name).read_bytes()
+        except FileNotFoundError as error:
+            raise CheckpointError(f"{path / name} is missing.") from error
         except OSError as error:
-            raise CheckpointError(f"{path / name} can't be read: {error.strerror}.") from error
+            raise UnreadableError(f"{path / name} can't be read: {error.strerror}.") from error
         if hashlib.sha256(data).hexdigest() != state["sha256"].get(name):
             raise CheckpointError(f"{path / name} is damaged: its checksum is not the one in {STATE}.")
         try:
@@ -118,8 +124,10 @@ def read_state(path: Path) -> dict[str, Any]:
         if not isinstance(state["step"], int) or not isinstance(state["memory"], dict):
             raise TypeError("step or memory")
         return dict(state) | {"sha256": dict(state["sha256"])}
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path / STATE} is missing.") from error
     except OSError as error:
-        raise CheckpointError(f"{path / STATE} can't be read: {error.strerror}.") from error
+        raise UnreadableError(f"{path / STATE} can't be read: {error.strerror}.") from error
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path / STATE} is damaged ({error}).") from error
 
@@ -137,15 +145,22 @@ def load_newest(folder: Path) -> Checkpoint | None:
 
     Raises:
         NewerFormatError: if a newer Modelyard wrote the newest; going on from an older one would undo its work.
+        UnreadableError: if a file can't be read at all, which may pass; nothing is set aside then.
+        CheckpointError: if there were checkpoints and all are damaged.
     """
     for path in reversed(list_checkpoints(folder).values()):
         try:
             return read_checkpoint(path)
-        except NewerFormatError:
+        except (NewerFormatError, UnreadableError):
             raise
         except CheckpointError as error:
             aside = _set_aside(path)
             log.warning("%s It was set aside as %s; the one before it is used.", error, aside.name)
+    if folder.is_dir() and any(folder.glob(f"{DAMAGED}*")):
+        raise CheckpointError(
+            f"all checkpoints in {folder} are damaged and set aside as {DAMAGED}…; there is nothing to go on from. "
+            "Restore them from a copy, or start a new run with another --model_dir."
+        )
     return None
 
 

@@ -7,21 +7,24 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import socket
+import time
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
-from modelyard.config.schema import Config, is_free, is_path
-from modelyard.config.yaml_file import RUN_CONFIG_KEY, dump, read_set
+from modelyard.config.schema import PARTS, Config, is_free, is_path
+from modelyard.config.yaml_file import CONFIG_VERSION, RUN_CONFIG_KEY, dump, read_set
 from modelyard.errors import ConfigError, Problem, RunError
-from modelyard.run.files import explain, remove_partial, write_text
+from modelyard.run.files import PARTIAL, explain, remove_partial, write_text
 
-CONFIG_VERSION = 1
 CONFIG, MANIFEST, METRICS, LOCK = "config.yaml", "manifest.json", "metrics.jsonl", ".lock"
 _NOT_IN_CONFIG = ("model_dir", "resume", "config_file", "config_set", "hyperparameter_file", "hyperparameter_set")
 """These say where a run is and how its config was found; a run from its own config is told anew."""
+_LOCK_SECONDS = 0.5
+"""Someone who only looks whether a run is running holds the lock for a moment."""
 
 
 class RunDirectory:
@@ -64,6 +67,23 @@ class RunDirectory:
             for folder in (self.path, self.checkpoints, self.logs):
                 folder.mkdir(parents=True, exist_ok=True)
 
+    def strangers(self) -> list[str]:
+        """What is in the folder and does not come from a start that got no further than this."""
+        if not self.path.is_dir():
+            return []
+        ours = (LOCK, self.logs.name, self.checkpoints.name)
+        names = sorted(path.name for path in self.path.iterdir())
+        return [name for name in names if name not in ours and not name.startswith(PARTIAL)]
+
+    def start_over(self) -> None:
+        """Forgets a start that trained nothing."""
+        with explain(self.path, "clear"):
+            for path in (self.checkpoints, self.events):
+                shutil.rmtree(path, ignore_errors=True)
+            for path in (self.config, self.manifest, self.metrics):
+                path.unlink(missing_ok=True)
+        self.create()
+
     def lock(self) -> None:
         """Makes this process the only writer.
 
@@ -72,18 +92,16 @@ class RunDirectory:
         """
         with explain(self.path, "write to"):
             file = open(self.path / LOCK, "a+", encoding="utf-8")  # noqa: SIM115 - held until unlock
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            holder = file.read().strip() or "another process"
-            file.close()
-            raise RunError(
-                f"{self.path} is in use by {holder}. Wait for it to end, stop it, or name another --model_dir."
-            ) from None
-        except OSError as error:
-            file.close()
-            raise RunError(f"{self.path} can't be locked: {error.strerror}.") from error
+        deadline = time.monotonic() + _LOCK_SECONDS
+        while not _try_lock(file, self.path):
+            if time.monotonic() > deadline:
+                file.seek(0)
+                holder = file.read().strip() or "another process"
+                file.close()
+                raise RunError(
+                    f"{self.path} is in use by {holder}. Wait for it to end, stop it, or name another --model_dir."
+                )
+            time.sleep(0.05)
         file.seek(0)
         file.truncate()
         file.write(f"process {os.getpid()} on {socket.gethostname()}")
@@ -108,8 +126,19 @@ class RunDirectory:
         self.unlock()
 
 
+def _try_lock(file: TextIO, path: Path) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        file.close()
+        raise RunError(f"{path} can't be locked: {error.strerror}.") from error
+    return True
+
+
 def new_run_path(config: Config, now: datetime | None = None) -> Path:
-    """The folder for a new run: named by time, model and dataset, or as the config says."""
+    """The folder for a run: as the config says, or a new one, made now, named by time, model and dataset."""
     if config.model_dir is not None:
         return Path(config.model_dir).expanduser()
     dataset = Path(config.dataset).stem if is_path(config.dataset) else config.dataset
@@ -125,10 +154,15 @@ def new_run_path(config: Config, now: datetime | None = None) -> Path:
     stamp = (now or datetime.now()).strftime("%Y-%m-%d-%H_%M_%S")
     base = Path(config.runs_dir).expanduser() / f"{stamp}-{name}"
     path, number = base, 1
-    while path.exists():  # two runs in the same second
-        number += 1
-        path = base.with_name(f"{base.name}-{number}")
-    return path
+    with explain(base, "make the run folder"):
+        base.parent.mkdir(parents=True, exist_ok=True)
+        while True:  # two runs in the same second, perhaps at the same moment
+            try:
+                path.mkdir()
+                return path
+            except FileExistsError:
+                number += 1
+                path = base.with_name(f"{base.name}-{number}")
 
 
 def open_run_folder(path: str | Path) -> RunDirectory:
@@ -171,13 +205,22 @@ def write_config(directory: RunDirectory, config: Config) -> None:
 
 def differences(directory: RunDirectory, config: Config) -> list[tuple[str, Any, Any, bool]]:
     """What ``config`` changes against the run's own: (option, there, here, whether it may change)."""
-    there = run_options(directory)
+    there = {**_defaults(config), **run_options(directory)}  # an option may be newer than the run
     here = {key: value for key, value in config.flat().items() if key not in _NOT_IN_CONFIG}
     return [
         (key, there.get(key), here.get(key), is_free(key))
         for key in sorted(set(there) | set(here))
         if there.get(key) != here.get(key)
     ]
+
+
+def _defaults(config: Config) -> dict[str, Any]:
+    """What every option has when nobody sets it, for the parts that ``config`` chooses."""
+    values = Config().model_dump(mode="json")
+    for part in PARTS:
+        options = config.entry(part).options.model_construct()  # not checked: some may have no default
+        values.update(options.model_dump(mode="json", warnings=False))
+    return {key: value for key, value in values.items() if key not in _NOT_IN_CONFIG}
 
 
 def find_runs(folder: Path) -> list[RunDirectory]:

@@ -74,11 +74,23 @@ class EventWriter:
             self._records.write(event.SerializeToString())
 
 
-def cut_events(folder: Path, step: int) -> None:
-    """Removes what was written after ``step``, so that nothing is there twice when the run goes on."""
+def event_offsets(folder: Path) -> dict[str, int]:
+    """How long each event file is."""
+    return {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("events.out.tfevents.*")}
+
+
+def cut_events(folder: Path, step: int, known: Mapping[str, int] | None = None) -> None:
+    """Removes what was written after ``step``, so that nothing is there twice when the run goes on.
+
+    Args:
+        folder: the event files of all splits.
+        step: the last step to keep.
+        known: up to where each file is known to hold nothing later, so that long ones need not be read again.
+    """
     for path in sorted(folder.rglob("events.out.tfevents.*")):
-        end = 0
-        for stop, event in _events(path):
+        end = (known or {}).get(str(path.relative_to(folder)), 0)
+        end = end if path.stat().st_size >= end else 0
+        for stop, event in _events(path, end):
             if event.step > step:
                 break
             end = stop
@@ -92,9 +104,11 @@ def read_events(folder: Path) -> list[Event]:
     return [event for path in sorted(folder.glob("events.out.tfevents.*")) for _, event in _events(path)]
 
 
-def _events(path: Path) -> Iterator[tuple[int, Event]]:
-    """Each whole event and the offset behind it. A record: length, its CRC, the event, its CRC."""
-    data = path.read_bytes()
+def _events(path: Path, start: int = 0) -> Iterator[tuple[int, Event]]:
+    """Each whole event from ``start`` on and the offset behind it. A record: length, its CRC, the event, its CRC."""
+    with open(path, "rb") as file:
+        file.seek(start)
+        data = file.read()
     offset = 0
     while offset + 12 <= len(data):
         (length,) = struct.unpack_from("<Q", data, offset)
@@ -105,7 +119,7 @@ def _events(path: Path) -> Iterator[tuple[int, Event]]:
             event = Event.FromString(data[offset + 12 : end - 4])
         except DecodeError:  # a damaged file must not keep a run from going on
             return
-        yield end, event
+        yield start + end, event
         offset = end
 
 

@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from modelyard.config.plugins import plugin_module
 from modelyard.config.schema import Config
 from modelyard.run.directory import RunDirectory
 from modelyard.run.files import write_text
@@ -54,6 +55,6 @@ def write_manifest(
 
 
 def _plugin_digest(name: str) -> str | None:
-    module = sys.modules.get(f"modelyard_plugin_{Path(name).stem}" if name.endswith(".py") else name)
+    module = sys.modules.get(plugin_module(name))
     path = getattr(module, "__file__", None)
     return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else None

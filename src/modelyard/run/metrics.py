@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -25,8 +26,17 @@ class MetricsFile:
     def write(self, row: Mapping[str, Any]) -> None:
         """Adds a row. Numbers that are not finite become null, since JSON has none."""
         plain = {key: _plain(value) for key, value in row.items()}
+        line = json.dumps(plain).encode() + b"\n"
         with explain(self.path, "write"):
-            self._file.write(json.dumps(plain).encode() + b"\n")
+            written = self._file.write(line)
+            if written != len(line):  # a disk that is just full takes a part
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def offset(self) -> int:
+        """How long the file is, once all of it is on the disk."""
+        with explain(self.path, "write"):
+            os.fsync(self._file.fileno())
+        return self.path.stat().st_size
 
     def close(self) -> None:
         """Makes it last."""
@@ -40,10 +50,16 @@ def read_metrics(path: Path) -> list[Row]:
     return [row for _, row in _rows(path)]
 
 
-def cut_metrics(path: Path, step: int) -> None:
-    """Removes what was written after ``step``, and a torn last line."""
-    end = 0
-    for stop, row in _rows(path):
+def cut_metrics(path: Path, step: int, known: int = 0) -> None:
+    """Removes what was written after ``step``, and a torn last line.
+
+    Args:
+        path: the file.
+        step: the last step to keep.
+        known: up to here the file is known to hold nothing later, so that a long one need not be read again.
+    """
+    end = known if path.exists() and path.stat().st_size >= known else 0
+    for stop, row in _rows(path, end):
         if int(row.get("step", 0)) > step:
             break
         end = stop
@@ -52,12 +68,13 @@ def cut_metrics(path: Path, step: int) -> None:
             os.truncate(path, end)
 
 
-def _rows(path: Path) -> Iterator[tuple[int, Row]]:
-    """Each whole row and the offset behind it."""
+def _rows(path: Path, start: int = 0) -> Iterator[tuple[int, Row]]:
+    """Each whole row from ``start`` on and the offset behind it."""
     if not path.is_file():
         return
-    end = 0
+    end = start
     with open(path, "rb") as file:
+        file.seek(start)
         for line in file:
             if not line.endswith(b"\n"):
                 return

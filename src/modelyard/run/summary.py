@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from modelyard.errors import CheckpointError
+from modelyard.errors import CheckpointError, UserError
 from modelyard.run.checkpoint import best_first, list_checkpoints, read_state
 from modelyard.run.directory import RunDirectory, is_running, open_run_folder, run_options
 from modelyard.run.metrics import read_metrics
@@ -14,8 +14,11 @@ _BESIDES = ("step", "epoch", "split", "seconds")
 
 def summarize(directory: RunDirectory) -> dict[str, Any]:
     """Model, dataset, how far it is, and its results."""
-    directory = open_run_folder(directory.path)  # knows its folder of best models
-    options = run_options(directory)
+    try:
+        directory = open_run_folder(directory.path)  # knows its folder of best models
+        options = run_options(directory)
+    except UserError as error:
+        return {"run": directory.name, "status": f"damaged: {error}"}
     rows = read_metrics(directory.metrics)
     saved = list_checkpoints(directory.checkpoints)
     step = max(saved, default=0)

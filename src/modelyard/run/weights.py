@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 
 from modelyard.errors import CheckpointError
 from modelyard.run.checkpoint import STATE, best_first, choose, read_checkpoint
-from modelyard.run.directory import RunDirectory
+from modelyard.run.directory import RunDirectory, open_run_folder
 
 
 def read_weights(path: Path) -> dict[str, NDArray[Any]]:
@@ -27,8 +27,8 @@ def read_weights(path: Path) -> dict[str, NDArray[Any]]:
             raise CheckpointError(f"{path} is damaged or no safetensors file: {error}.") from error
     if (path / STATE).is_file():
         return read_checkpoint(path).weights
-    directory = RunDirectory(path)
-    if directory.exists():
+    if RunDirectory(path).exists():
+        directory = open_run_folder(path)  # knows its folder of best models
         which = "best" if best_first(directory.best) else "latest"
         return read_checkpoint(choose(directory.checkpoints, directory.best, which)).weights
     raise CheckpointError(

@@ -1,0 +1,187 @@
+"""How a run starts: its folder found or made, its config compared with the one it had, its start recorded."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from modelyard.config import Config
+from modelyard.config.durations import Run
+from modelyard.config.yaml_file import inline
+from modelyard.data.dataset import Dataset
+from modelyard.errors import ConfigError, DataError, Problem, RunError
+from modelyard.run.checkpoint import Checkpoint, list_checkpoints
+from modelyard.run.directory import (
+    RunDirectory,
+    differences,
+    new_run_path,
+    read_json,
+    run_options,
+    write_config,
+)
+from modelyard.run.journal import log_start
+from modelyard.run.machine import hardware, versions
+from modelyard.run.manifest import write_manifest
+
+if TYPE_CHECKING:
+    from modelyard.engine.base import Engine
+
+log = logging.getLogger("modelyard")
+
+
+def find_folder(config: Config) -> RunDirectory:
+    """The run folder, made now or found."""
+    path = new_run_path(config)
+    best = Path(config.best_model_dir).expanduser().absolute() if config.best_model_dir else None
+    directory = RunDirectory(path, best)
+    if directory.exists():
+        if config.resume == "never":
+            raise RunError(f"{path} exists, and resume is 'never'. Name another --model_dir, or set resume to 'auto'.")
+        return directory
+    if config.resume == "must":
+        raise RunError(f"there is no run in {path} to go on with, and resume is 'must'.")
+    if path.exists() and not path.is_dir():
+        raise RunError(f"{path} is a file; --model_dir must name a folder.")
+    strangers = directory.strangers()
+    if strangers:
+        raise RunError(f"{path} is not empty and is no run folder (it holds {', '.join(strangers[:3])}). Name another.")
+    directory.create()
+    return directory
+
+
+@contextlib.contextmanager
+def tidy_after_a_false_start(directory: RunDirectory) -> Iterator[None]:
+    """A folder in which nothing began is not left behind."""
+    try:
+        yield
+    except BaseException:
+        if not directory.exists() and not directory.strangers() and not list_checkpoints(directory.checkpoints):
+            shutil.rmtree(directory.path, ignore_errors=True)
+        raise
+
+
+def settle_config(directory: RunDirectory, config: Config) -> Config:
+    """The config to run with. In a folder that has a run, it must be one that run may go on with.
+
+    Raises:
+        ConfigError: with what differs and may not.
+    """
+    if config.best_model_dir is not None:  # found again wherever the run is resumed from
+        config = config.model_copy(update={"best_model_dir": str(directory.best)})
+    if not directory.exists():
+        return config
+    threads = run_options(directory).get("threads")
+    if config.threads == 0 and isinstance(threads, int):  # pinned for a deterministic run
+        config = config.model_copy(update={"threads": threads})
+    try:
+        refuse_changes(directory, config)
+    except ConfigError:
+        if max(list_checkpoints(directory.checkpoints), default=0) or list_checkpoints(directory.best):
+            raise
+        log.info("nothing was trained in %s yet; starting over with the new config", directory.path)
+        directory.start_over()
+    return config
+
+
+def refuse_changes(directory: RunDirectory, config: Config) -> None:
+    """Says what ``config`` changes against the run's own.
+
+    Raises:
+        ConfigError: if something differs that may not.
+    """
+    changed = differences(directory, config)
+    refused = [(key, there, here) for key, there, here, free in changed if not free]
+    if refused:
+        raise ConfigError(
+            Problem(config.origin(key), key, f"is {inline(here)} here, {inline(there)} in the run {directory.path}.")
+            for key, there, here in refused
+        )
+    for key, there, here, _ in changed:
+        log.info("%s: %s, was %s when the run was last started", key, inline(here), inline(there))
+
+
+def log_machine(directory: RunDirectory, config: Config, dataset: Dataset, engine: Engine) -> None:
+    """Opens the log with versions, machine, devices, data and options."""
+    machine = hardware()
+    log.info("run folder %s", directory.path)
+    log.info("versions: %s", ", ".join(f"{name} {version}" for name, version in versions().items()))
+    log.info("machine: %s, %d cores, %s GiB memory", machine["cpu"], machine["cores"], machine["memory_gib"])
+    log.info("GPUs: %s", "; ".join(machine["gpus"]) or "none")
+    log.info("devices: %s, %d threads", ", ".join(engine.describe()["devices"]), engine.threads)
+    log.info("dataset %s: %s", config.dataset, ", ".join(f"{n:,} {split}" for split, n in dataset.sizes().items()))
+    options = config.flat()
+    chosen = {key: value for key, value in options.items() if config.origin(key) != "default" and value is not None}
+    log.info("options that were set: %s", _listed(chosen) or "none")
+    log.debug("all options: %s", _listed(options))
+    for note in config.notes:
+        log.info("%s", note)
+
+
+def record_start(
+    directory: RunDirectory,
+    config: Config,
+    dataset: Dataset,
+    engine: Engine,
+    run: Run,
+    checkpoint: Checkpoint | None,
+    evaluates: bool,
+) -> str:
+    """Writes config, manifest and journal, now that everything is known to fit. Returns the id of the run.
+
+    Raises:
+        DataError: if the data is not what the run began with.
+    """
+    step = checkpoint.step if checkpoint is not None else 0
+    before = read_json(directory.manifest)
+    fingerprint = dataset.fingerprint()
+    known = before.get("dataset", {}).get("fingerprint")
+    if known is not None and known != fingerprint:
+        raise DataError(
+            f"the data of {config.dataset!r} is not the data this run began with (fingerprint {fingerprint[:12]}, "
+            f"was {known[:12]}). Bring the old data back, or start a new run."
+        )
+    if checkpoint is not None:
+        log.info("going on at step %d of %d", step, run.total_steps)
+        _say_what_is_not_exact(config, engine, run, checkpoint, before)
+    else:
+        log.info("%d steps of %d examples", run.total_steps, run.batch_size)
+    # Threads decide the last bits, so a deterministic run pins them.
+    write_config(directory, config.model_copy(update={"threads": engine.threads}) if config.deterministic else config)
+    described = {"fingerprint": fingerprint, "sizes": dataset.sizes(), "classes": list(dataset.classes)[:1000]}
+    before.update(run_id=before.get("run_id") or uuid.uuid4().hex, evaluates=evaluates)
+    manifest = write_manifest(directory, config, described, engine.describe(), step, before)
+    log_start(directory.journal, directory.name, config, step)
+    return str(manifest["run_id"])
+
+
+def _say_what_is_not_exact(
+    config: Config, engine: Engine, run: Run, checkpoint: Checkpoint, manifest: dict[str, Any]
+) -> None:
+    memory = checkpoint.memory
+    if memory.get("total_steps", run.total_steps) != run.total_steps:
+        log.info(
+            "the run now has %d steps, it had %d; the learning-rate schedule follows the new number",
+            run.total_steps,
+            memory["total_steps"],
+        )
+    if not config.deterministic:
+        return
+    now = {"threads": engine.threads, "replicas": engine.replicas, **versions()}
+    last = manifest.get("starts") or [{}]
+    then = {
+        **last[-1].get("versions", {}),
+        **{name: memory[name] for name in ("threads", "replicas") if name in memory},
+    }
+    for name in sorted(set(now) & set(then)):
+        if now[name] != then[name]:
+            inexact = "the result may not be bit-identical to an undisturbed run's"
+            log.warning("%s: %s, was %s; %s", name, now[name], then[name], inexact)
+
+
+def _listed(options: dict[str, Any]) -> str:
+    return ", ".join(f"{key}={inline(value)}" for key, value in options.items())
