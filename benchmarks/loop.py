@@ -29,7 +29,7 @@ import numpy as np  # noqa: E402
 from modelyard.config.durations import Run  # noqa: E402
 from modelyard.data.load import load_dataset  # noqa: E402
 from modelyard.engine.tensorflow import TensorFlowEngine  # noqa: E402
-from modelyard.loop.hooks import build_hooks, chosen_hooks  # noqa: E402
+from modelyard.loop.hooks import build_hooks  # noqa: E402
 from modelyard.loop.trainer import Trainer  # noqa: E402
 from modelyard.models.task import build_task  # noqa: E402
 from modelyard.run.directory import RunDirectory  # noqa: E402
@@ -121,7 +121,7 @@ def loop_speed(config: Config, engine: TensorFlowEngine, steps: int) -> float:
         directory = RunDirectory(Path(folder))
         directory.create()
         run = Run(engine.dataset.size("train"), config.train_batch_size, steps)
-        hooks = build_hooks(chosen_hooks(config))
+        hooks = build_hooks(config.hooks)
         trainer = Trainer(config, engine, directory, run, "benchmark", hooks, False, None)
         # The first stretch of a trainer is one step, to show when it has compiled; here all is compiled.
         trainer.pace._compiled = True

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from modelyard.errors import UserError
     from modelyard.loop.experiment import Result, evaluate, resume, train, train_and_evaluate
     from modelyard.loop.hooks import Hook
+    from modelyard.models.catalog import ClassifierOptions
     from modelyard.models.task import Classifier, DataInfo, Task, any_input, image_input
     from modelyard.registry import (
         Options,
@@ -33,6 +34,7 @@ _HOMES = {
     "modelyard.errors": ("UserError",),
     "modelyard.loop.experiment": ("Result", "evaluate", "resume", "train", "train_and_evaluate"),
     "modelyard.loop.hooks": ("Hook",),
+    "modelyard.models.catalog": ("ClassifierOptions",),
     "modelyard.models.task": ("Classifier", "DataInfo", "Task", "any_input", "image_input"),
     "modelyard.registry": (
         "Options",
@@ -50,6 +52,7 @@ _NEED_KERAS = ("modelyard.models.task", "modelyard.loop.hooks")
 __all__ = [
     "ArrayDataset",
     "Classifier",
+    "ClassifierOptions",
     "Config",
     "DataContext",
     "DataInfo",

@@ -29,10 +29,28 @@ class ConfigError(UserError):
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = list(problems)
+        self.hints: list[str] = []
+        super().__init__(self.problems)
+
+    def add_hint(self, hint: str) -> None:
+        """Adds a line that may help."""
+        self.hints.append(hint)
+
+    def heading(self) -> str:
+        """The first line."""
         count = len(self.problems)
-        lines = [f"{count} mistake{'s' if count != 1 else ''} in the config:"]
-        lines += [f"  {problem}" for problem in self.problems]
-        super().__init__("\n".join(lines))
+        return f"{count} mistake{'s' if count != 1 else ''} in the config:"
+
+    def __str__(self) -> str:
+        return "\n".join([self.heading(), *(f"  {problem}" for problem in self.problems), *self.hints])
+
+
+class ChangedConfigError(ConfigError):
+    """Options that can't change when a run is gone on with."""
+
+    def heading(self) -> str:
+        """The first line."""
+        return "these options can't change when a run goes on; start a new run (another --model_dir) for them:"
 
 
 class RunError(UserError):

@@ -59,6 +59,7 @@ class Registry:
 
     def __init__(self, kind: str, catalog: str | None = None) -> None:
         self.kind = kind
+        self.default_options: type[Options] = Options
         self._catalog = catalog
         self._entries: dict[str, Entry] = {}
 
@@ -71,13 +72,13 @@ class Registry:
 
         Args:
             name: what the user writes to choose it.
-            options: its typed options; by default its attribute ``Options``, if it has one.
+            options: its typed options; by default its attribute ``Options``, else what all parts of this kind have.
         """
 
         def add(target: Target) -> Target:
-            own: type[Options] = options if options is not None else getattr(target, "Options", Options)
-            summary = (target.__doc__ or "").strip().partition("\n")[0]
             self._load_catalog()
+            own: type[Options] = options if options is not None else getattr(target, "Options", self.default_options)
+            summary = (target.__doc__ or "").strip().partition("\n")[0]
             self._add(Entry(self.kind, name or target.__name__, target, own, summary))
             return target
 

@@ -110,9 +110,9 @@ def test_arguments_are_checked_against_the_options_of_the_part() -> None:
     [
         (Call("early_stop", {"patiense": 7}), ["patiense", "'patience'"]),
         (Call("early_stop", {"zzz": 7}), ["zzz", "metric", "min_delta"]),
-        (Call("early_stop", {"patience": "soon"}), ["patience", "integer"]),
+        (Call("early_stop", {"patience": "soon"}), ["patience", "must be a whole number"]),
         (Call("early_stop", {"patience": 0}), ["patience", "greater than or equal to 1"]),
-        (Call("stop_at"), ["value", "required"]),
+        (Call("stop_at"), ["value", "must be given"]),
         (Call("progress", {"x": 1}), ["no arguments"]),
         (Call("early_stopp"), ["'early_stop'"]),
     ],

@@ -68,7 +68,7 @@ def test_flags_are_known_in_the_core_and_in_the_parts() -> None:
 
 
 def test_every_option_has_a_help_text() -> None:
-    fields = {**CORE_FIELDS, **{name: info for name, (info, _) in part_fields().items()}}
+    fields = {**CORE_FIELDS, **{name: info for name, (info, _, _) in part_fields().items()}}
     assert [name for name, info in fields.items() if not info.description] == []
 
 

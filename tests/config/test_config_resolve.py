@@ -50,7 +50,7 @@ def five_levels(upto: int) -> dict[str, object]:
     ("upto", "value", "origin"),
     [
         (0, 64, "default"),
-        (1, 1, "recipe mine.yaml"),
+        (1, 1, "mine.yaml:2"),
         (2, 2, "project.yaml:3"),
         (3, 3, "hyperparameters.yaml:3"),
         (4, 4, "command line"),

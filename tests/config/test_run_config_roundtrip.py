@@ -34,7 +34,7 @@ def options(config: Config) -> dict[str, Any]:
         {"learning_rate_schedule": "piecewise", "decay_boundaries": "30 %,60 %", "warmup": "0.1 epochs"},
         {"learning_rate": 1e-5, "l2_regularization": 5e-324, "random_seed": 2**63 - 1},
         {"augment": "pad_and_crop(padding=2),flip_left_right", "hooks": "+early_stop(patience=3, metric='a, (b')"},
-        {"hooks": [{"early_stop": {"metric": "it's"}}, "-progress"]},
+        {"hooks": [{"+early_stop": {"metric": "it's"}}, "-progress"]},
         {"run_name": "1e4", "hypothesis": "0x10: 'ünïcode' # no\ncomment"},
         {"dataset": "some/where.npz", "num_gpus": 0, "gpu_id": None, "xla": True, "clip_norm": 0.1},
         {"recipe": "digits", "model_dir": "somewhere", "resume": "never"},

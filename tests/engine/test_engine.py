@@ -75,6 +75,29 @@ def test_training_is_equal_on_one_and_two_devices_in_float32_at_first(make: Make
     assert distance(engines[0].state(), engines[1].state()) < 1e-4
 
 
+def test_optimizers_inside_an_optimizer_do_not_sum_over_devices_again(make: Make) -> None:
+    import keras
+
+    @modelyard.register_model("two_rates")
+    class TwoRates(modelyard.Classifier):
+        """One optimizer for the head, another for the rest."""
+
+        def network(self) -> keras.Model:
+            import parts
+
+            return parts.tiny_norm(self.data, self.options)
+
+        def optimizer(self, config: Any, default: Any) -> Any:
+            head = keras.optimizers.SGD(0.01, name="head")
+            rest = keras.optimizers.SGD(0.1, name="rest")
+            return keras.optimizers.MultiOptimizer(lambda variable: head if "logits" in variable.path else rest)
+
+    engines = [make(model="two_rates", precision="float64", cpu_devices=n) for n in (1, 2)]
+    for engine in engines:
+        engine.train(0, 5)
+    assert distance(engines[0].state(), engines[1].state()) < 1e-9
+
+
 def test_batch_norm_without_sync_leaves_no_state_that_only_one_device_has(make: Make) -> None:
     engine = make(cpu_devices=2, sync_batch_norm=False)
     engine.train(0, 5)
@@ -242,8 +265,12 @@ def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(make: Make
 
 
 def test_a_batch_that_devices_cannot_share_is_refused(make: Make) -> None:
-    with pytest.raises(UserError, match=r"train_batch_size 33 can't be divided evenly over 2 devices\. Use 32"):
+    with pytest.raises(UserError, match=r"train_batch_size: 33 examples can't be divided evenly over 2 devices"):
         make(cpu_devices=2, train_batch_size=33)
+    engine = make(cpu_devices=2)
+    engine.config = engine.config.model_copy(update={"train_batch_size": 33})
+    with pytest.raises(UserError, match=r"can't be divided evenly over 2 devices\. Use 32"):
+        engine.check_divisible()
 
 
 def test_gpus_that_are_not_there_are_refused(make: Make) -> None:

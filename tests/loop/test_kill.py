@@ -74,8 +74,8 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return [{key: row[key] for key in kept if key in row} for row in found]
 
 
-def best_steps(folder: Path) -> list[str]:
-    return sorted(path.name for path in (folder / "best").iterdir())
+def best_models(folder: Path) -> dict[str, bytes]:
+    return {path.parent.name: path.read_bytes() for path in (folder / "best").rglob("weights.safetensors")}
 
 
 def newest_step(folder: Path) -> int:
@@ -122,7 +122,7 @@ def test_killed_run_ends_with_the_same_weights(tmp_path: Path, undisturbed: Path
     run_to_end(folder)
     assert final_state(folder) == final_state(undisturbed)
     assert rows(folder) == rows(undisturbed)
-    assert best_steps(folder) == best_steps(undisturbed)
+    assert best_models(folder) == best_models(undisturbed)
     assert list(folder.rglob(".partial-*")) == []
 
 

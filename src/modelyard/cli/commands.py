@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import sys
 from pathlib import Path
@@ -74,17 +75,27 @@ def _show_result(result: Any, as_json: bool) -> None:
         table.add_row(name, f"{value:.4f}")
     if result.best:
         table.add_row(f"best validation {result.best['metric']}", f"{result.best['value']:.4f}")
-        table.add_row("best at step", f"{result.best['step']} of {result.step}")
+        table.add_row("best at step", str(result.best["step"]))
     if result.seconds:
         table.add_row("seconds", f"{result.seconds:.1f}")
-    console().print(table)
-    console().print(f"run folder: {result.model_dir}", soft_wrap=True)
+    out = console() if as_json else _stdout()
+    out.print(table)
+    out.print(f"run folder: {result.model_dir}", soft_wrap=True)
     if as_json:
         _print_json(result.as_json())
 
 
 def _print_json(value: Any) -> None:
-    print(json.dumps(value), flush=True)  # noqa: T201 - the one thing that goes to standard output
+    print(json.dumps(_finite(value)), flush=True)  # noqa: T201 - the one thing that goes to standard output
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity; they become null."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def show_config(config: Config, *, as_json: bool) -> None:
@@ -148,7 +159,8 @@ def _default(info: Any) -> Any:
 def _stdout() -> Any:
     from rich.console import Console
 
-    return Console(highlight=False)
+    terminal = Console(highlight=False)
+    return terminal if terminal.is_terminal else Console(highlight=False, width=200)  # a file or a pipe has room
 
 
 def runs(folders: list[Path], runs_dir: Path, *, as_json: bool) -> None:
@@ -181,7 +193,7 @@ def runs(folders: list[Path], runs_dir: Path, *, as_json: bool) -> None:
     _stdout().print(table)
     table = Table("option", *names, title="options that differ", title_justify="left")
     for key, values in compared["options"].items():
-        table.add_row(key, *(_cell(value) for value in values))
+        table.add_row(key, *(inline(value) for value in values))
     _stdout().print(table if compared["options"] else "all options are the same")
 
 

@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 
 from modelyard.config.backend import INSTALL, choose_engine
 from modelyard.errors import UserError
-from modelyard.run.console import console
 from modelyard.run.machine import available_cores, cpu_flags, gpus, hardware, versions
 
 _LOW_DISK = 2 << 30
@@ -29,7 +29,7 @@ def run(*, as_json: bool) -> None:
         table = Table("check", "", "result")
         for name, result, ok in checks:
             table.add_row(name, {True: "[green]ok[/]", False: "[red]problem[/]", None: "[dim]–[/]"}[ok], result)
-        console().print(table)
+        Console(highlight=False).print(table)
     if any(ok is False for _, _, ok in checks):
         sys.exit(1)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, Literal, Optional, get_args, get_origin
 
@@ -18,13 +18,14 @@ _TRUE, _FALSE = {"true", "yes", "on", "1"}, {"false", "no", "off", "0"}
 
 
 @lru_cache(maxsize=1)
-def part_fields() -> dict[str, tuple[FieldInfo, str]]:
-    """The options of all built-in parts, each with the panel of the help it stands in."""
-    found: dict[str, tuple[FieldInfo, str]] = {}
+def part_fields() -> dict[str, tuple[FieldInfo, str, list[str]]]:
+    """The options of all built-in parts, each with the panel of the help it stands in and the parts that have it."""
+    found: dict[str, tuple[FieldInfo, str, list[str]]] = {}
     for part, registry in PARTS.items():
         for entry in registry.entries():
             for name, info in entry.options.model_fields.items():
-                found.setdefault(name, (info, f"Options of the chosen {part.replace('_', ' ')}"))
+                panel = f"Options of the chosen {part.replace('_', ' ')}"
+                found.setdefault(name, (info, panel, []))[2].append(entry.name)
     return found
 
 
@@ -70,8 +71,8 @@ def with_config_options(function: Callable[..., Any]) -> Callable[..., Any]:
         for name, info in group.model_fields.items():
             if name not in taken:
                 parameters.append(_parameter(name, info, group.title))
-    for name, (info, panel) in part_fields().items():
-        parameters.append(_parameter(name, info, panel))
+    for name, (info, panel, owners) in part_fields().items():
+        parameters.append(_parameter(name, info, panel, owners))
 
     def command(**values: Any) -> Any:
         mine = {name: values.pop(name) for name in taken}
@@ -112,10 +113,11 @@ def given_options(context: typer.Context) -> dict[str, Any]:
     return options
 
 
-def _parameter(name: str, info: FieldInfo, panel: str) -> inspect.Parameter:
+def _parameter(name: str, info: FieldInfo, panel: str, owners: Sequence[str] = ()) -> inspect.Parameter:
     kind = field_kind(info.annotation)
-    default = _shown_default(info)
+    default = _shown_default(info) if len(owners) <= 1 else ""  # others may have others
     text = (info.description or "") + (f" (default: {default})" if default else "")
+    text += f" – of {', '.join(owners)}" if owners else ""
     if kind == "flag":
         flags = typer.Option(f"--{name}/--no_{name}", help=text, rich_help_panel=panel, show_default=False)
         annotation: Any = Annotated[Optional[bool], flags]  # noqa: UP045 - typer reads it at run time

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import PlainSerializer, PlainValidator, ValidationError
 
+from modelyard.config.wording import sentence
 from modelyard.errors import UserError, nearest
 from modelyard.registry import Options, Registry
 
@@ -68,8 +69,9 @@ class Call:
         try:
             return entry.options(**self.arguments)
         except ValidationError as error:
-            wrong = "; ".join(": ".join([*map(str, e["loc"][:1]), e["msg"]]) for e in error.errors())
-            raise UserError(f"{registry.kind} {self.name!r}: {wrong}") from None
+            found = [(str(e["loc"][0]) if e["loc"] else "", e) for e in error.errors()]
+            wrong = [f"{key} {sentence(e, self.arguments.get(key))}".strip() for key, e in found]
+            raise UserError(f"{registry.kind} {self.name!r}: {' '.join(wrong)}") from None
 
 
 def split_list(text: str) -> list[str]:

@@ -17,6 +17,7 @@ from modelyard.config.backend import select_engine
 from modelyard.config.calls import Call, parse_list
 from modelyard.config.plugins import load_installed_plugins, load_plugins
 from modelyard.config.schema import CORE_FIELDS, EXCLUSIVE, PARTS, Config, is_path
+from modelyard.config.wording import sentence
 from modelyard.config.yaml_file import CONFIG_VERSION, RUN_CONFIG_KEY, Value, is_run_config, read_flat, read_set
 from modelyard.errors import ConfigError, Problem, UserError, nearest, unknown
 from modelyard.registry import AUGMENTATIONS, ENGINES, HOOKS
@@ -149,7 +150,8 @@ def _layers(top: Layer, pick_up_files: bool, problems: list[Problem]) -> list[La
         try:
             path = recipe_path(recipe)
             values = read_flat(path, problems)
-            named = {key: Value(value.value, f"recipe {recipe}") for key, value in values.items()}
+            own = recipe.endswith((".yaml", ".yml"))  # the user's, who wants to know the line
+            named = {k: value if own else Value(value.value, f"recipe {recipe}") for k, value in values.items()}
             layers.insert(0, Layer(f"recipe {recipe}", named))
         except UserError as error:
             problems.append(Problem(known["recipe"].where, "recipe", str(error)))
@@ -218,6 +220,12 @@ def _check_core(merged: Mapping[str, Value], problems: list[Problem]) -> Config 
         if not wrong & set(pair) and all(getattr(config, key) is None for key in pair):
             emptied = next(key for key in reversed(pair) if key in merged and "displaced" not in merged[key].where)
             problems.append(Problem(merged[emptied].where, emptied, f"is empty; give {' or '.join(pair)}."))
+    pieces = config.gradient_accumulation * config.cpu_devices
+    if config.cpu_devices > 1 and config.train_batch_size % pieces:
+        message = f"{config.train_batch_size} examples can't be divided evenly over {config.cpu_devices} devices"
+        more = f" × {config.gradient_accumulation} pieces" if config.gradient_accumulation > 1 else ""
+        blamed = merged["train_batch_size"] if "train_batch_size" in merged else merged["cpu_devices"]
+        problems.append(Problem(blamed.where, "train_batch_size", f"{message}{more}."))
     return config if not wrong else right
 
 
@@ -310,40 +318,11 @@ def _validate(
         wrong: dict[str, str] = {}
         for detail in error.errors():
             key = str(detail["loc"][0]) if detail["loc"] else ""
-            wrong.setdefault(key, _sentence(dict(detail), values.get(key)))
+            wrong.setdefault(key, sentence(detail, values.get(key)))
         for key, text in wrong.items():
             problems.append(Problem(merged[key].where if key in merged else chosen, key, text))
         return set(wrong)
     return set()
-
-
-_EXPECTED = {
-    "int_parsing": "a whole number",
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_parsing": "a number",
-    "float_type": "a number",
-    "bool_parsing": "true or false",
-    "bool_type": "true or false",
-    "string_type": "text",
-}
-
-
-def _sentence(detail: dict[str, Any], given: Any) -> str:
-    kind, context = detail["type"], detail.get("ctx", {})
-    if kind == "literal_error":
-        allowed = [part.strip("' ") for part in str(context["expected"]).replace(" or ", ", ").split(", ")]
-        near = nearest(str(given), allowed, most=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        return f"{given!r} is none of {', '.join(allowed)}.{hint}"
-    if kind == "missing":
-        return "must be given: it has no default."
-    if kind == "value_error":
-        return str(context.get("error", detail["msg"]))
-    if kind in _EXPECTED:
-        return f"must be {_EXPECTED[kind]}, got {given!r}."
-    message = str(detail["msg"]).replace("Input should be", "must be")
-    return f"{message}, got {given!r}."
 
 
 def _without_repeats(problems: list[Problem]) -> list[Problem]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 
-from modelyard.config.calls import CallList, parse_list
+from modelyard.config.calls import Call, CallList, parse_list
 from modelyard.config.durations import DurationField, StepDuration
 from modelyard.registry import DATASETS, MODELS, OPTIMIZERS, SCHEDULES, Entry, Options, Registry
 
@@ -26,6 +26,35 @@ EXCLUSIVE = (("train_steps", "train_epochs"), ("eval_every", "epochs_between_eva
 """Two ways to say one thing: both at one level is an error, and the higher level displaces the other."""
 
 Names = Annotated[tuple[str, ...], BeforeValidator(parse_list)]
+
+
+USUAL_HOOKS = ("nan_guard", "throughput", "metrics", "log", "tensorboard", "progress", "best", "checkpoint")
+
+
+def edit_hooks(calls: tuple[Call, ...]) -> tuple[Call, ...]:
+    """The hooks of a run: the usual ones, changed by ``+name`` and ``-name``, or exactly those that are named."""
+    edits = [call for call in calls if call.name[0] in "+-"]
+    if edits and len(edits) != len(calls):
+        raise ValueError(
+            "mixes '+name' or '-name', which change the usual hooks, with plain names, which replace them."
+        )
+    if calls and not edits:
+        return calls
+    chosen = {name: Call(name) for name in USUAL_HOOKS}
+    for call in edits:
+        name = call.name[1:]
+        if call.name[0] == "+":
+            chosen[name] = Call(name, call.arguments)
+        elif chosen.pop(name, None) is None:
+            raise ValueError(
+                f"'-{name}' takes away a hook that is not there. The usual ones: {', '.join(USUAL_HOOKS)}."
+            )
+    return tuple(chosen.values())
+
+
+def _check_hooks(calls: tuple[Call, ...]) -> tuple[Call, ...]:
+    edit_hooks(calls)
+    return calls
 
 
 def option(default: Any, help_text: str, *, free: bool = False, **limits: Any) -> Any:
@@ -169,7 +198,7 @@ class Hooks(Group):
     """What happens beside training."""
 
     title = "Hooks and logging"
-    hooks: CallList = option(
+    hooks: Annotated[CallList, AfterValidator(_check_hooks)] = option(
         (),
         "'+name(...)' adds a hook to the usual ones, '-name' takes one away, plain names replace them; "
         "`modelyard hooks` lists them",
@@ -204,6 +233,19 @@ class Config(Experiment, Files, Data, Training, Evaluation, Devices, Saving, Hoo
         """All options as plain YAML values, those of the chosen parts included."""
         values = self.model_dump(mode="json")
         return {**{key: values[key] for key in CORE_FIELDS}, **self.part_options}
+
+    def defaults(self) -> dict[str, Any]:
+        """What every option has when nobody sets it, for the parts that are chosen."""
+        values = type(self)().model_dump(mode="json")
+        for part in PARTS:
+            options = self.entry(part).options.model_construct()  # not checked: some may have no default
+            values.update(options.model_dump(mode="json", warnings=False))
+        return values
+
+    def changed(self) -> dict[str, Any]:
+        """The options that are not as they are by default."""
+        defaults = self.defaults()
+        return {key: value for key, value in self.flat().items() if value != defaults.get(key)}
 
     def origin(self, key: str) -> str:
         """Where the value of ``key`` came from."""

@@ -137,6 +137,13 @@ class Engine(ABC):
         loss = float(means.pop("loss"))
         return {"loss": loss, **self.task.summarize(means)}
 
+    def metric_names(self, split: str) -> list[str]:
+        """What an evaluation on ``split`` measures, found out on its first batch."""
+        batch, weights = next(self._evaluation_batches(split, self.dataset.size(split)))
+        means = {name: total / weights.sum() for name, total in self.evaluate_batch(batch, weights).items()}
+        means.pop("loss")
+        return ["loss", *self.task.summarize(means)]
+
     def _evaluation_batches(self, split: str, size: int) -> Iterator[tuple[Arrays, NDArray[np.float64]]]:
         """Batches of equal size in storage order; the last is filled up with examples of weight 0."""
         batch_size = min(self.config.eval_batch_size, size)

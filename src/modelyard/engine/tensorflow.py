@@ -24,6 +24,7 @@ from modelyard.errors import TrainingError, UserError
 from modelyard.models.optimizers import build_optimizer
 from modelyard.models.task import Task
 
+tf.get_logger().setLevel("ERROR")  # its advice on retracing is for those who write the loop themselves
 _POLICIES = {"bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 
 
@@ -51,14 +52,14 @@ class TensorFlowEngine(Engine):
         keras.utils.set_random_seed(fold(self.config.random_seed, 1))
         with self.strategy.scope():
             self.task = make_task()
-            self.model = self.task.network()
+            self.model = self.task.checked_network()
             self._set_batch_norm()
             optimizer = build_optimizer(self.config, lambda: self._learning_rate)
             optimizer = self.task.optimizer(self.config, optimizer)
-            _leave_summing_to_the_engine(optimizer)
             if self.config.precision == "float16":
                 optimizer = keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale")
             optimizer.build(self.model.trainable_variables)
+            _leave_summing_to_the_engine(optimizer)
         self.optimizer = optimizer
         self._weights = name_weights(self.model)
         self._slots = name_optimizer_slots(optimizer, self._weights)
@@ -66,7 +67,7 @@ class TensorFlowEngine(Engine):
         self._kernels = [v for v in self.model.trainable_variables if v.path.endswith("kernel")]
         learned = {id(v) for v in self.model.trainable_variables}
         self._statistics = [v for v in self._weights.values() if id(v) not in learned]
-        self._input_names = _input_names(self.model)
+        self._input_names = [tensor.name for tensor in self.model.inputs]
         self._resident: list[dict[str, Any]] | None = None
         self._train_function: Any = None
         self._metric_names: list[str] = []
@@ -334,20 +335,11 @@ def _replica_number(context: Any) -> int:
 
 def _leave_summing_to_the_engine(optimizer: Any) -> None:
     """The engine sums gradients over the replicas, before clipping; a Keras optimizer, or those in it, would again."""
+    optimizer._all_reduce_sum_gradients = lambda grads_and_vars: grads_and_vars
     inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "_inner_optimizers", [])]
-    for each in (optimizer, *(one for one in inner if one is not None)):
-        each._all_reduce_sum_gradients = lambda grads_and_vars: grads_and_vars
-
-
-def _input_names(model: Any) -> list[str]:
-    """The features that the model takes, by the names of its inputs."""
-    inputs = getattr(model, "inputs", None)
-    if not inputs:
-        raise UserError(
-            f"the model {model.name!r} has no named inputs. Build it with keras.Model(inputs, outputs), with inputs "
-            "from keras.Input(..., name='image') or modelyard.image_input(data)."
-        )
-    return [tensor.name for tensor in inputs]
+    for each in inner:
+        if each is not None:
+            _leave_summing_to_the_engine(each)
 
 
 def _added(some: list[Any], others: list[Any]) -> list[Any]:

@@ -14,7 +14,7 @@ from modelyard.config import Config, load_config, resolve
 from modelyard.config.backend import choose_engine, select_engine
 from modelyard.config.durations import Run
 from modelyard.data.dataset import TEST, TRAIN, VALIDATION, Dataset
-from modelyard.errors import ConfigError, Problem
+from modelyard.errors import ConfigError, Problem, RunError
 from modelyard.loop.start import (
     find_folder,
     log_machine,
@@ -33,9 +33,10 @@ from modelyard.run.checkpoint import (
     read_state,
     step_of,
 )
-from modelyard.run.directory import RunDirectory, open_run_folder, read_json
+from modelyard.run.directory import RunDirectory, open_run_folder
 from modelyard.run.journal import log_result
 from modelyard.run.log import log_to
+from modelyard.run.manifest import read_manifest, started_by
 
 if TYPE_CHECKING:
     from modelyard.engine.base import Engine
@@ -112,18 +113,23 @@ def resume_config(model_dir: str | Path, options: Mapping[str, Any], source: str
     if pointless:
         message = "has no use here: the run's own config.yaml is the config."
         raise ConfigError(Problem(source, key, message) for key in pointless)
-    config = resolve(
-        {**options, "config_file": str(directory.config), "model_dir": str(model_dir), "resume": "must"},
-        source=source,
-        pick_up_files=False,
-    )
-    return config, bool(read_json(directory.manifest).get("evaluates", True))
+    given = {**options, "config_file": str(directory.config), "model_dir": str(directory.path), "resume": "must"}
+    try:
+        config = resolve(given, source=source, pick_up_files=False)
+    except ConfigError as error:
+        script = started_by(read_manifest(directory))
+        if script is not None:
+            error.add_hint(
+                f"This run was started by the script {script}: use `python {script} resume …`, or --plugins."
+            )
+        raise
+    return config, bool(read_manifest(directory).get("evaluates", True))
 
 
 def evaluate(
     model_dir: str | Path,
     *,
-    checkpoint: str | None = None,
+    checkpoint: str | int | None = None,
     split: str = VALIDATION,
     source: str = "Python",
     **options: Any,
@@ -140,10 +146,13 @@ def evaluate(
     directory = open_run_folder(model_dir)
     config, _ = resume_config(model_dir, options, source)
     refuse_changes(directory, config)
-    which = checkpoint or ("best" if best_first(directory.best) else "latest")
-    path = choose(directory.checkpoints, directory.best, which)
+    which = checkpoint if checkpoint is not None else "best" if best_first(directory.best) else "latest"
+    path = choose(directory.checkpoints, directory.best, str(which))
     loaded = read_checkpoint(path)
     dataset = _load_dataset(config)
+    known = read_manifest(directory).get("dataset", {}).get("fingerprint")
+    if known != dataset.fingerprint():
+        log.warning("the data of %s is not the data this run was trained on", config.dataset)
     dataset.size(split)
     engine = _create_engine(config)
     _build(engine, config, dataset, _lengths(config, dataset))
@@ -164,20 +173,32 @@ def _run(config: Config, evaluates: bool) -> Result:
     with directory, log_to(directory.logs, ROLE), tidy_after_a_false_start(directory):
         config = settle_config(directory, config)
         checkpoint = load_newest(directory.checkpoints)
+        warm = None if checkpoint is not None else _warm_weights(config)
         dataset = _load_dataset(config)
         if evaluates:
             dataset.size(VALIDATION)
         engine = _create_engine(config)
         run = _lengths(config, dataset)
+        if checkpoint is not None and checkpoint.step > run.total_steps:
+            raise RunError(
+                f"{directory.path} is at step {checkpoint.step} already, and {run.total_steps} are asked for; "
+                "nothing was changed."
+            )
         log_machine(directory, config, dataset, engine)
         _build(engine, config, dataset, run)
         if checkpoint is not None:
             _load_state(engine, checkpoint)
-        elif config.checkpoint_path is not None:
-            _warm_start(engine, config.checkpoint_path)
+        elif warm is not None:
+            _warm_start(engine, warm)
         run_id = record_start(directory, config, dataset, engine, run, checkpoint, evaluates)
         trainer = _trainer(config, engine, directory, run, run_id, evaluates, checkpoint)
-        trainer.train()
+        try:
+            trainer.train()
+        except Exception as error:
+            error.add_note(
+                f"The run folder is {directory.path}; `modelyard resume` with it goes on from what is saved."
+            )
+            raise
         return _conclude(directory, trainer)
 
 
@@ -228,13 +249,20 @@ def _load_state(engine: Engine, checkpoint: Checkpoint, weights_only: bool = Fal
     engine.load(State(checkpoint.weights, checkpoint.optimizer), weights_only=weights_only)
 
 
-def _warm_start(engine: Engine, path: str) -> None:
+def _warm_weights(config: Config) -> dict[str, Any] | None:
     """Weights to begin with; never on resume."""
-    from modelyard.engine.base import State
+    if config.checkpoint_path is None:
+        return None
     from modelyard.run.weights import read_weights
 
-    engine.load(State(read_weights(Path(path).expanduser()), {}), weights_only=True)
-    log.info("starting from the weights in %s", path)
+    log.info("starting from the weights in %s", config.checkpoint_path)
+    return read_weights(Path(config.checkpoint_path).expanduser())
+
+
+def _warm_start(engine: Engine, weights: dict[str, Any]) -> None:
+    from modelyard.engine.base import State
+
+    engine.load(State(weights, {}), weights_only=True)
 
 
 def _trainer(
@@ -246,10 +274,12 @@ def _trainer(
     evaluates: bool,
     checkpoint: Checkpoint | None,
 ) -> Trainer:
-    from modelyard.loop.hooks import build_hooks, chosen_hooks
+    from modelyard.loop.hooks import build_hooks
     from modelyard.loop.trainer import Trainer
 
-    hooks = build_hooks(chosen_hooks(config))
+    hooks = build_hooks(config.hooks)
+    if not any(hook.name == "checkpoint" for hook in hooks):
+        log.warning("the hook checkpoint is off: nothing is saved, and this run can't be gone on with")
     return Trainer(config, engine, directory, run, run_id, hooks, evaluates, checkpoint)
 
 

@@ -17,16 +17,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from modelyard.config.calls import Call
-from modelyard.config.schema import Config
+from modelyard.config.schema import edit_hooks
 from modelyard.engine.base import StepMetrics
-from modelyard.errors import ConfigError, Problem, UserError
+from modelyard.errors import UserError
 from modelyard.registry import HOOKS
 from modelyard.registry import Options as BaseOptions
 
 if TYPE_CHECKING:
     from modelyard.loop.trainer import Trainer
-
-DEFAULT_HOOKS = ("nan_guard", "throughput", "metrics", "log", "tensorboard", "progress", "best", "checkpoint")
 
 
 class Hook:
@@ -79,32 +77,10 @@ class Hook:
         """Takes back what `memory` gave."""
 
 
-def chosen_hooks(config: Config) -> list[Call]:
-    """The hooks of a config: the usual ones, changed by ``+name`` and ``-name``, or exactly those that are named."""
-    calls = list(config.hooks)
-    edits = [call for call in calls if call.name[0] in "+-"]
-    if edits and len(edits) != len(calls):
-        message = "mixes '+name' or '-name', which change the usual hooks, with plain names, which replace them."
-        raise ConfigError([Problem(config.origin("hooks"), "hooks", message)])
-    if calls and not edits:
-        return calls
-    chosen = {name: Call(name) for name in DEFAULT_HOOKS}
-    for call in edits:
-        name = call.name[1:]
-        if call.name[0] == "+":
-            chosen[name] = Call(name, call.arguments)
-        elif name in chosen:
-            del chosen[name]
-        else:
-            message = f"'-{name}' takes away a hook that is not there. The usual ones: {', '.join(DEFAULT_HOOKS)}."
-            raise ConfigError([Problem(config.origin("hooks"), "hooks", message)])
-    return list(chosen.values())
-
-
 def build_hooks(calls: Sequence[Call]) -> list[Hook]:
-    """The hooks themselves, in the order they are called."""
+    """The hooks of a config, the usual ones included, in the order they are called."""
     hooks: list[Hook] = []
-    for call in calls:
+    for call in edit_hooks(tuple(calls)):
         hook = HOOKS.get(call.name).load()(call.options(HOOKS))
         if not isinstance(hook, Hook):
             raise UserError(f"the hook {call.name!r} must be a subclass of modelyard.Hook.")

@@ -93,6 +93,7 @@ class KeepBest(Hook):
 
     def begin(self, loop: Trainer) -> None:
         """Reads the bests of earlier starts."""
+        loop.check_metric(loop.config.best_metric, "best_metric")
         folder = loop.directory.best
         self._kept: list[tuple[float, int]] = []
         self._ranking: Ranking | None = None

@@ -27,7 +27,7 @@ class Ranking:
         if metric == "auto":
             metric = "accuracy" if "accuracy" in row else "loss"
         if metric not in names:
-            raise UserError(f"best_metric, early_stop or stop_at: {unknown('metric', metric, names)}")
+            raise UserError(unknown("metric", metric, names))
         if mode == "auto":
             mode = "min" if any(word in metric for word in _LESS_IS_BETTER) else "max"
         return cls(metric, mode)

@@ -163,6 +163,8 @@ class Profiler(Hook):
         """Ends a profile that training was too short for."""
         if self._state == "running":
             self._finish(loop)
+        elif self._state == "waiting":
+            log.warning("no profile was made: it begins at step %d, training ended at %d", self._start, loop.step)
 
     def _finish(self, loop: Trainer) -> None:
         loop.engine.stop_profile()

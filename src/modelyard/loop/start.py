@@ -12,21 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 from modelyard.config import Config
 from modelyard.config.durations import Run
+from modelyard.config.schema import CORE_FIELDS, PARTS, is_path
 from modelyard.config.yaml_file import inline
 from modelyard.data.dataset import Dataset
-from modelyard.errors import ConfigError, DataError, Problem, RunError
+from modelyard.errors import ChangedConfigError, ConfigError, DataError, Problem, RunError
 from modelyard.run.checkpoint import Checkpoint, list_checkpoints
 from modelyard.run.directory import (
     RunDirectory,
     differences,
     new_run_path,
-    read_json,
     run_options,
     write_config,
 )
+from modelyard.run.files import explain
 from modelyard.run.journal import log_start
 from modelyard.run.machine import hardware, versions
-from modelyard.run.manifest import write_manifest
+from modelyard.run.manifest import read_manifest, write_manifest
 
 if TYPE_CHECKING:
     from modelyard.engine.base import Engine
@@ -51,6 +52,9 @@ def find_folder(config: Config) -> RunDirectory:
     if strangers:
         raise RunError(f"{path} is not empty and is no run folder (it holds {', '.join(strangers[:3])}). Name another.")
     directory.create()
+    if best is not None:
+        with explain(best, "make the folder of the best models"):
+            best.mkdir(parents=True, exist_ok=True)
     return directory
 
 
@@ -71,8 +75,7 @@ def settle_config(directory: RunDirectory, config: Config) -> Config:
     Raises:
         ConfigError: with what differs and may not.
     """
-    if config.best_model_dir is not None:  # found again wherever the run is resumed from
-        config = config.model_copy(update={"best_model_dir": str(directory.best)})
+    config = _with_absolute_paths(directory, config)
     if not directory.exists():
         return config
     threads = run_options(directory).get("threads")
@@ -88,6 +91,21 @@ def settle_config(directory: RunDirectory, config: Config) -> Config:
     return config
 
 
+def _with_absolute_paths(directory: RunDirectory, config: Config) -> Config:
+    """What the config names is found again wherever the run is resumed from."""
+    update: dict[str, Any] = {
+        "data_dir": str(Path(config.data_dir).expanduser().absolute()),
+        "plugins": tuple(str(Path(p).absolute()) if p.endswith(".py") else p for p in config.plugins),
+    }
+    if config.best_model_dir is not None:
+        update["best_model_dir"] = str(directory.best)
+    if is_path(config.dataset):
+        update["dataset"] = str(Path(config.dataset).expanduser().absolute())
+    if config.checkpoint_path is not None:
+        update["checkpoint_path"] = str(Path(config.checkpoint_path).expanduser().absolute())
+    return config.model_copy(update=update)
+
+
 def refuse_changes(directory: RunDirectory, config: Config) -> None:
     """Says what ``config`` changes against the run's own.
 
@@ -97,9 +115,11 @@ def refuse_changes(directory: RunDirectory, config: Config) -> None:
     changed = differences(directory, config)
     refused = [(key, there, here) for key, there, here, free in changed if not free]
     if refused:
-        raise ConfigError(
+        parts = [key for key, _, _ in refused if key in PARTS]
+        raise ChangedConfigError(
             Problem(config.origin(key), key, f"is {inline(here)} here, {inline(there)} in the run {directory.path}.")
             for key, there, here in refused
+            if key in CORE_FIELDS or not parts  # with another model, its options say nothing more
         )
     for key, there, here, _ in changed:
         log.info("%s: %s, was %s when the run was last started", key, inline(here), inline(there))
@@ -114,10 +134,8 @@ def log_machine(directory: RunDirectory, config: Config, dataset: Dataset, engin
     log.info("GPUs: %s", "; ".join(machine["gpus"]) or "none")
     log.info("devices: %s, %d threads", ", ".join(engine.describe()["devices"]), engine.threads)
     log.info("dataset %s: %s", config.dataset, ", ".join(f"{n:,} {split}" for split, n in dataset.sizes().items()))
-    options = config.flat()
-    chosen = {key: value for key, value in options.items() if config.origin(key) != "default" and value is not None}
-    log.info("options that were set: %s", _listed(chosen) or "none")
-    log.debug("all options: %s", _listed(options))
+    log.info("options other than the defaults: %s", _listed(config.changed()) or "none")
+    log.debug("all options: %s", _listed(config.flat()))
     for note in config.notes:
         log.info("%s", note)
 
@@ -137,7 +155,7 @@ def record_start(
         DataError: if the data is not what the run began with.
     """
     step = checkpoint.step if checkpoint is not None else 0
-    before = read_json(directory.manifest)
+    before = read_manifest(directory)
     fingerprint = dataset.fingerprint()
     known = before.get("dataset", {}).get("fingerprint")
     if known is not None and known != fingerprint:
@@ -155,7 +173,8 @@ def record_start(
     described = {"fingerprint": fingerprint, "sizes": dataset.sizes(), "classes": list(dataset.classes)[:1000]}
     before.update(run_id=before.get("run_id") or uuid.uuid4().hex, evaluates=evaluates)
     manifest = write_manifest(directory, config, described, engine.describe(), step, before)
-    log_start(directory.journal, directory.name, config, step)
+    if step < run.total_steps:
+        log_start(directory.journal, directory.name, config, step)
     return str(manifest["run_id"])
 
 

@@ -25,6 +25,10 @@ class EarlyStop(Hook):
         self._best: float | None = None
         self._waited = 0
 
+    def begin(self, loop: Trainer) -> None:
+        """Checks that there is such a metric."""
+        loop.check_metric(self.wanted.metric, f"hook {self.name}")
+
     def evaluated(self, loop: Trainer, split: str, row: dict[str, Any]) -> None:
         """Counts evaluations since the last improvement."""
         if split != "validation":
@@ -55,6 +59,10 @@ class StopAt(Hook):
     def __init__(self, options: StopAtOptions) -> None:
         super().__init__(options)
         self.wanted = options
+
+    def begin(self, loop: Trainer) -> None:
+        """Checks that there is such a metric."""
+        loop.check_metric(self.wanted.metric, f"hook {self.name}")
 
     def evaluated(self, loop: Trainer, split: str, row: dict[str, Any]) -> None:
         """Compares with the threshold."""

@@ -22,7 +22,7 @@ from modelyard.config.durations import Duration, InSteps, Run
 from modelyard.config.schema import Config
 from modelyard.data.dataset import TEST, TRAIN, VALIDATION
 from modelyard.engine.base import Engine, State, StepMetrics
-from modelyard.errors import CheckpointError, Interrupted
+from modelyard.errors import CheckpointError, Interrupted, UserError, unknown
 from modelyard.loop.hooks import Hook
 from modelyard.run.checkpoint import BackgroundWriter, Checkpoint, best_first, read_checkpoint
 from modelyard.run.console import bar
@@ -132,7 +132,7 @@ class Trainer:
             try:
                 for hook in self.hooks:
                     begun.append(hook)
-                    hook.begin(self)
+                    self._call(hook, hook.begin)
                 if self._evaluates and self.owes_evaluation and not self.is_over:
                     self._evaluate()
                     self._settle()
@@ -142,7 +142,7 @@ class Trainer:
                     self._after_the_last_step()
                 if self._signal is not None:
                     for hook in self.hooks:
-                        hook.interrupted(self)
+                        self._call(hook, hook.interrupted)
                     self.writer.flush()
                     raise Interrupted(self._signal, self.step, str(self.directory.path))
             except BaseException:
@@ -170,6 +170,14 @@ class Trainer:
     def epoch(self) -> float:
         """How many epochs are done."""
         return float(self.step / self.run.steps_per_epoch)
+
+    def check_metric(self, metric: str, wanted_by: str) -> None:
+        """Refuses a metric that no evaluation measures, before training and not after the first epoch. For hooks."""
+        if not self._evaluates or metric in ("auto", "loss"):
+            return
+        known = self.engine.metric_names(VALIDATION)
+        if metric not in known:
+            raise UserError(f"{wanted_by}: {unknown('metric', metric, known)}")
 
     def stop(self, reason: str) -> None:
         """Ends training after this step. For hooks."""
@@ -213,16 +221,23 @@ class Trainer:
         self.step += count
         self._add_to_window(metrics)
         for hook in self.hooks:
-            hook.trained(self, metrics)
+            self._call(hook, hook.trained, metrics)
         if self._report_cadence.fires_at(self.step) or self.is_over:
             self._report(metrics)
         if self._evaluates and self._evaluation_due():
             self._evaluate()
         self._settle()
 
+    def _call(self, hook: Hook, method: Callable[..., None], *arguments: Any) -> None:
+        try:
+            method(self, *arguments)
+        except Exception as error:
+            error.add_note(f"This happened in the hook {hook.name!r}, at step {self.step}.")
+            raise
+
     def _settle(self) -> None:
         for hook in self.hooks:
-            hook.settled(self)
+            self._call(hook, hook.settled)
 
     def _add_to_window(self, metrics: StepMetrics) -> None:
         # Step by step, so that the sum does not depend on how the steps were cut into stretches.
@@ -241,7 +256,7 @@ class Trainer:
         self.last_report = means
         row = self._row(TRAIN, means)
         for hook in self.hooks:
-            hook.reported(self, row)
+            self._call(hook, hook.reported, row)
 
     def _evaluation_due(self) -> bool:
         if self.is_over:
@@ -313,7 +328,7 @@ class Trainer:
         if split == VALIDATION:
             self.last_evaluation = dict(metrics)
         for hook in self.hooks:
-            hook.evaluated(self, split, row)
+            self._call(hook, hook.evaluated, split, row)
         return metrics
 
     def _row(self, split: str, metrics: dict[str, float]) -> dict[str, Any]:

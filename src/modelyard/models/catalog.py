@@ -24,6 +24,9 @@ class ClassifierOptions(Options):
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the target spread over all classes")
 
 
+MODELS.default_options = ClassifierOptions
+
+
 class SimpleCnnOptions(ClassifierOptions):
     """Size of the simple CNN."""
 

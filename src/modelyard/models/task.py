@@ -86,6 +86,27 @@ class Task:
         """The Keras model. Its inputs are named like the features they take."""
         raise NotImplementedError(f"{type(self).__name__} must define network().")
 
+    def checked_network(self) -> keras.Model:
+        """The network, if it is one that can be trained on this data.
+
+        Raises:
+            UserError: if it is not, with what would be right.
+        """
+        model = self.network()
+        if not isinstance(model, keras.Model):
+            raise UserError(f"the model must return a keras.Model; it returned {type(model).__name__}.")
+        inputs = getattr(model, "inputs", None)
+        if not inputs:
+            raise UserError(
+                f"the model {model.name!r} has no named inputs. Build it with keras.Model(inputs, outputs), inputs "
+                "from keras.Input(..., name='image') or modelyard.image_input(data)."
+            )
+        strange = [tensor.name for tensor in inputs if tensor.name not in self.data.features]
+        if strange:
+            known = ", ".join(self.data.features)
+            raise UserError(f"the model takes {', '.join(strange)}, but an example has: {known}. Name its inputs so.")
+        return model
+
     def preprocess(self, batch: Batch, training: bool) -> Batch:
         """Changes a batch before the network sees it, after augmentation; by default not at all."""
         return batch
@@ -120,6 +141,17 @@ class Classifier(Task):
     """One class an example: cross-entropy on logits, accuracy, class and probabilities."""
 
     Options: type[BaseOptions] = ClassifierOptions
+
+    def checked_network(self) -> keras.Model:
+        """The network, if it has one output for each class."""
+        model = super().checked_network()
+        shape = getattr(model, "output_shape", None)
+        if shape is not None and not isinstance(shape, list | dict) and shape[-1] != self.data.num_classes:
+            raise UserError(
+                f"the model has {shape[-1]} outputs, but there are {self.data.num_classes} classes. "
+                "Its last layer should have data.num_classes units."
+            )
+        return model
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Cross-entropy, with label smoothing where it is asked for."""
@@ -208,9 +240,11 @@ def image_input(data: DataInfo, smallest: int = 1) -> tuple[Tensor, Tensor]:
     """
     shape = data.image_shape
     if len(shape) != 3 or min(shape[:2]) < smallest:
+        shown = "×".join(map(str, shape))
+        channels = " Channels come last." if len(shape) == 3 and shape[0] in (1, 3) else ""
         raise DataError(
             f"this model takes images of at least {smallest}×{smallest}; the examples of this dataset have shape "
-            f"{'×'.join(map(str, shape))}. Choose another model (mlp takes any shape) or another dataset."
+            f"{shown}.{channels} Choose another model (mlp takes any shape) or another dataset."
         )
     return any_input(data)
 

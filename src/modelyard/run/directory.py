@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
-from modelyard.config.schema import PARTS, Config, is_free, is_path
+from modelyard.config.schema import Config, is_free, is_path
 from modelyard.config.yaml_file import CONFIG_VERSION, RUN_CONFIG_KEY, dump, read_set
 from modelyard.errors import ConfigError, Problem, RunError
 from modelyard.run.files import PARTIAL, explain, remove_partial, write_text
@@ -172,6 +172,9 @@ def open_run_folder(path: str | Path) -> RunDirectory:
         RunError: if ``path`` is not a run folder.
     """
     directory = RunDirectory(Path(path).expanduser())
+    named = RunDirectory(Path("runs") / path)
+    if not directory.path.exists() and named.exists():  # as `modelyard runs` shows it
+        directory = named
     if not directory.exists():
         what = "is not a run folder: it has no config.yaml" if directory.path.is_dir() else "does not exist"
         raise RunError(f"{path} {what}. `modelyard runs` lists the runs.")
@@ -205,22 +208,13 @@ def write_config(directory: RunDirectory, config: Config) -> None:
 
 def differences(directory: RunDirectory, config: Config) -> list[tuple[str, Any, Any, bool]]:
     """What ``config`` changes against the run's own: (option, there, here, whether it may change)."""
-    there = {**_defaults(config), **run_options(directory)}  # an option may be newer than the run
-    here = {key: value for key, value in config.flat().items() if key not in _NOT_IN_CONFIG}
+    there = {**config.defaults(), **run_options(directory)}  # an option may be newer than the run
+    here = config.flat()
     return [
         (key, there.get(key), here.get(key), is_free(key))
-        for key in sorted(set(there) | set(here))
+        for key in sorted((set(there) | set(here)) - set(_NOT_IN_CONFIG))
         if there.get(key) != here.get(key)
     ]
-
-
-def _defaults(config: Config) -> dict[str, Any]:
-    """What every option has when nobody sets it, for the parts that ``config`` chooses."""
-    values = Config().model_dump(mode="json")
-    for part in PARTS:
-        options = config.entry(part).options.model_construct()  # not checked: some may have no default
-        values.update(options.model_dump(mode="json", warnings=False))
-    return {key: value for key, value in values.items() if key not in _NOT_IN_CONFIG}
 
 
 def find_runs(folder: Path) -> list[RunDirectory]:

@@ -35,7 +35,7 @@ def log_result(journal: Path, run: str, result: Mapping[str, Any]) -> None:
 
 def _worth_saying(config: Config, key: str, value: Any) -> bool:
     always = ("model", "dataset", "train_batch_size", "train_epochs", "train_steps", "learning_rate", "optimizer")
-    return value is not None and key != "hypothesis" and (key in always or config.origin(key) != "default")
+    return value is not None and key != "hypothesis" and (key in always or key in config.changed())
 
 
 def _shown(value: Any) -> str:

@@ -11,7 +11,8 @@ from typing import Any
 
 from modelyard.config.plugins import plugin_module
 from modelyard.config.schema import Config
-from modelyard.run.directory import RunDirectory
+from modelyard.errors import RunError
+from modelyard.run.directory import RunDirectory, read_json
 from modelyard.run.files import write_text
 from modelyard.run.machine import git_commit, hardware, versions
 
@@ -52,6 +53,27 @@ def write_manifest(
     )
     write_text(directory.manifest, json.dumps(manifest, indent=1) + "\n")
     return manifest
+
+
+def read_manifest(directory: RunDirectory) -> dict[str, Any]:
+    """The manifest; empty where the run has none yet.
+
+    Raises:
+        RunError: if it is damaged.
+    """
+    if not directory.manifest.exists():
+        return {}
+    manifest = read_json(directory.manifest)
+    if not manifest:
+        raise RunError(f"{directory.manifest} is damaged. Restore it from a copy, or start a new run.")
+    return manifest
+
+
+def started_by(manifest: dict[str, Any]) -> str | None:
+    """The user's own script that started the run, if one did."""
+    starts = manifest.get("starts") or [{}]
+    command = str((starts[-1].get("command") or [""])[0])
+    return command if command.endswith(".py") and command != "__main__.py" else None
 
 
 def _plugin_digest(name: str) -> str | None:
