@@ -149,7 +149,8 @@ class TensorFlowEngine(Engine):
             return i + 1, table.write(i, metrics)
 
         table = tf.TensorArray(keras.config.floatx(), size=count)
-        _, table = tf.while_loop(lambda i, _: i < count, body, (tf.constant(0), table))
+        # Steps depend on each other; looking for parallelism between them only costs time.
+        _, table = tf.while_loop(lambda i, _: i < count, body, (tf.constant(0), table), parallel_iterations=1)
         self._metric_names = [*self._replica_metric_names, "learning_rate"]
         return table.stack()
 
