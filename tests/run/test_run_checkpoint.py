@@ -301,3 +301,18 @@ def test_a_place_without_weights_is_explained(tmp_path: Path) -> None:
     ):
         with pytest.raises(CheckpointError, match=words):
             read_weights(place)
+
+
+def test_a_checkpoint_is_not_there_until_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    for name in ("write_bytes", "write_text"):
+        real = getattr(Path, name)
+
+        def watching(self: Path, *arguments: Any, real: Any = real, **more: Any) -> Any:
+            seen.append(list(list_checkpoints(tmp_path)))
+            return real(self, *arguments, **more)
+
+        monkeypatch.setattr(Path, name, watching)
+    write_checkpoint(tmp_path, Checkpoint(7, {"w": np.zeros(3)}, {"m": np.zeros(3)}))
+    assert seen == [[], [], []]
+    assert list(list_checkpoints(tmp_path)) == [7]
