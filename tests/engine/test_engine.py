@@ -172,11 +172,13 @@ def test_a_restored_engine_goes_on_bit_for_bit(make: Make, devices: int) -> None
 
 
 def test_data_that_is_not_resident_gives_the_same_bits(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    from modelyard.data import pipeline
+
+    monkeypatch.setattr(pipeline, "STREAM_BYTES", 6 * 64 * 64)  # six batches, so that they come in several pieces
     options = {"augment": AUGMENT, "deterministic": True}
     resident, streamed = make(resident="always", **options), make(resident="never", **options)
-    monkeypatch.setattr(type(streamed), "steps_per_chunk", lambda self: 3)
-    assert resident.is_resident()
-    assert not streamed.is_resident()
+    assert resident.pipeline.resident("train") is not None
+    assert streamed.pipeline.resident("train") is None
     resident.train(0, 10)
     streamed.train(0, 10)
     assert same_bits(resident.state(), streamed.state())
@@ -305,6 +307,6 @@ def test_resuming_at_a_distant_step_computes_no_more_than_two_epochs_of_order(
     monkeypatch.setattr(order, "permutation", lambda *a: computed.append(a[2]) or real(*a))
     for step in (10, 10_000_000):
         computed.clear()
-        engine.order = order.Order(0, engine.dataset.size("train"))
+        engine.pipeline.order = order.Order(0, engine.dataset.size("train"))
         engine.train(step, 1)
         assert len(computed) <= 2, f"at step {step}: epochs {computed}"

@@ -64,6 +64,11 @@ def fold(*words: int) -> int:
     return mix_host(state)
 
 
+def halves(positions: NDArray[np.uint64]) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    """The low and the high 32 bits of positions in the stream."""
+    return (positions & np.uint64(_WORD)).astype(np.uint32), (positions >> np.uint64(32)).astype(np.uint32)
+
+
 class Draws:
     """Draws for a batch, one row an example. Each call is a new draw.
 

@@ -25,7 +25,8 @@ from modelyard.data.npz import read_npy_folder, read_npz
 from modelyard.data.records import RecordItems
 from modelyard.data.stored import StoredDataset, items_of, with_validation_items
 from modelyard.errors import ConfigError, DataError, Problem
-from modelyard.storage import is_remote, local_tree
+from modelyard.data.remote import local_tree
+from modelyard.storage import is_remote
 
 log = logging.getLogger("modelyard")
 

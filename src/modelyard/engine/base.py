@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from modelyard.config.durations import Run
 from modelyard.config.schema import Config
 from modelyard.data.augment import build_augmentation
-from modelyard.data.dataset import TRAIN, Arrays, Dataset
+from modelyard.data.dataset import Arrays, Dataset
+from modelyard.data.draws import halves
 from modelyard.data.pipeline import Pipeline
 from modelyard.data.preprocess import batch_preprocessing
 from modelyard.errors import CheckpointError, UserError
@@ -185,8 +186,7 @@ class Engine(ABC):
         # An even number: some augmentations mix neighbours.
         examples, positions = self.pipeline.training_examples(step, most)
         batch = {name: ops.convert_to_tensor(array) for name, array in examples.items()}
-        low = ops.convert_to_tensor((positions & np.uint64(0xFFFFFFFF)).astype(np.uint32))
-        high = ops.convert_to_tensor((positions >> np.uint64(32)).astype(np.uint32))
+        low, high = (ops.convert_to_tensor(half) for half in halves(positions))
         return {n: ops.convert_to_numpy(value) for n, value in self.preprocess(batch, True, low, high).items()}
 
     task: Task

@@ -56,7 +56,8 @@ class DataInfo:
 def describe(dataset: Dataset) -> DataInfo:
     """`DataInfo` of ``dataset``. The statistics come from examples spread evenly over the training split."""
     size = dataset.size(TRAIN)
-    rows = np.unique(np.linspace(0, size - 1, min(size, _STATISTICS_EXAMPLES)).astype(np.int64))
+    most = _STATISTICS_EXAMPLES if dataset.arrays(TRAIN) is not None else _STATISTICS_EXAMPLES // 8  # those are decoded
+    rows = np.unique(np.linspace(0, size - 1, min(size, most)).astype(np.int64))
     channels = dataset.features[IMAGE].shape[-1] if IMAGE in dataset.features else 1
     mean, spread = np.zeros(channels, np.float32), np.ones(channels, np.float32)
     if IMAGE in dataset.features:
