@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         register_hook,
         register_model,
         register_optimizer,
+        register_preprocessing,
         register_schedule,
     )
 
@@ -43,6 +44,7 @@ _HOMES = {
         "register_hook",
         "register_model",
         "register_optimizer",
+        "register_preprocessing",
         "register_schedule",
     ),
 }
@@ -73,6 +75,7 @@ __all__ = [
     "register_hook",
     "register_model",
     "register_optimizer",
+    "register_preprocessing",
     "register_schedule",
     "resume",
     "train",

@@ -126,6 +126,7 @@ DATASETS = Registry("dataset", "modelyard.data.catalog")
 OPTIMIZERS = Registry("optimizer", "modelyard.models.catalog")
 SCHEDULES = Registry("learning-rate schedule", "modelyard.models.catalog")
 AUGMENTATIONS = Registry("augmentation", "modelyard.data.catalog")
+PREPROCESSINGS = Registry("preprocessing", "modelyard.data.catalog")
 ENGINES = Registry("engine", "modelyard.engine.catalog")
 HOOKS = Registry("hook", "modelyard.loop.catalog")
 
@@ -134,4 +135,5 @@ register_dataset = DATASETS.register
 register_optimizer = OPTIMIZERS.register
 register_schedule = SCHEDULES.register
 register_augmentation = AUGMENTATIONS.register
+register_preprocessing = PREPROCESSINGS.register
 register_hook = HOOKS.register

@@ -16,11 +16,11 @@ from pydantic import BaseModel, ValidationError
 from modelyard.config.backend import select_engine
 from modelyard.config.calls import Call, parse_list
 from modelyard.config.plugins import load_installed_plugins, load_plugins
-from modelyard.config.schema import CORE_FIELDS, EXCLUSIVE, PARTS, Config, is_path
+from modelyard.config.schema import CORE_FIELDS, EXCLUSIVE, PARTS, PATH_DATASET, Config, is_path
 from modelyard.config.wording import sentence
 from modelyard.config.yaml_file import CONFIG_VERSION, RUN_CONFIG_KEY, Value, is_run_config, read_flat, read_set
 from modelyard.errors import ConfigError, Problem, UserError, nearest, unknown
-from modelyard.registry import AUGMENTATIONS, ENGINES, HOOKS
+from modelyard.registry import AUGMENTATIONS, ENGINES, HOOKS, PREPROCESSINGS
 
 DEFAULT_RECIPE = "digits"
 COMMAND_LINE = "command line"
@@ -231,7 +231,7 @@ def _check_core(merged: Mapping[str, Value], problems: list[Problem]) -> Config 
 
 def _check_calls(values: Mapping[str, Any], merged: Mapping[str, Value], problems: list[Problem]) -> None:
     """The parts named in lists, and their arguments."""
-    for key, registry in (("augment", AUGMENTATIONS), ("hooks", HOOKS)):
+    for key, registry in (("augment", AUGMENTATIONS), ("hooks", HOOKS), ("preprocess", PREPROCESSINGS)):
         if key not in merged or key not in values:
             continue
         for call in parse_list(values[key]):
@@ -251,7 +251,7 @@ def _check_parts(merged: Mapping[str, Value], source: str, problems: list[Proble
     for part, registry in PARTS.items():
         default = CORE_FIELDS[part].default
         name = str(merged[part].value) if part in merged else default
-        lookup = "npz" if part == "dataset" and is_path(name) else name
+        lookup = PATH_DATASET if part == "dataset" and is_path(name) else name
         if lookup not in registry.names():
             all_chosen = False
             where = merged[part].where if part in merged else "default"

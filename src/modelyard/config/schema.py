@@ -6,6 +6,9 @@ is chosen (see `resolve.py`).
 
 from __future__ import annotations
 
+import os
+import re
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
@@ -81,7 +84,9 @@ class Experiment(Group):
 
     title = "Experiment"
     model: str = option("simple_cnn", "model to train; `modelyard models` lists them")
-    dataset: str = option("digits", "dataset by name, or the path of an .npz file; `modelyard datasets` lists them")
+    dataset: str = option(
+        "digits", "dataset by name, or the path of your files (a folder, .csv, .npz, records); `modelyard datasets` lists"
+    )
     recipe: str | None = option(None, "recipe to start from: a name or a YAML file")
     random_seed: int = option(0, "seed of initial weights, order, augmentation and dropout", ge=0, lt=2**63)
     plugins: Names = option((), "your own code to import first: modules or .py files, separated by commas", free=True)
@@ -111,8 +116,15 @@ class Data(Group):
     )
     split_seed: int = option(0, "seed of that split, apart from random_seed, so that seeds share it", ge=0, lt=2**63)
     augment: CallList = option((), "augmentations for training, in order: pad_and_crop(padding=4), flip_left_right")
+    preprocess: CallList = option((), "your own preprocessing for training and evaluation, in order")
+    shuffle: Literal["auto", "full", "blocks"] = option(
+        "auto", "order of an epoch: full is one permutation, blocks is for huge sets; auto: blocks above 4 million"
+    )
     resident: Literal["auto", "always", "never"] = option(
         "auto", "keep the dataset on the device: auto does where it fits", free=True
+    )
+    input_threads: int = option(
+        0, "threads that read and decode what is not resident; 0: as many as there are cores", free=True, ge=0
     )
 
 
@@ -227,7 +239,7 @@ class Config(Experiment, Files, Data, Training, Evaluation, Devices, Saving, Hoo
         """The registered part that was chosen."""
         name = getattr(self, part)
         registry = PARTS[part]
-        return registry.get("npz" if part == "dataset" and is_path(name) else name)
+        return registry.get(PATH_DATASET if part == "dataset" and is_path(name) else name)
 
     def flat(self) -> dict[str, Any]:
         """All options as plain YAML values, those of the chosen parts included."""
@@ -268,6 +280,15 @@ def is_free(key: str) -> bool:
     return bool(isinstance(extra, dict) and extra.get("free"))
 
 
+PATH_DATASET = "files"
+"""The registered dataset that a path stands for."""
+_FILES = re.compile(r"\.(npz|npy|csv|tfrecords?|tfrec|records?)(\.gz)?$", re.IGNORECASE)
+
+
 def is_path(dataset: str) -> bool:
-    """Whether a dataset is named by the path of a file and not by a registered name."""
-    return dataset.endswith(".npz")
+    """Whether a dataset is named by a path and not by a registered name: it has a slash or the ending of a file, or is
+    no known name but a folder that is there.
+    """
+    if "/" in dataset or os.sep in dataset or dataset in (".", "..") or _FILES.search(dataset):
+        return True
+    return dataset not in DATASETS.names() and Path(dataset).is_dir()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -10,6 +10,17 @@ from modelyard.config.calls import parse_list
 from modelyard.registry import AUGMENTATIONS, DATASETS, Options
 
 Shape = Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(parse_list)]
+Names = Annotated[tuple[str, ...], BeforeValidator(parse_list)]
+
+
+def _two(value: Any) -> list[Any]:
+    """One number is height and width."""
+    sizes = parse_list(value)
+    return sizes * 2 if len(sizes) == 1 else sizes
+
+
+_Edge = Annotated[int, Field(ge=1, le=1 << 15)]
+ImageSize = Annotated[tuple[_Edge, _Edge], BeforeValidator(_two)]
 
 
 class SyntheticOptions(Options):
@@ -19,6 +30,35 @@ class SyntheticOptions(Options):
     synthetic_shape: Shape = Field((32, 32, 3), description="shape of an image, such as 32,32,3", min_length=1)
     synthetic_classes: int = Field(10, ge=2, le=1 << 20, description="number of classes")
     synthetic_noise: float = Field(0.5, ge=0, description="noise over the class patterns; more is harder")
+
+
+class FilesOptions(Options):
+    """Where the examples of a user's own files are, and what is made of them."""
+
+    train_files: str | None = Field(None, description="training files: a folder, a file, or a pattern with *")
+    eval_files: str | None = Field(None, description="the same for validation")
+    test_files: str | None = Field(None, description="the same for test")
+    image_size: ImageSize | None = Field(None, description="size images are given: 224, or height and width 224,160")
+    image_fit: Literal["crop", "stretch", "pad"] = Field(
+        "crop", description="images of another shape: the middle part, distorted, or whole with black bars"
+    )
+    image_channels: Literal[1, 3] | None = Field(None, description="1 for grey, 3 for colour; default: as stored, or 3")
+    labels_file: str | None = Field(None, description="names of the classes, one a line, in the order of their numbers")
+    image_column: str = Field("path", description=".csv: column of image paths, relative to the file")
+    label_column: str = Field("label", description=".csv: column of labels")
+    split_column: str = Field("split", description=".csv: column that says train, validation or test, if it is there")
+    value_columns: Names = Field((), description=".csv: columns of numbers instead of images; 'all' for all others")
+    record_image: str = Field("image/encoded", description="records: feature that holds the image")
+    record_label: str = Field("image/class/label", description="records: feature that holds the label")
+    record_coding: Literal["encoded", "raw", "floats"] = Field(
+        "encoded", description="records: the image is a file (JPEG, PNG, …), raw bytes or a list of floats"
+    )
+    record_shape: Shape | None = Field(None, description="records: height,width,channels of raw and float images")
+    record_layout: Literal["hwc", "chw"] = Field("hwc", description="records: order of axes of raw and float images")
+    record_dtype: str = Field("uint8", description="records: type of raw values", pattern=r"^(u?int(8|16|32)|float32)$")
+    record_height: str | None = Field(None, description="records: feature that holds the height of raw images")
+    record_width: str | None = Field(None, description="records: feature that holds the width of raw images")
+    record_first_label: int = Field(0, ge=0, description="records: 1 if labels are counted from 1")
 
 
 class PadAndCropOptions(Options):
@@ -55,10 +95,11 @@ DATASETS.declare(
     "cifar100", "modelyard.data.official:cifar100", summary="60,000 photographs, 32×32 colour, 100 classes"
 )
 DATASETS.declare(
-    "npz",
-    "modelyard.data.npz:named_file",
-    summary="your own arrays: --dataset FILE.npz with x_train, y_train and, if you have them, x_test, y_test, "
-    "x_validation, y_validation, classes",
+    "files",
+    "modelyard.data.files:files",
+    options=FilesOptions,
+    summary="your own files: --dataset PATH of a folder per class, a .csv, .npz or .npy file, or records; "
+    "or --train_files, --eval_files, --test_files",
 )
 
 AUGMENTATIONS.declare(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,10 @@ from modelyard.errors import DataError
 
 Arrays = Mapping[str, NDArray[np.generic]]
 """Named arrays whose first axis counts examples."""
+
+Crop = Callable[[int, int, int], tuple[float, float, float, float]]
+"""``crop(place, height, width)``: top, left, height and width of the part of an image to take, where ``place`` counts
+the examples that are read together."""
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 SPLITS = (TRAIN, VALIDATION, TEST)
@@ -38,11 +42,21 @@ class Feature:
 
 @dataclass(frozen=True)
 class DataContext:
-    """What a dataset may need to know besides its own options."""
+    """What a dataset may need to know besides its own options.
+
+    Args:
+        data_dir: folder of downloaded files.
+        split_seed: decides derived splits.
+        validation_fraction: share of train set aside where there is no validation split.
+        cache_dir: folder for what is made once and can be made again.
+        source: the path, where a dataset is named by one.
+    """
 
     data_dir: Path
     split_seed: int
     validation_fraction: float
+    cache_dir: Path = Path("~/.cache/modelyard").expanduser()
+    source: str = ""
 
 
 class Dataset(ABC):
@@ -67,9 +81,34 @@ class Dataset(ABC):
     def fingerprint(self) -> str:
         """Changes when the data changes."""
 
+    crops = False
+    """Whether `read_into` can take a part of each image while decoding."""
+
+    def read_into(self, split: str, indices: NDArray[np.int64], out: Arrays, crop: Crop | None = None) -> None:
+        """The same, written into ``out``, which may lack features. May be called from several threads at once.
+
+        Args:
+            split: which split.
+            indices: which examples.
+            out: arrays to fill.
+            crop: which part of each image to take; only where ``crops`` is true.
+        """
+        found = self.read(split, indices)
+        for name, array in out.items():
+            array[...] = found[name]
+
     def arrays(self, split: str) -> Arrays | None:
         """The whole split, if it is in memory."""
         return None
+
+    def labels(self, split: str) -> NDArray[np.int32] | None:
+        """The class of every example, if that is known without reading them."""
+        arrays = self.arrays(split)
+        return None if arrays is None or LABEL not in arrays else np.asarray(arrays[LABEL], np.int32)
+
+    def name(self, split: str, index: int) -> str:
+        """Where an example comes from, for people: a path, or its number."""
+        return str(index)
 
     def size(self, split: str) -> int:
         """How many examples ``split`` has; a missing split is an error."""
@@ -126,6 +165,11 @@ class ArrayDataset(Dataset):
     def read(self, split: str, indices: NDArray[np.int64]) -> Arrays:
         """The examples of ``split`` at ``indices``, in that order."""
         return {name: array[indices] for name, array in self.arrays(split).items()}
+
+    def read_into(self, split: str, indices: NDArray[np.int64], out: Arrays, crop: Crop | None = None) -> None:
+        """The same, written into ``out``."""
+        for name, array in out.items():
+            np.take(self.arrays(split)[name], indices, axis=0, out=array, mode="clip")
 
     def fingerprint(self) -> str:
         """A hash of all values of all splits."""

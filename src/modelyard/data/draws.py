@@ -1,17 +1,38 @@
 """Random numbers as arithmetic: a hash of (seed, position in the stream, which draw).
 
-They do not depend on devices, engine, batch size or restarts. All of it is 32-bit integer arithmetic in `keras.ops`,
-so that every engine computes the same bits.
+They do not depend on devices, engine, batch size or restarts. All of it is 32-bit integer arithmetic and table look-ups,
+so that every engine computes the same bits; on the host NumPy does, too, by the same code: ``Draws(..., ops=HOST)``.
+Keras is imported only where it is used.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
+from statistics import NormalDist
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from keras import ops
+from numpy.typing import NDArray
 
 _WORD = 0xFFFFFFFF
+_FIRST_SALT = 0x85EBCA6B
+
+
+HOST = SimpleNamespace(
+    add=np.add,
+    arange=np.arange,
+    bitwise_and=np.bitwise_and,
+    bitwise_xor=np.bitwise_xor,
+    cast=lambda values, dtype: np.asarray(values).astype(dtype),
+    concatenate=np.concatenate,
+    convert_to_tensor=np.asarray,  # an array even of one number: those of NumPy warn when they wrap around
+    floor=np.floor,
+    multiply=np.multiply,
+    right_shift=np.right_shift,
+    take=np.take,
+)
+"""What the draws need of `keras.ops`, in NumPy."""
 
 
 def mix_host(value: int) -> int:
@@ -24,13 +45,14 @@ def mix_host(value: int) -> int:
     return value ^ value >> 16
 
 
-def mix(words: Any) -> Any:
+def mix(words: Any, ops: Any = None) -> Any:
     """Scrambles uint32 words: each bit of the result depends on every bit of the word (constants: C. Wellons, 2018)."""
-    words = _xor_shift(words, 16)
-    words = ops.multiply(words, _constant(0x7FEB352D))
-    words = _xor_shift(words, 15)
-    words = ops.multiply(words, _constant(0x846CA68B))
-    return _xor_shift(words, 16)
+    ops = ops or _keras_ops()
+    words = _xor_shift(words, 16, ops)
+    words = ops.multiply(words, _constant(0x7FEB352D, ops))
+    words = _xor_shift(words, 15, ops)
+    words = ops.multiply(words, _constant(0x846CA68B, ops))
+    return _xor_shift(words, 16, ops)
 
 
 def fold(*words: int) -> int:
@@ -48,33 +70,73 @@ class Draws:
     Args:
         seed: the run's seed.
         low, high: the two 32-bit halves of each example's position in the stream, uint32 of shape [batch].
+        ops: what computes them: `keras.ops` by default, `HOST` for NumPy arrays.
     """
 
-    def __init__(self, seed: int, low: Any, high: Any) -> None:
-        key = ops.bitwise_xor(low, _constant(fold(seed)))
-        self._key = mix(ops.add(mix(ops.bitwise_xor(mix(key), high)), low))
+    def __init__(self, seed: int, low: Any, high: Any, ops: Any = None) -> None:
+        self._ops = ops = ops or _keras_ops()
+        key = ops.bitwise_xor(low, _constant(fold(seed), ops))
+        self._key = mix(ops.add(mix(ops.bitwise_xor(mix(key, ops), high), ops), low), ops)
         self._number = 0
 
     def words(self, count: int = 1) -> Any:
         """Random 32-bit words, uint32 of shape [batch, count]."""
-        salts = [mix_host(0x85EBCA6B + self._number + i) for i in range(count)]
+        salts = [mix_host(_FIRST_SALT + self._number + i) for i in range(count)]
         self._number += count
-        columns = ops.convert_to_tensor(np.array(salts, np.uint32))
-        return mix(ops.bitwise_xor(self._key[:, None], columns[None, :]))
+        columns = self._ops.convert_to_tensor(np.array(salts, np.uint32))
+        return mix(self._ops.bitwise_xor(self._key[:, None], columns[None, :]), self._ops)
 
     def uniform(self, count: int = 1) -> Any:
         """Random numbers in [0, 1), float32 of shape [batch, count]."""
-        return ops.cast(ops.right_shift(self.words(count), _constant(8)), "float32") * np.float32(2**-24)
+        ops = self._ops
+        return ops.cast(ops.right_shift(self.words(count), _constant(8, ops)), "float32") * np.float32(2**-24)
 
     def integers(self, high: int, count: int = 1) -> Any:
         """Random whole numbers from 0 to ``high`` - 1, int32 of shape [batch, count]."""
         # 24 bits of a float32 hold every product below 2**24 exactly enough for image sizes.
-        return ops.cast(ops.floor(self.uniform(count) * np.float32(high)), "int32")
+        return self._ops.cast(self._ops.floor(self.uniform(count) * np.float32(high)), "int32")
+
+    def field(self, count: int) -> Any:
+        """Many random numbers an example, such as one a pixel: float32 in (0, 1) of shape [batch, count].
+
+        They have 16 bits, two of them from one word, and count as one draw.
+        """
+        ops = self._ops
+        return (ops.cast(self._field(count), "float32") + np.float32(0.5)) * np.float32(2**-16)
+
+    def normal(self, count: int) -> Any:
+        """As many from a normal distribution of mean 0 and spread 1; none is farther out than 4.4."""
+        return self._ops.take(self._ops.convert_to_tensor(_normal_table()), self._field(count), axis=0)
+
+    def _field(self, count: int) -> Any:
+        """Whole numbers from 0 to 65535, int32 of shape [batch, count]."""
+        ops = self._ops
+        salt = mix_host(_FIRST_SALT + self._number)
+        self._number += 1
+        # Salted and scrambled once more, so that no element of a field is the word of another draw.
+        key = mix(ops.bitwise_xor(self._key, _constant(salt, ops)), ops)
+        elements = mix(ops.arange((count + 1) // 2, dtype="uint32"), ops)
+        words = mix(ops.bitwise_xor(key[:, None], elements[None, :]), ops)
+        low, high = ops.bitwise_and(words, _constant(0xFFFF, ops)), ops.right_shift(words, _constant(16, ops))
+        return ops.concatenate([ops.cast(low, "int32"), ops.cast(high, "int32")], axis=1)[:, :count]
 
 
-def _constant(value: int) -> Any:
+@lru_cache(maxsize=1)
+def _normal_table() -> NDArray[np.float32]:
+    """The normal number for each of 65536 equal shares of probability: bits that no device's logarithm can change."""
+    upper = [NormalDist().inv_cdf((i + 0.5) / 65536) for i in range(32768, 65536)]
+    return np.array([-value for value in reversed(upper)] + upper, np.float32)
+
+
+def _keras_ops() -> Any:
+    from keras import ops
+
+    return ops
+
+
+def _constant(value: int, ops: Any) -> Any:
     return ops.convert_to_tensor(np.uint32(value))
 
 
-def _xor_shift(words: Any, bits: int) -> Any:
-    return ops.bitwise_xor(words, ops.right_shift(words, _constant(bits)))
+def _xor_shift(words: Any, bits: int, ops: Any) -> Any:
+    return ops.bitwise_xor(words, ops.right_shift(words, _constant(bits, ops)))

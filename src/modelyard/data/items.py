@@ -28,6 +28,11 @@ class Items(ABC):
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def ids(self) -> NDArray[np.int64]:
+        """A number for each example that it keeps through derived splits."""
+        return np.arange(len(self), dtype=np.int64)
+
     @abstractmethod
     def load(self, index: int) -> Stored:
         """The stored image or values of one example.
@@ -111,6 +116,11 @@ class ChosenItems(Items):
     def __init__(self, items: Items, indices: NDArray[np.int64]) -> None:
         self.items, self.indices = items, indices
         self.labels = items.labels[indices]
+
+    @property
+    def ids(self) -> NDArray[np.int64]:
+        """Those of the others."""
+        return self.items.ids[self.indices]
 
     def load(self, index: int) -> Stored:
         """As the other items store it."""

@@ -1,4 +1,4 @@
-"""A user's own arrays in one .npz file."""
+"""A user's own arrays: one .npz file, or .npy files in a folder."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from modelyard.data.dataset import TEST, TRAIN, VALIDATION, ArrayDataset, Arrays, DataContext, Dataset
+from modelyard.data.dataset import TEST, TRAIN, VALIDATION, ArrayDataset, Arrays, DataContext
 from modelyard.data.splits import with_validation
-from modelyard.errors import DataError, UserError
-from modelyard.registry import Options
+from modelyard.errors import DataError
 
 # What a damaged file can raise, depending on the byte: the zip, its compression, or the header of an array.
 _UNREADABLE = (
@@ -23,7 +22,7 @@ _UNREADABLE = (
 _NAMES = {TRAIN: ("train",), VALIDATION: ("validation", "val"), TEST: ("test",)}
 
 
-def read_npz(path: Path, context: DataContext) -> Dataset:
+def read_npz(path: Path, context: DataContext) -> ArrayDataset:
     """The splits in ``path``: x_train, y_train, and the same for validation and test where they exist.
 
     Raises:
@@ -39,6 +38,28 @@ def read_npz(path: Path, context: DataContext) -> Dataset:
             arrays: dict[str, Any] = {name: np.asarray(file[name]) for name in file.files}
     except _UNREADABLE as error:
         raise DataError(f"{path} can't be read as an .npz file of plain arrays: {error}") from error
+    return _dataset(path, arrays, context)
+
+
+def read_npy_folder(folder: Path, context: DataContext) -> ArrayDataset:
+    """The same from x_train.npy, y_train.npy and so on in ``folder``; mapped into memory, not loaded.
+
+    Raises:
+        DataError: if a file is missing, damaged, or holds Python objects.
+    """
+    arrays: dict[str, Any] = {}
+    names = [f"{axis}_{name}" for names in _NAMES.values() for name in names for axis in "xy"]
+    for name in (*names, "classes"):
+        path = folder / f"{name}.npy"
+        if path.is_file():
+            try:
+                arrays[name] = np.load(path, mmap_mode="r" if name.startswith("x_") else None, allow_pickle=False)
+            except _UNREADABLE as error:
+                raise DataError(f"{path} can't be read as an .npy file of a plain array: {error}") from error
+    return _dataset(folder, arrays, context)
+
+
+def _dataset(path: Path, arrays: dict[str, Any], context: DataContext) -> ArrayDataset:
     splits: dict[str, Arrays] = {}
     for split, names in _NAMES.items():
         for name in names:
@@ -57,8 +78,3 @@ def read_npz(path: Path, context: DataContext) -> Dataset:
         if part["image"].ndim and part["label"].ndim and len(part["image"]) != len(part["label"]):
             raise DataError(f"{path}: {len(part['image'])} images but {len(part['label'])} labels for {split}.")
     return ArrayDataset(with_validation(splits, context.validation_fraction, context.split_seed), classes)
-
-
-def named_file(options: Options, context: DataContext) -> Dataset:
-    """The name ``npz`` alone names no file."""
-    raise UserError("to train on your own arrays, give the file: --dataset FILE.npz")

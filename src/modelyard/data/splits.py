@@ -34,9 +34,10 @@ def stratified(labels: NDArray[np.generic], fraction: float, seed: int) -> tuple
 def with_validation(splits: dict[str, Arrays], fraction: float, seed: int) -> dict[str, Arrays]:
     """``splits`` with a validation split, taken from train where there is none; ids stay those of the whole.
 
+    A ``fraction`` of 0 leaves them as they are.
     A train split that is not sound comes back as it is: `ArrayDataset` says what is wrong with it.
     """
-    if VALIDATION in splits or TRAIN not in splits or LABEL not in splits[TRAIN]:
+    if fraction <= 0 or VALIDATION in splits or TRAIN not in splits or LABEL not in splits[TRAIN]:
         return splits
     whole = {name: np.asarray(array) for name, array in splits[TRAIN].items()}
     labels = whole[LABEL]

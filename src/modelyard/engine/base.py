@@ -21,17 +21,15 @@ from numpy.typing import NDArray
 from modelyard.config.durations import Run
 from modelyard.config.schema import Config
 from modelyard.data.augment import build_augmentation
-from modelyard.data.dataset import ID, TRAIN, Arrays, Dataset
-from modelyard.data.order import Order
+from modelyard.data.dataset import TRAIN, Arrays, Dataset
+from modelyard.data.pipeline import Pipeline
+from modelyard.data.preprocess import batch_preprocessing
 from modelyard.errors import CheckpointError, UserError
 from modelyard.models.schedules import build_schedule
 from modelyard.models.task import Task
 
 StepMetrics = dict[str, NDArray[np.floating[Any]]]
 """Named metrics of a stretch, one number a step."""
-
-RESIDENT_BYTES = 2 << 30
-CHUNK_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -66,12 +64,33 @@ class Engine(ABC):
         """
         self.check_divisible()
         self.dataset = dataset
-        self.order = Order(self.config.random_seed, run.examples)
-        self.augment = build_augmentation(self.config.augment, dataset, self.config.random_seed)
+        self.pipeline = Pipeline(self.config, dataset, run)
+        share = run.batch_size // (self.replicas * self.config.gradient_accumulation)
+        self._prepare = batch_preprocessing(self.config.preprocess)
+        self._augment = build_augmentation(
+            self.config.augment, dataset, self.config.random_seed, share, self.pipeline.crops_while_decoding
+        )
         self.schedule = build_schedule(self.config, run)
         self.set_up_model(make_task)
         # What the step reads besides the inputs of the network: labels, and whatever else the task may want.
-        self.feature_names = [name for name in dataset.features if name != ID]
+        self.feature_names = list(self.pipeline.features)
+
+    def preprocess(self, batch: dict[str, Any], training: bool, low: Any = None, high: Any = None) -> dict[str, Any]:
+        """A batch as the network sees it: the user's preprocessing, augmentation for training, the task's own.
+
+        Args:
+            batch: named tensors.
+            training: whether this is a training step.
+            low, high: for training, the two 32-bit halves of each example's position in the stream.
+        """
+        batch = self._prepare(batch, training)
+        if training:
+            batch = self._augment(batch, low, high)
+        return self.task.preprocess(batch, training)
+
+    def close(self) -> None:
+        """Ends what reads ahead."""
+        self.pipeline.close()
 
     def check_divisible(self) -> None:
         """Every replica gets an equal share of every batch."""
@@ -147,12 +166,7 @@ class Engine(ABC):
     def _evaluation_batches(self, split: str, size: int) -> Iterator[tuple[Arrays, NDArray[np.float64]]]:
         """Batches of equal size in storage order; the last is filled up with examples of weight 0."""
         batch_size = min(self.config.eval_batch_size, size)
-        batch_size = -(-batch_size // self.replicas) * self.replicas
-        for start in range(0, size, batch_size):
-            rows = np.arange(start, start + batch_size)
-            inside = rows < size
-            batch = self.dataset.read(split, np.where(inside, rows, 0))
-            yield {name: batch[name] for name in self.feature_names}, inside.astype(np.float64)
+        return self.pipeline.evaluation(split, -(-batch_size // self.replicas) * self.replicas)
 
     def load(self, state: State, *, weights_only: bool = False) -> None:
         """Takes back what `state` gave.
@@ -168,30 +182,12 @@ class Engine(ABC):
 
     def training_batch(self, step: int, most: int = 32) -> dict[str, NDArray[Any]]:
         """The first examples of a global batch as the network sees them, augmented and preprocessed."""
-        batch_size = self.config.train_batch_size
-        rows = self.order.batches(step, 1, batch_size)[0][:most]
-        examples = self.dataset.read(TRAIN, rows)
-        batch = {name: ops.convert_to_tensor(examples[name]) for name in self.feature_names}
-        positions = np.arange(step * batch_size, step * batch_size + len(rows), dtype=np.uint64)
+        # An even number: some augmentations mix neighbours.
+        examples, positions = self.pipeline.training_examples(step, most)
+        batch = {name: ops.convert_to_tensor(array) for name, array in examples.items()}
         low = ops.convert_to_tensor((positions & np.uint64(0xFFFFFFFF)).astype(np.uint32))
         high = ops.convert_to_tensor((positions >> np.uint64(32)).astype(np.uint32))
-        batch = self.task.preprocess(self.augment(batch, low, high), True)
-        return {name: ops.convert_to_numpy(value) for name, value in batch.items()}
-
-    def is_resident(self) -> bool:
-        """Whether the training split is kept on the device."""
-        if self.config.resident != "auto":
-            return self.config.resident == "always" and self.dataset.arrays(TRAIN) is not None
-        arrays = self.dataset.arrays(TRAIN)
-        return arrays is not None and sum(arrays[n].nbytes for n in self.feature_names) <= RESIDENT_BYTES
-
-    def steps_per_chunk(self) -> int:
-        """How many batches to bring to the device at a time, where the data is not resident."""
-        features = self.dataset.features
-        example = sum(
-            int(np.prod(features[n].shape)) * np.dtype(features[n].dtype).itemsize for n in self.feature_names
-        )
-        return max(CHUNK_BYTES // max(example * self.config.train_batch_size, 1), 1)
+        return {n: ops.convert_to_numpy(value) for n, value in self.preprocess(batch, True, low, high).items()}
 
     task: Task
     model: keras.Model

@@ -84,20 +84,37 @@ class TensorFlowEngine(Engine):
         """Trains ``count`` steps from ``step`` on."""
         if self._train_function is None:
             self._train_function = self._compile_training()
-            self._resident = self._copies(self.dataset.arrays(TRAIN)) if self.is_resident() else None
+            resident = self.pipeline.resident(TRAIN)
+            self._resident = None if resident is None else self._copies(resident)
         pieces = []
         while count:
-            length = count if self._resident is not None else min(count, self.steps_per_chunk())
-            rows = self.order.batches(step, length, self.config.train_batch_size)
-            if self._resident is None:
-                data = self._copies(self.dataset.read(TRAIN, rows.reshape(-1)))
-                rows = np.arange(rows.size).reshape(rows.shape)
+            if self._resident is not None:
+                length = count
+                rows = self.pipeline.rows(step, count).astype(np.int32)
+                pieces.append(self._run_stretch(self._resident, rows, step))
             else:
-                data = self._resident
-            pieces.append(self._run_stretch(data, rows.astype(np.int32), step))
+                with self.pipeline.training(step, count) as (arrays, length):
+                    data, rows = self._dealt_out(arrays, length)
+                    pieces.append(self._run_stretch(data, rows, step))
             step, count = step + length, count - length
         table = np.concatenate(pieces)
         return {name: table[:, column] for column, name in enumerate(self._metric_names)}
+
+    def _dealt_out(self, arrays: Arrays, count: int) -> tuple[list[dict[str, Any]], NDArray[np.int32]]:
+        """Each device's shares of ``count`` batches, and the rows that find them there."""
+        pieces, replicas = self.config.gradient_accumulation, self.replicas
+        share = self.config.train_batch_size // (pieces * replicas)
+        local = np.arange(count * pieces * share, dtype=np.int32).reshape(count, pieces, 1, share)
+        rows = np.broadcast_to(local, (count, pieces, replicas, share)).reshape(count, -1)
+        dealt = []
+        for replica, device in enumerate(self.devices):
+            with tf.device(device):
+                mine = {}
+                for name, array in arrays.items():
+                    cut = array.reshape(count, pieces, replicas, share, *array.shape[1:])[:, :, replica]
+                    mine[name] = tf.convert_to_tensor(cut.reshape(-1, *array.shape[1:]))
+                dealt.append(mine)
+        return dealt, rows
 
     def _run_stretch(self, data: list[dict[str, Any]], rows: NDArray[np.int32], step: int) -> NDArray[Any]:
         try:
@@ -115,9 +132,8 @@ class TensorFlowEngine(Engine):
                 f"TensorFlow can't run this model with {' and '.join(hints) or 'this engine'}: {what}"
             ) from error
 
-    def _copies(self, arrays: Arrays | None) -> list[dict[str, Any]]:
+    def _copies(self, arrays: Arrays) -> list[dict[str, Any]]:
         """The arrays on every device."""
-        assert arrays is not None
         copies = []
         for device in self.devices:
             with tf.device(device):
@@ -125,8 +141,8 @@ class TensorFlowEngine(Engine):
         return copies
 
     def _compile_training(self) -> Any:
-        features = self.dataset.features
-        data = {name: tf.TensorSpec([None, *features[name].shape], features[name].dtype) for name in self.feature_names}
+        features = self.pipeline.features
+        data = {name: tf.TensorSpec([None, *f.shape], f.dtype) for name, f in features.items()}
         batch_size = self.config.train_batch_size
         signature = (
             [data] * self.replicas,
@@ -169,7 +185,7 @@ class TensorFlowEngine(Engine):
             high = tf.cast(tf.bitwise.right_shift(position, tf.constant(32, tf.int64)), tf.uint32)
             chosen = rows[start : start + share]
             batch = {name: tf.gather(array, chosen) for name, array in data[replica].items()}
-            batch = self.task.preprocess(self.augment(batch, low, high), True)
+            batch = self.preprocess(batch, True, low, high)
             noise = piece * self.replicas + replica
             new_gradients, new_sums = self._gradients(batch, step, noise)
             sums = sums + new_sums
@@ -267,7 +283,7 @@ class TensorFlowEngine(Engine):
         replica = _replica_number(tf.distribute.get_replica_context())
         share = weights.shape[0] // self.replicas
         mine = slice(replica * share, (replica + 1) * share)
-        batch = self.task.preprocess({name: array[mine] for name, array in batch.items()}, False)
+        batch = self.preprocess({name: array[mine] for name, array in batch.items()}, False)
         weights = weights[mine]
         outputs = self._outputs(batch, training=False)
         statistics = {"loss": self.task.loss(outputs, batch), **self.task.metrics(outputs, batch)}

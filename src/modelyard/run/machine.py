@@ -12,6 +12,7 @@ from typing import Any
 
 PACKAGES = (
     "modelyard", "keras", "tensorflow", "tensorflow-cpu", "jax", "jaxlib", "numpy", "safetensors", "tensorboard",
+    "simplejpeg", "opencv-python-headless", "pillow",
 )  # fmt: skip
 
 

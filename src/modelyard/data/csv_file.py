@@ -1,0 +1,123 @@
+"""CSV files: paths of images with labels, or columns of numbers with labels."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modelyard.data.catalog import FilesOptions
+from modelyard.data.dataset import TRAIN
+from modelyard.data.folder import SPLIT_NAMES
+from modelyard.errors import DataError, unknown
+
+
+@dataclass
+class CsvRows:
+    """The rows of one split: labels, and paths of images or values."""
+
+    labels: list[str] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
+    values: list[NDArray[np.float32]] = field(default_factory=list)
+
+
+def read_csv(path: Path, options: FilesOptions, split: str = TRAIN) -> dict[str, CsvRows]:
+    """The rows of ``path`` by split.
+
+    Args:
+        path: the file; its first line names the columns.
+        options: which columns hold what.
+        split: the split of rows that name none.
+
+    Raises:
+        DataError: with the line, for a missing column, a missing file, a value that is no number.
+    """
+    found: dict[str, CsvRows] = {}
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file, strict=True)
+            columns = [name.strip() for name in next(reader, [])]
+            wanted = _columns(path, columns, options)
+            for row in reader:
+                if not row:
+                    continue
+                if len(row) != len(columns):
+                    raise DataError(
+                        f"{path}:{reader.line_num}: {len(row)} columns where the first line names {len(columns)}."
+                    )
+                _add_row(row, found, wanted, split, f"{path}:{reader.line_num}", path.parent)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} can't be read as a CSV file in UTF-8: {error}.") from error
+    if not found:
+        raise DataError(f"{path} holds no rows below its first line.")
+    return found
+
+
+@dataclass(frozen=True)
+class _Columns:
+    label: int
+    image: int | None
+    split: int | None
+    values: list[int]
+
+
+def _columns(path: Path, columns: Sequence[str], options: FilesOptions) -> _Columns:
+    twice = sorted({name for name in columns if columns.count(name) > 1})
+    if twice:
+        raise DataError(f"{path}:1: two columns are named {twice[0]!r}.")
+
+    def place(name: str, option: str) -> int:
+        if name not in columns:
+            raise DataError(
+                f"{path}:1: {unknown('column', name, columns)} Name the right one with --{option}."
+                if columns
+                else f"{path} is empty; its first line must name the columns."
+            )
+        return columns.index(name)
+
+    label = place(options.label_column, "label_column")
+    split = columns.index(options.split_column) if options.split_column in columns else None
+    if not options.value_columns:
+        return _Columns(label, place(options.image_column, "image_column"), split, [])
+    if options.value_columns == ("all",):
+        values = [i for i in range(len(columns)) if i not in (label, split)]
+    else:
+        values = [place(name, "value_columns") for name in options.value_columns]
+    return _Columns(label, None, split, values)
+
+
+def _add_row(
+    row: list[str], found: dict[str, CsvRows], columns: _Columns, split: str, where: str, folder: Path
+) -> None:
+    if columns.split is not None and row[columns.split].strip():
+        named = row[columns.split].strip().lower()
+        known = [name for names in SPLIT_NAMES.values() for name in names]
+        if named not in known:
+            raise DataError(f"{where}: {unknown('split', named, known)}")
+        split = next(s for s, names in SPLIT_NAMES.items() if named in names)
+    rows = found.setdefault(split, CsvRows())
+    label = row[columns.label].strip()
+    if not label:
+        raise DataError(f"{where}: the label is empty.")
+    rows.labels.append(label)
+    if columns.image is not None:
+        image = row[columns.image].strip()
+        if not image or not (folder / image).is_file():
+            raise DataError(f"{where}: there is no file {folder / image if image else '(the path is empty)'}.")
+        rows.paths.append(image)
+        return
+    values = np.empty(len(columns.values), np.float32)
+    for number, column in enumerate(columns.values):
+        try:
+            value = float(row[column])
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise DataError(f"{where}: {row[column]!r} is not a finite number.")
+        values[number] = value
+    rows.values.append(values)

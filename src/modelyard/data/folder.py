@@ -1,0 +1,100 @@
+"""Image files in folders: a folder per class, with or without folders per split above them."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from modelyard.data.dataset import TEST, TRAIN, VALIDATION
+from modelyard.errors import DataError
+
+log = logging.getLogger("modelyard")
+
+IMAGE_ENDINGS = (".jpg", ".jpeg", ".jpe", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+SPLIT_NAMES = {
+    TRAIN: ("train", "training"),
+    VALIDATION: ("validation", "valid", "val", "eval", "dev"),
+    TEST: ("test", "testing"),
+}
+
+Labelled = list[tuple[str, str]]
+"""Paths and the names of their classes, in storage order."""
+
+
+def split_folders(folder: Path) -> dict[str, Path]:
+    """The folders of the splits in ``folder``, if all its folders are such."""
+    found: dict[str, Path] = {}
+    for path in _folders(folder):
+        split = next((s for s, names in SPLIT_NAMES.items() if path.name.lower() in names), None)
+        if split is None:
+            return {}
+        if split in found:
+            raise DataError(f"{folder} has two folders for {split}: {found[split].name} and {path.name}. Keep one.")
+        found[split] = path
+    return found
+
+
+def images_by_class(folder: Path) -> Labelled:
+    """All images under the class folders of ``folder``: by class, then by path, relative to ``folder``.
+
+    Raises:
+        DataError: if there are no class folders, or no images in them.
+    """
+    classes = _folders(folder)
+    if not classes:
+        raise DataError(
+            f"{folder} has no folder per class. Put the images of each class into a folder named like it: "
+            f"{folder / 'cat'}{os.sep}…"
+        )
+    found: Labelled = []
+    others = 0
+    for place in classes:
+        images = []
+        for parent, folders, files in os.walk(place):
+            folders[:] = sorted(name for name in folders if not _hidden(name))
+            for name in files:
+                if name.lower().endswith(IMAGE_ENDINGS) and not _hidden(name):
+                    images.append(Path(parent, name).relative_to(folder).as_posix())
+                elif not _hidden(name):
+                    others += 1
+        if not images:
+            log.warning("%s holds no images and is left out", place)
+        found += [(path, place.name) for path in sorted(images)]
+    if others:
+        log.info("%s: %d files that are no images by their names are left out", folder, others)
+    if not found:
+        raise DataError(f"there are no images under {folder}. Known endings: {', '.join(IMAGE_ENDINGS)}.")
+    return found
+
+
+def class_names(labels: Mapping[str, Sequence[str]]) -> list[str]:
+    """One list of classes for all splits: by number if all are whole numbers, else by name.
+
+    Raises:
+        DataError: if two names differ in case only.
+    """
+    names = {name for of_split in labels.values() for name in of_split}
+    folded: dict[str, str] = {}
+    for name in sorted(names):
+        other = folded.setdefault(name.casefold(), name)
+        if other != name:
+            raise DataError(
+                f"the classes {other!r} and {name!r} differ in case only. Rename one if they are two classes, "
+                "or put them together."
+            )
+    if all(name.isascii() and name.isdigit() and str(int(name)) == name for name in names):
+        return sorted(names, key=int)
+    return sorted(names)
+
+
+def _folders(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if path.is_dir() and not _hidden(path.name))
+    except OSError as error:
+        raise DataError(f"{folder} can't be read: {error.strerror or error}.") from error
+
+
+def _hidden(name: str) -> bool:
+    return name.startswith(".") or name in ("__MACOSX", "Thumbs.db", "desktop.ini")

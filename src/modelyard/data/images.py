@@ -1,0 +1,252 @@
+"""From the bytes of an image file to pixels of one size, the same wherever Modelyard reads images.
+
+EXIF orientation is applied; CMYK, grey and 16-bit images are converted; transparency is dropped. JPEGs go through
+libjpeg-turbo, everything else through Pillow; both release Python's lock where it matters, so threads decode side by
+side. Images much larger than needed are halved first (JPEGs while decoding, which is cheap and smooth), then resized
+bilinearly.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+from typing import Any, Literal
+
+import cv2
+import numpy as np
+import simplejpeg
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+from modelyard.errors import DataError
+
+Pixels = NDArray[Any]
+Box = tuple[float, float, float, float]
+"""Top, left, height and width of a part of an image, in pixels of the upright original."""
+Fit = Literal["crop", "stretch", "pad"]
+
+cv2.setNumThreads(0)  # examples are read side by side already
+MOST_PIXELS = 200_000_000
+"""A larger image is refused: a small file may claim to be huge."""
+
+_JPEG = b"\xff\xd8\xff"
+_ORIENTATION = 0x0112
+_UNREADABLE = (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError, MemoryError, OverflowError)
+_scratch = threading.local()
+
+
+def decode(data: bytes, channels: int | None, name: str) -> Pixels:
+    """The pixels of an image file: uint8, height × width × channels, upright.
+
+    Args:
+        data: the whole file.
+        channels: 3 for colour, 1 for grey; None keeps grey images grey and makes all others colour.
+        name: what to call it in an error.
+
+    Raises:
+        DataError: if it is no image, is cut off, or is too large.
+    """
+    if data.startswith(_JPEG):
+        opened = _JpegFile.open(data)
+        if opened is not None:
+            wanted = channels or (1 if opened.grey else 3)
+            pixels = opened.pixels(wanted, 1, name)
+            if pixels is not None:
+                return np.array(pixels)
+    return _with_pillow(data, channels, name)
+
+
+def resize(image: Pixels, height: int, width: int) -> Pixels:
+    """``image`` at another size."""
+    out = np.empty((height, width, image.shape[2]), image.dtype)
+    _resize_into(image, out)
+    return out
+
+
+def size_of(data: bytes, name: str) -> tuple[int, int, int]:
+    """Height, width and channels (1 or 3) of an image file, upright, without decoding it."""
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            width, height = image.size
+            turned = image.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8)
+            channels = 1 if image.mode in ("1", "L", "I;16", "I;16B", "I", "F") else 3
+    except _UNREADABLE as error:
+        raise _bad(name, error) from error
+    return (width, height, channels) if turned else (height, width, channels)
+
+
+def fill(out: Pixels, stored: bytes | Pixels, fit: Fit, box: Box | None, name: str) -> None:
+    """Writes one stored image into ``out``, at its size and with its channels.
+
+    Args:
+        out: height × width × channels.
+        stored: an image file, or pixels.
+        fit: how an image of another shape is made to fit: the largest middle part of that shape (crop), distorted
+            (stretch), or whole with black bars (pad).
+        box: the part of the image to take instead, stretched to the size.
+        name: what to call it in an error.
+
+    Raises:
+        DataError: if the image can't be read.
+    """
+    opened = _JpegFile.open(stored) if isinstance(stored, bytes) and stored.startswith(_JPEG) else None
+    if opened is not None:
+        part = box or _part(opened.height, opened.width, out, fit)
+        shrink = next((s for s in (8, 4, 2) if part[2] >= s * out.shape[0] and part[3] >= s * out.shape[1]), 1)
+        pixels = opened.pixels(out.shape[2], shrink, name)
+        if pixels is not None:
+            top, left, height, width = (value / shrink for value in part)
+            _fit_into(pixels, out, fit if box is None else "stretch", (top, left, height, width))
+            return
+    pixels = _with_pillow(stored, out.shape[2], name) if isinstance(stored, bytes) else _channels(stored, out, name)
+    part = box or _part(pixels.shape[0], pixels.shape[1], out, fit)
+    _fit_into(pixels, out, fit if box is None else "stretch", part)
+
+
+def upright_size(stored: bytes | Pixels, name: str) -> tuple[int, int]:
+    """Height and width of a stored image, quickly."""
+    if not isinstance(stored, bytes):
+        return stored.shape[0], stored.shape[1]
+    opened = _JpegFile.open(stored) if stored.startswith(_JPEG) else None
+    return (opened.height, opened.width) if opened is not None else size_of(stored, name)[:2]
+
+
+def _part(height: int, width: int, out: Pixels, fit: Fit) -> Box:
+    """The part of an image that ends up in ``out``."""
+    if fit != "crop":
+        return 0.0, 0.0, float(height), float(width)
+    scale = min(height / out.shape[0], width / out.shape[1])
+    tall, wide = out.shape[0] * scale, out.shape[1] * scale
+    return (height - tall) / 2, (width - wide) / 2, tall, wide
+
+
+def _fit_into(pixels: Pixels, out: Pixels, fit: Fit, part: Box) -> None:
+    height, width = pixels.shape[:2]
+    # Whole pixels, half of one rounded up: the same arithmetic for every source of the same image.
+    top, left = min(int(part[0] + 0.5), height - 1), min(int(part[1] + 0.5), width - 1)
+    tall = min(max(int(part[2] + 0.5), 1), height - top)
+    wide = min(max(int(part[3] + 0.5), 1), width - left)
+    pixels = pixels[top : top + tall, left : left + wide]
+    if fit != "pad":
+        _resize_into(pixels, out)
+        return
+    scale = min(out.shape[0] / tall, out.shape[1] / wide)
+    inner_tall, inner_wide = max(int(tall * scale + 0.5), 1), max(int(wide * scale + 0.5), 1)
+    above, before = (out.shape[0] - inner_tall) // 2, (out.shape[1] - inner_wide) // 2
+    out[...] = 0
+    _resize_into(pixels, out[above : above + inner_tall, before : before + inner_wide])
+
+
+def _resize_into(pixels: Pixels, out: Pixels) -> None:
+    if pixels.shape[:2] == out.shape[:2]:
+        out[...] = pixels
+        return
+    shrink = min(pixels.shape[0] // out.shape[0], pixels.shape[1] // out.shape[1])
+    if shrink >= 2:  # every pixel counts: bilinear alone would look at a few of them
+        pixels = cv2.resize(
+            pixels, (pixels.shape[1] // shrink, pixels.shape[0] // shrink), interpolation=cv2.INTER_AREA
+        )
+    target = out[..., 0] if out.shape[2] == 1 else out
+    result = cv2.resize(pixels, (out.shape[1], out.shape[0]), dst=target, interpolation=cv2.INTER_LINEAR)
+    if result is not target:
+        target[...] = result
+
+
+def _channels(pixels: Pixels, out: Pixels, name: str) -> Pixels:
+    """Stored pixels with as many channels as are wanted."""
+    if pixels.ndim == 2:
+        pixels = pixels[..., None]
+    if pixels.ndim != 3 or pixels.shape[2] not in (1, 3, out.shape[2]):
+        raise DataError(f"{name} has shape {'×'.join(map(str, pixels.shape))}; height × width × channels are needed.")
+    if pixels.shape[2] == out.shape[2]:
+        return pixels
+    if out.shape[2] == 3:
+        return np.repeat(pixels, 3, axis=2)
+    grey = pixels @ np.array([0.299, 0.587, 0.114], np.float32)
+    return (np.rint(grey) if pixels.dtype == np.uint8 else grey).astype(pixels.dtype)[..., None]
+
+
+class _JpegFile:
+    """The header of a JPEG that libjpeg-turbo can decode alone."""
+
+    def __init__(self, data: bytes, height: int, width: int, grey: bool, orientation: int) -> None:
+        self.data, self.grey, self.orientation = data, grey, orientation
+        self.raw_height, self.raw_width = height, width
+        turned = orientation in (5, 6, 7, 8)
+        self.height, self.width = (width, height) if turned else (height, width)
+
+    @classmethod
+    def open(cls, data: bytes) -> _JpegFile | None:
+        """None if Pillow should look at it: another colour space, or damage that Pillow puts better into words."""
+        try:
+            height, width, space, _ = simplejpeg.decode_jpeg_header(data)
+        except ValueError:
+            return None
+        if space not in ("YCbCr", "RGB", "Gray") or height * width > MOST_PIXELS:
+            return None
+        orientation = 1
+        if data.find(b"Exif\0\0", 0, 1 << 16) >= 0:
+            try:
+                with Image.open(io.BytesIO(data)) as image:
+                    orientation = int(image.getexif().get(_ORIENTATION, 1))
+            except _UNREADABLE:
+                return None
+        return cls(data, height, width, space == "Gray", orientation)
+
+    def pixels(self, channels: int, shrink: int, name: str) -> Pixels | None:
+        """Upright pixels at 1/``shrink`` of the size; they are overwritten by the next image of this thread."""
+        height, width = -(-self.raw_height // shrink), -(-self.raw_width // shrink)
+        buffer = getattr(_scratch, "buffer", None)
+        if buffer is None or len(buffer) < height * width * channels:
+            buffer = _scratch.buffer = np.empty(height * width * channels, np.uint8)
+        try:
+            pixels = simplejpeg.decode_jpeg(
+                self.data,
+                "RGB" if channels == 3 else "GRAY",
+                min_height=height if shrink > 1 else 0,
+                min_width=width if shrink > 1 else 0,
+                buffer=buffer,
+            )
+        except ValueError:
+            return None
+        return _turned(pixels, self.orientation)
+
+
+def _turned(pixels: Pixels, orientation: int) -> Pixels:
+    """Upright, as EXIF says."""
+    if orientation in (5, 6, 7, 8):
+        pixels = pixels.transpose(1, 0, 2)
+    if orientation in (2, 3, 6, 7):
+        pixels = pixels[:, ::-1]
+    if orientation in (3, 4, 7, 8):
+        pixels = pixels[::-1]
+    return pixels if orientation == 1 else np.ascontiguousarray(pixels)
+
+
+def _with_pillow(data: bytes, channels: int | None, name: str) -> Pixels:
+    try:
+        with Image.open(io.BytesIO(data)) as opened:
+            if opened.width * opened.height > MOST_PIXELS:
+                raise DataError(
+                    f"{name} claims to be {opened.width}×{opened.height} pixels; the most is {MOST_PIXELS:,}."
+                )
+            opened.load()
+            image: Image.Image = ImageOps.exif_transpose(opened)
+            if image.mode in ("I;16", "I;16B", "I;16L", "I"):
+                wide = np.asarray(image).astype(np.int64)
+                image = Image.fromarray((np.clip(wide, 0, 65535) >> 8).astype(np.uint8))
+            elif image.mode == "F":
+                raise DataError(f"{name} holds floating-point pixels; give images of 8 or 16 bits.")
+            if channels is None:
+                channels = 1 if image.mode in ("1", "L", "LA") else 3
+            pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"))
+    except _UNREADABLE as error:
+        raise _bad(name, error) from error
+    return pixels[..., None] if pixels.ndim == 2 else pixels
+
+
+def _bad(name: str, error: BaseException) -> DataError:
+    reason = str(error).split(" <")[0].rstrip(".") or type(error).__name__
+    if "cannot identify" in reason:
+        reason = "it is not an image file that can be read"
+    return DataError(f"{name} can't be decoded: {reason}.")

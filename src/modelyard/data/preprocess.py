@@ -1,0 +1,124 @@
+"""A user's own preprocessing, for training and evaluation alike.
+
+    @modelyard.register_preprocessing("centre")
+    class Centre:
+        def __init__(self, options): ...
+        def example(self, example, training): ...   # NumPy, one example, before batching
+        def batch(self, batch, training): ...       # keras.ops, a batch, inside the compiled step
+
+Either method is enough. ``example`` is told whether the example is of the train split; it must give the same for the
+same example, so it may be called once and its result kept. ``batch`` is told whether this is a training step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modelyard.config.calls import Call
+from modelyard.data.dataset import TRAIN, Arrays, Crop, Dataset, Feature
+from modelyard.errors import DataError, UserError
+from modelyard.registry import PREPROCESSINGS
+
+Example = dict[str, Any]
+Batch = dict[str, Any]
+
+
+def build_preprocessing(calls: Sequence[Call]) -> list[Any]:
+    """The preprocessings of a config."""
+    built = []
+    for call in calls:
+        made = PREPROCESSINGS.get(call.name).load()(call.options(PREPROCESSINGS))
+        if not any(callable(getattr(made, method, None)) for method in ("example", "batch")):
+            raise UserError(f"the preprocessing {call.name!r} has neither example(example, training) nor batch(…).")
+        built.append(made)
+    return built
+
+
+def batch_preprocessing(calls: Sequence[Call]) -> Callable[[Batch, bool], Batch]:
+    """What happens to batches, as one function of (batch, training)."""
+    steps = [made.batch for made in build_preprocessing(calls) if hasattr(made, "batch")]
+
+    def preprocess(batch: Batch, training: bool) -> Batch:
+        for step in steps:
+            batch = step(batch, training)
+        return batch
+
+    return preprocess
+
+
+def with_example_preprocessing(dataset: Dataset, calls: Sequence[Call]) -> Dataset:
+    """``dataset`` with what happens to each example."""
+    steps = [made.example for made in build_preprocessing(calls) if hasattr(made, "example")]
+    return _PreprocessedDataset(dataset, steps, [str(call) for call in calls]) if steps else dataset
+
+
+class _PreprocessedDataset(Dataset):
+    """A dataset whose examples go through functions of a user."""
+
+    def __init__(self, dataset: Dataset, steps: Sequence[Callable[[Example, bool], Example]], names: list[str]) -> None:
+        self._dataset, self._steps, self._names = dataset, steps, names
+        self.classes = dataset.classes
+        first = self._one(TRAIN, dataset.read(TRAIN, np.array([0])), 0)
+        self._features = {name: Feature(np.shape(v), np.asarray(v).dtype.name) for name, v in first.items()}
+
+    @property
+    def features(self) -> dict[str, Feature]:
+        """What an example looks like afterwards."""
+        return self._features
+
+    def sizes(self) -> dict[str, int]:
+        """How many examples each split has."""
+        return self._dataset.sizes()
+
+    def labels(self, split: str) -> NDArray[np.int32] | None:
+        """Those of the dataset."""
+        return self._dataset.labels(split)
+
+    def name(self, split: str, index: int) -> str:
+        """As the dataset names it."""
+        return self._dataset.name(split, index)
+
+    def read(self, split: str, indices: NDArray[np.int64]) -> Arrays:
+        """The examples, preprocessed."""
+        out = {name: np.empty((len(indices), *f.shape), f.dtype) for name, f in self.features.items()}
+        self.read_into(split, indices, out)
+        return out
+
+    def read_into(self, split: str, indices: NDArray[np.int64], out: Arrays, crop: Crop | None = None) -> None:
+        """The same, written into ``out``."""
+        found = self._dataset.read(split, indices)
+        for place, index in enumerate(indices.tolist()):
+            example = self._one(split, found, place)
+            for name, array in out.items():
+                if name not in example or np.shape(example[name]) != array.shape[1:]:
+                    got = f"shape {np.shape(example[name])}" if name in example else "nothing"
+                    raise DataError(
+                        f"preprocessing gave {got} as {name} of {self.name(split, index)} ({split}); "
+                        f"of the first example it gave shape {array.shape[1:]}."
+                    )
+                array[place] = example[name]
+
+    def _one(self, split: str, found: Arrays, place: int) -> Example:
+        example: Example = {name: array[place] for name, array in found.items()}
+        for step, name in zip(self._steps, self._names, strict=False):
+            example = step(example, split == TRAIN)
+            if not isinstance(example, dict):
+                raise UserError(f"the preprocessing {name} returned {type(example).__name__}; it must return the example.")
+        return example
+
+    def fingerprint(self) -> str:
+        """That of the dataset, the calls, and their code."""
+        digest = hashlib.sha256(self._dataset.fingerprint().encode())
+        for name, step in zip(self._names, self._steps, strict=False):
+            try:
+                code = inspect.getsource(type(getattr(step, "__self__", step)))
+            except (OSError, TypeError):
+                code = ""
+            digest.update(f"{name}\n{code}".encode())
+        return digest.hexdigest()

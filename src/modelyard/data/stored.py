@@ -1,0 +1,176 @@
+"""A dataset of stored examples: image files or values, decoded and made one size as they are read."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modelyard.data.dataset import ID, IMAGE, LABEL, TRAIN, VALIDATION, Arrays, Crop, DataContext, Dataset, Feature
+from modelyard.data.images import Fit, fill, size_of, upright_size
+from modelyard.data.items import ChosenItems, Items, Stored
+from modelyard.data.splits import stratified
+from modelyard.errors import DataError
+
+
+class StoredDataset(Dataset):
+    """Examples that are decoded when they are read.
+
+    Args:
+        splits: the stored examples of each split.
+        classes: the names of the classes.
+        size: height and width of the images to give; None if all are stored at one size.
+        channels: 1 or 3; None: as stored in arrays, 3 for image files.
+        fit: how images of another shape are made to fit.
+    """
+
+    def __init__(
+        self,
+        splits: Mapping[str, Items],
+        classes: Sequence[str],
+        *,
+        size: tuple[int, int] | None = None,
+        channels: int | None = None,
+        fit: Fit = "crop",
+    ) -> None:
+        if TRAIN not in splits or not len(splits[TRAIN]):
+            raise DataError("there are no training examples.")
+        self.splits = {name: items for name, items in splits.items() if len(items)}
+        self.classes = tuple(classes)
+        self._fit = fit
+        self._sized = size is not None
+        first = self.splits[TRAIN].load(0)
+        shape, dtype = _shape(first, size, channels, self.splits[TRAIN].name(0))
+        self.crops = len(shape) == 3
+        self._features = {
+            IMAGE: Feature(shape, dtype),
+            LABEL: Feature((), "int32"),
+            ID: Feature((), "int64"),
+        }
+        self._ids = {name: items.ids for name, items in self.splits.items()}
+
+    @property
+    def features(self) -> dict[str, Feature]:
+        """What an example looks like."""
+        return self._features
+
+    def sizes(self) -> dict[str, int]:
+        """How many examples each split has."""
+        return {name: len(items) for name, items in self.splits.items()}
+
+    def labels(self, split: str) -> NDArray[np.int32]:
+        """The class of every example."""
+        self.size(split)
+        return self.splits[split].labels
+
+    def name(self, split: str, index: int) -> str:
+        """The path of the file, or the place in it."""
+        return self.splits[split].name(index)
+
+    def read(self, split: str, indices: NDArray[np.int64]) -> Arrays:
+        """The examples of ``split`` at ``indices``, decoded."""
+        out = {name: np.empty((len(indices), *f.shape), f.dtype) for name, f in self.features.items()}
+        self.read_into(split, indices, out)
+        return out
+
+    def read_into(self, split: str, indices: NDArray[np.int64], out: Arrays, crop: Crop | None = None) -> None:
+        """Decodes the examples into ``out``."""
+        self.size(split)
+        items = self.splits[split]
+        if LABEL in out:
+            out[LABEL][...] = items.labels[indices]
+        if ID in out:
+            out[ID][...] = self._ids[split][indices]
+        if IMAGE in out:
+            for place, index in enumerate(indices.tolist()):
+                self._fill(out[IMAGE][place], items.load(index), crop, place, items, index)
+
+    def _fill(
+        self, out: NDArray[np.generic], stored: Stored, crop: Crop | None, place: int, items: Items, index: int
+    ) -> None:
+        if out.ndim != 3:
+            if isinstance(stored, bytes) or stored.shape != out.shape:
+                found = "an image file" if isinstance(stored, bytes) else f"shape {stored.shape}"
+                raise DataError(f"{items.name(index)} is {found}, the others have shape {out.shape}.")
+            out[...] = stored
+            return
+        if crop is None and self._sized:
+            fill(out, stored, self._fit, None, items.name(index))
+            return
+        height, width = upright_size(stored, items.name(index))
+        if crop is None and (height, width) != out.shape[:2]:
+            raise DataError(
+                f"{items.name(index)} is {height}×{width}, the first image {out.shape[0]}×{out.shape[1]}. "
+                "Give one size for all: --image_size 224, for example."
+            )
+        box = crop(place, height, width) if crop is not None else None
+        fill(out, stored, self._fit, box, items.name(index))
+
+    def fingerprint(self) -> str:
+        """Of the stored examples, the classes, and what is made of them."""
+        digest = hashlib.sha256(repr((self.classes, self.features[IMAGE], self._fit)).encode())
+        for name, items in sorted(self.splits.items()):
+            digest.update(f"{name}/{items.fingerprint()}".encode())
+        return digest.hexdigest()
+
+
+class _ReadItems(Items):
+    """The examples of any dataset, as it reads them."""
+
+    def __init__(self, dataset: Dataset, split: str) -> None:
+        self.dataset, self.split = dataset, split
+        labels = dataset.labels(split)
+        if labels is None:
+            rows = np.arange(dataset.size(split))
+            labels = np.concatenate([dataset.read(split, rows[i : i + 512])[LABEL] for i in range(0, len(rows), 512)])
+        self.labels = np.asarray(labels, np.int32)
+
+    def load(self, index: int) -> Stored:
+        """The values of one example."""
+        value = self.dataset.read(self.split, np.array([index]))[IMAGE][0]
+        return np.asarray(value)
+
+    def name(self, index: int) -> str:
+        """As the dataset names it."""
+        return self.dataset.name(self.split, index)
+
+    def fingerprint(self) -> str:
+        """That of the dataset, and the split."""
+        return hashlib.sha256(f"{self.dataset.fingerprint()}/{self.split}".encode()).hexdigest()
+
+
+def items_of(dataset: Dataset) -> dict[str, Items]:
+    """The stored examples of any dataset with images or values and labels."""
+    if isinstance(dataset, StoredDataset):
+        return dict(dataset.splits)
+    missing = [name for name in (IMAGE, LABEL) if name not in dataset.features]
+    if missing:
+        raise DataError(f"an example of this dataset has no {' and no '.join(missing)}.")
+    return {split: _ReadItems(dataset, split) for split in dataset.sizes()}
+
+
+def with_validation_items(splits: Mapping[str, Items], context: DataContext) -> dict[str, Items]:
+    """``splits`` with a validation split, taken from train where there is none."""
+    if context.validation_fraction <= 0 or VALIDATION in splits or len(splits.get(TRAIN, ())) < 2:
+        return dict(splits)
+    larger, smaller = stratified(splits[TRAIN].labels, context.validation_fraction, context.split_seed)
+    whole = splits[TRAIN]
+    return {**splits, TRAIN: ChosenItems(whole, larger), VALIDATION: ChosenItems(whole, smaller)}
+
+
+def _shape(
+    first: Stored, size: tuple[int, int] | None, channels: int | None, name: str
+) -> tuple[tuple[int, ...], str]:
+    """Shape and type of the images that are given."""
+    if isinstance(first, bytes):
+        height, width, _ = size_of(first, name)
+        return (*(size or (height, width)), channels or 3), "uint8"
+    dtype = "uint8" if first.dtype == np.uint8 else "float32"
+    shape = (*first.shape, 1) if first.ndim == 2 else first.shape
+    if len(shape) != 3:
+        if size is not None or channels is not None:
+            raise DataError(f"image_size and image_channels are for images; these examples have shape {shape}.")
+        return shape, dtype
+    return (*(size or shape[:2]), channels or shape[2]), dtype
