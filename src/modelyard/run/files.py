@@ -9,8 +9,9 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
-from modelyard.errors import RunError
+from modelyard.errors import RunError, UserError
 
 PARTIAL = ".partial-"
 """Names of unfinished files and folders begin with this; whoever opens the run next removes them."""
@@ -19,34 +20,40 @@ _OLD = "old-"
 
 
 @contextlib.contextmanager
-def explain(path: Path, doing: str) -> Iterator[None]:
-    """Turns errors of the file system into sentences: full disk, read-only, not allowed."""
+def explain(path: Path, doing: str, kind: type[UserError] = RunError) -> Iterator[None]:
+    """Turns errors of the file system into sentences of ``kind``: full disk, read-only, not allowed."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise RunError(f"the disk is full: can't {doing} {path}. What was there before is untouched.") from error
+            raise kind(f"the disk is full: can't {doing} {path}. What was there before is untouched.") from error
         if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-            raise RunError(f"can't {doing} {path}: {error.strerror}. Name a folder you may write to.") from error
-        raise RunError(f"can't {doing} {path}: {error.strerror or error}.") from error
+            raise kind(f"can't {doing} {path}: {error.strerror}. Name a folder you may write to.") from error
+        raise kind(f"can't {doing} {path}: {error.strerror or error}.") from error
 
 
 def write_text(path: Path, text: str) -> None:
     """Replaces the content of ``path`` in one move."""
-    with explain(path, "write"):
-        handle, name = tempfile.mkstemp(prefix=PARTIAL, dir=path.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(name).chmod(0o644)
-            Path(name).replace(path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                Path(name).unlink()
-            raise
-        sync_folder(path.parent)
+    with explain(path, "write"), whole_file(path) as file:
+        file.write(text.encode())
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write, which takes the place ``path`` when the block ends well and vanishes when it does not."""
+    handle, name = tempfile.mkstemp(prefix=PARTIAL, dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(name).unlink()
+        raise
+    sync_folder(path.parent)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,153 @@
+"""Examples in TFRecord files, ours or others', by number."""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modelyard.data.example import describe_example, find_features
+from modelyard.data.feature_map import FeatureMap
+from modelyard.data.items import Items, Stored
+from modelyard.data.record_index import IN_PIECES, Index, open_index
+from modelyard.data.tfrecord import RecordFile, plain_file, scan
+from modelyard.errors import DataError
+
+__all__ = ["FeatureMap", "RecordItems", "describe_record"]
+
+_SHOWN = 5
+
+
+class RecordItems(Items):
+    """The records of some files, one file after the other. Nothing is read but what is asked for.
+
+    Args:
+        paths: the files; they are taken in order of their names.
+        features: where image and label are in a record.
+        cache: a folder for plain copies of compressed files, and for indexes that can't stand beside their files.
+        classes: the names of the classes, where labels are text; by default all texts there are, sorted.
+        progress: called with numbers of bytes while files are indexed.
+
+    Raises:
+        DataError: if a file is damaged, or its records do not hold what ``features`` says.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        features: FeatureMap,
+        cache: Path | None = None,
+        classes: Sequence[str] | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        self.paths, self.features, self.cache = sorted(paths), features, cache
+        self._files = [RecordFile(plain_file(path, cache)) for path in self.paths]
+        self._indexes = [open_index(file, features, cache, progress) for file in self._files]
+        self._starts = np.cumsum([0, *(len(index.entries) for index in self._indexes)]).tolist()
+        self.class_names = self._classes(classes)
+        numbers = {name: number for number, name in enumerate(self.class_names or ())}
+        columns = [self._labels(number, index, numbers) for number, index in enumerate(self._indexes)]
+        self.labels = np.concatenate(columns) if columns else np.empty(0, np.int32)
+        self._fingerprint: str | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Another process opens the files and maps the indexes itself.
+        classes = None if self.class_names is None else list(self.class_names)
+        return RecordItems, (self.paths, self.features, self.cache, classes)
+
+    def load(self, index: int) -> Stored:
+        """The bytes of an image file, or the values as height × width × channels."""
+        number, row = self._place(index)
+        entry = self._indexes[number].entries[row]
+        file, at = self._files[number], int(entry["offset"])
+        record = file.record(at, int(entry["length"]), int(entry["crc"]), row)
+        start, length = int(entry["image_offset"]), int(entry["image_length"])
+        try:
+            payload = record[start : start + length] if length != IN_PIECES else self._gathered(record)
+            if self.features.coding == "encoded":
+                return payload
+            return self.features.array(payload, int(entry["height"]), int(entry["width"]))
+        except ValueError as error:
+            raise DataError(f"{file.path}, record {row:,} at byte {at:,}: {error}.") from error
+
+    def name(self, index: int) -> str:
+        """The file and the number of the record in it."""
+        number, row = self._place(index)
+        return f"{self.paths[number].name}, record {row}"
+
+    def fingerprint(self) -> str:
+        """Of all records' checksums and labels, so that it changes with every bit of them."""
+        if self._fingerprint is None:
+            digest = hashlib.sha256(f"{sorted(self.features.as_dict().items())}{self.class_names}".encode())
+            for index in self._indexes:
+                digest.update(np.stack([index.entries["length"], index.entries["crc"]], 1).data)
+            digest.update(self.labels.data)
+            self._fingerprint = digest.hexdigest()
+        return self._fingerprint
+
+    def places(self) -> list[tuple[Path, Index]]:
+        """Each file with its index; a compressed file is its plain copy."""
+        return [(file.path, index) for file, index in zip(self._files, self._indexes, strict=True)]
+
+    def sizes(self) -> NDArray[np.uint32]:
+        """Height and width of each image as the records or the feature map give them, 0 where they do not."""
+        pairs = [np.stack([index.entries["height"], index.entries["width"]], 1) for index in self._indexes]
+        return np.concatenate(pairs) if pairs else np.empty((0, 2), np.uint32)
+
+    def _place(self, index: int) -> tuple[int, int]:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        number = bisect.bisect_right(self._starts, index) - 1
+        return number, index - self._starts[number]
+
+    def _gathered(self, record: bytes) -> bytes:
+        found = find_features(record, (self.features.image,)).get(self.features.image)
+        if found is None or found.kind != "floats":
+            raise ValueError("its index is of another record")
+        return b"".join(record[start:end] for start, end in found.spans)
+
+    def _classes(self, classes: Sequence[str] | None) -> tuple[str, ...] | None:
+        filled = [(path, index) for path, index in self.places() if len(index.entries)]
+        kinds = {index.texts is None for _, index in filled}
+        if len(kinds) > 1:
+            number = next(path for path, index in filled if index.texts is None)
+            text = next(path for path, index in filled if index.texts is not None)
+            raise DataError(f"labels in {number} are numbers, those in {text} are text.")
+        if kinds != {False}:
+            return None
+        if classes is not None:
+            return tuple(classes)
+        return tuple(sorted({text for _, index in filled for text in index.texts or ()}))
+
+    def _labels(self, number: int, index: Index, numbers: dict[str, int]) -> NDArray[np.int32]:
+        column = np.array(index.entries["label"], np.int32)
+        if index.texts is None or not len(column):
+            return column
+        unknown = sorted({text for text in index.texts if text not in numbers})
+        if unknown:
+            row = int(np.flatnonzero(column == index.texts.index(unknown[0]))[0])
+            raise DataError(
+                f"{self._files[number].path}, record {row:,}: its label {unknown[0]!r} is none of the "
+                f"{len(numbers)} classes: {', '.join(list(numbers)[:_SHOWN])}{', …' if len(numbers) > _SHOWN else ''}."
+            )
+        return np.array([numbers[text] for text in index.texts], np.int32)[column]
+
+
+def describe_record(path: Path, cache: Path | None = None) -> list[str]:
+    """A line for each feature of the first record of a file: name, kind and size. No lines if there is no record.
+
+    Raises:
+        DataError: if the file is damaged or the record is no Example.
+    """
+    plain = plain_file(path, cache)
+    for at, data, _ in scan(plain):
+        try:
+            return describe_example(data)
+        except ValueError as error:
+            raise DataError(f"{path}, record 0 at byte {at}: {error}.") from error
+    return []
