@@ -106,6 +106,9 @@ class Data(Group):
 
     title = "Data"
     data_dir: str = option("data", "folder with the files of mnist, fashion_mnist, cifar10, cifar100", free=True)
+    cache_dir: str | None = option(
+        None, "folder for copies of remote files (default: $MODELYARD_CACHE or ~/.cache/modelyard)", free=True
+    )
     validation_fraction: float = option(
         0.1, "share of the training split set aside where a dataset has no validation split", gt=0, lt=1
     )
