@@ -231,7 +231,7 @@ def _reason(url: str, error: Exception) -> str:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "the local disk is full."
     if isinstance(error, FileNotFoundError):
-        return f"{text}." if "bucket" in text.lower() else "it does not exist."
+        return f"{text}." if "specified bucket" in text.lower() else "it does not exist."
     if "Credential" in kind or "TokenRetrieval" in kind or "RefreshError" in kind:
         where = "gcloud auth application-default login" if url.startswith("g") else "AWS_ACCESS_KEY_ID or ~/.aws"
         return f"there are no credentials for it ({text}). See {where}."

@@ -21,6 +21,7 @@ from modelyard.errors import RunError, StorageError
 STALE_SECONDS = 300
 """A holder that has not renewed its lock for so long is taken for dead."""
 _RENEW_SECONDS = 60
+_marks: set[str] = set()  # of the locks that this process holds
 log = logging.getLogger("modelyard")
 
 
@@ -57,17 +58,20 @@ class RemoteLock:
             log.info("taking over from process %s on %s, which is gone", holder["pid"], holder["host"])
         self._write()
         self._held = True
+        _marks.add(self._mark)
         self.check()
         self._stop.clear()
         threading.Thread(target=self._renew, name="run-lock", daemon=True).start()
 
     def check(self) -> None:
-        """Raises:
-        RunError: if the lock is not this process's any more.
+        """Sees to it that the lock is still this process's.
+
+        Raises:
+            RunError: if it is not.
         """
         holder = self.holder()
         if not self._held or holder is None or holder["mark"] != self._mark:
-            self._held = False
+            self._let_go()
             who = f"process {holder['pid']} on {holder['host']} took it" if holder else "someone removed it"
             raise RunError(
                 f"this process lost its lock {self.url}: {who}. It uploads nothing more, so that two do not mix."
@@ -86,7 +90,7 @@ class RemoteLock:
             if self._held:
                 self.check()
                 storage.remove(self.url)
-                self._held = False
+                self._let_go()
 
     def holder(self) -> dict[str, Any] | None:
         """Who holds it: host, pid, time, mark; None where nobody does."""
@@ -104,6 +108,10 @@ class RemoteLock:
             }
         except (ValueError, KeyError, TypeError):
             raise RunError(f"{self.url} is not a lock of Modelyard. If nobody uses the run, delete it.") from None
+
+    def _let_go(self) -> None:
+        self._held = False
+        _marks.discard(self._mark)
 
     def _write(self) -> None:
         mine = {**_here(), "pid": os.getpid(), "time": time.time(), "mark": self._mark}
@@ -127,8 +135,8 @@ def is_alive(holder: dict[str, Any]) -> bool:
         return False
     if {key: holder[key] for key in ("host", "pid_space")} != _here():
         return True
-    if holder["pid"] == os.getpid():  # an earlier process that had the same number
-        return False
+    if holder["pid"] == os.getpid():  # an earlier process may have had the same number
+        return holder["mark"] in _marks
     try:
         os.kill(holder["pid"], 0)
     except ProcessLookupError:
