@@ -7,7 +7,6 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Optional
 
 import typer
@@ -139,7 +138,7 @@ def runs(
     """List all runs, or compare some: their different options and their results side by side."""
     from modelyard.cli import commands
 
-    commands.runs([Path(folder) for folder in folders or []], Path(runs_dir), as_json=json)
+    commands.runs(folders or [], runs_dir, as_json=json)
 
 
 def doctor(json: Json = False) -> None:

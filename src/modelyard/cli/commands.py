@@ -163,7 +163,7 @@ def stdout() -> Any:
     return terminal if terminal.is_terminal else Console(highlight=False, width=200)  # a file or a pipe has room
 
 
-def runs(folders: list[Path], runs_dir: Path, *, as_json: bool) -> None:
+def runs(folders: list[str], runs_dir: str, *, as_json: bool) -> None:
     """Lists or compares runs."""
     from modelyard.run.directory import find_runs, open_run_folder
     from modelyard.run.summary import compare, summarize
