@@ -86,6 +86,7 @@ def _show_result(result: Any, as_json: bool) -> None:
 
 
 def print_json(value: Any) -> None:
+    """One JSON object on standard output."""
     print(json.dumps(_finite(value)), flush=True)  # noqa: T201 - the one thing that goes to standard output
 
 
@@ -157,6 +158,7 @@ def _default(info: Any) -> Any:
 
 
 def stdout() -> Any:
+    """The console of standard output."""
     from rich.console import Console
 
     terminal = Console(highlight=False)

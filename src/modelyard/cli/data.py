@@ -34,7 +34,9 @@ def convert(source: str, to: str, settings: dict[str, Any], options: dict[str, A
         table.add_row(split, f"{made.examples:,}", str(made.shards), f"{made.bytes:,}")
     stdout().print(table)
     if report.bad:
-        stdout().print(f"{len(report.bad)} images could not be read and were left out; they are listed in {to}/bad.txt.")
+        stdout().print(
+            f"{len(report.bad)} images could not be read and were left out; they are listed in {to}/bad.txt."
+        )
     stdout().print(f"train on it: modelyard train-and-evaluate --dataset {to} --image_size 224", soft_wrap=True)
 
 

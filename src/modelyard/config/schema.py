@@ -85,7 +85,8 @@ class Experiment(Group):
     title = "Experiment"
     model: str = option("simple_cnn", "model to train; `modelyard models` lists them")
     dataset: str = option(
-        "digits", "dataset by name, or the path of your files (a folder, .csv, .npz, records); `modelyard datasets` lists"
+        "digits",
+        "dataset by name, or the path of your files (a folder, .csv, .npz, records); `modelyard datasets` lists",
     )
     recipe: str | None = option(None, "recipe to start from: a name or a YAML file")
     random_seed: int = option(0, "seed of initial weights, order, augmentation and dropout", ge=0, lt=2**63)

@@ -62,7 +62,9 @@ class FlipLeftRight:
         return {**batch, IMAGE: ops.where(flipped, ops.flip(images, axis=2), images)}
 
 
-def build_augmentation(calls: Sequence[Call], dataset: Dataset, seed: int, share: int = 0, skip_first: bool = False) -> Callable[[Batch, Any, Any], Batch]:
+def build_augmentation(
+    calls: Sequence[Call], dataset: Dataset, seed: int, share: int = 0, skip_first: bool = False
+) -> Callable[[Batch, Any, Any], Batch]:
     """All augmentations of a config, as one function of (batch, low and high words of the positions)."""
     shape = dataset.features[IMAGE].shape if IMAGE in dataset.features else ()
     if calls and len(shape) != 3:

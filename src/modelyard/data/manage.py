@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,7 +34,7 @@ def convert(
     origin: str = "Python",
     **options: Any,
 ) -> Any:
-    """Turns any source into sharded records with an index, labels and a dataset.json. Killed, it goes on when called again.
+    """Turns any source into records with an index, labels and a dataset.json. Killed, it goes on when called again.
 
     Args:
         source: a path or the name of a dataset.
@@ -154,33 +153,46 @@ def show_data(
         origin: where the options come from, for error messages.
         **options: options of the dataset, ``augment``, ``preprocess``, ``random_seed``.
     """
-    from modelyard.data.sheet import sheet
-    from modelyard.run.files import write_bytes
+    from modelyard.data.sheet import sheet, to_png
+    from modelyard.run.files import whole_file
 
     config = _config(source, options, origin)
     select_engine(config.engine)
     dataset = load_dataset(config)
     rows = _spread_over_classes(dataset, split, examples)
-    originals = dataset.read(split, rows)
-    columns = [np.asarray(originals[IMAGE])]
-    for copy in range(copies if split == TRAIN and (config.augment or config.preprocess) else 0):
-        columns.append(_augmented(config, dataset, rows, copy))
-    labels = np.asarray(originals[LABEL]) if LABEL in originals else None
+    found = dataset.read(split, rows)
+    strips = [[image] for image in _originals(dataset, split, rows, np.asarray(found[IMAGE]))]
+    seen = copies if split == TRAIN and (config.augment or config.preprocess) else 0
+    for copy in range(seen):
+        for strip, image in zip(strips, _augmented(config, dataset, rows, copy), strict=True):
+            strip.append(image)
+    labels = np.asarray(found[LABEL]) if LABEL in found else None
     captions = [
-        (dataset.classes[int(labels[i])] if labels is not None else "", dataset.name(split, int(row)))
-        for i, row in enumerate(rows)
+        f"{dataset.classes[int(labels[place])]}  {dataset.name(split, int(row))}" if labels is not None else str(row)
+        for place, row in enumerate(rows)
     ]
-    made = ", ".join(map(str, config.augment)) or "no augmentation"
-    picture = sheet(
-        captions,
-        columns,
-        headings=["stored", *(f"epoch {i + 1}" for i in range(len(columns) - 1))],
-        title=f"{source}: {split}, {dataset.size(split):,} examples, {len(dataset.classes)} classes",
-        subtitle=made,
-    )
+    shape = "×".join(map(str, dataset.features[IMAGE].shape))
+    notes = [
+        f"{split}: {dataset.size(split):,} examples of {len(dataset.classes)} classes, given as {shape}",
+        f"augment: {', '.join(map(str, config.augment)) or 'none'}",
+    ]
+    headings = ["stored", *(f"epoch {number + 1}" for number in range(seen))]
+    picture = sheet(list(zip(captions, strips, strict=True)), headings, title=source, notes=notes)
     path = Path(output).expanduser()
-    write_bytes(path, picture)
+    with whole_file(path) as file:
+        file.write(to_png(picture))
     return path
+
+
+def _originals(dataset: Dataset, split: str, rows: NDArray[np.int64], read: NDArray[Any]) -> list[NDArray[Any]]:
+    """The images as they are stored: whole, whatever size training gives them."""
+    if not isinstance(dataset, StoredDataset):
+        return list(read)
+    from modelyard.data.images import decode
+
+    items = dataset.splits[split]
+    stored = [(items.load(row), items.name(row)) for row in rows.tolist()]
+    return [decode(value, None, name) if isinstance(value, bytes) else value for value, name in stored]
 
 
 def _config(source: str, options: dict[str, Any], origin: str) -> Config:
@@ -229,10 +241,6 @@ def _augmented(config: Config, dataset: Dataset, rows: NDArray[np.int64], copy: 
     pipeline.read(rest, positions, out)
     batch = {name: ops.convert_to_tensor(array) for name, array in out.items()}
     batch = batch_preprocessing(config.preprocess)(batch, True)
-    augment = build_augmentation(
-        config.augment, dataset, config.random_seed, len(rest), pipeline.crops_while_decoding
-    )
+    augment = build_augmentation(config.augment, dataset, config.random_seed, len(rest), pipeline.crops_while_decoding)
     low, high = (ops.convert_to_tensor(half) for half in halves(positions.astype(np.uint64)))
     return np.asarray(ops.convert_to_numpy(augment(batch, low, high)[IMAGE]))[: len(rows)]
-
-

@@ -125,7 +125,7 @@ class Pipeline:
         return out, positions.astype(np.uint64)
 
     def read(self, indices: NDArray[np.int64], positions: NDArray[np.int64], out: Arrays) -> None:
-        """Training examples as they are at ``positions`` of the stream: cropped while decoding, if that is asked for."""
+        """Training examples as they are at ``positions`` of the stream: cropped while decoding, if asked for."""
         crop = self._crop(positions) if self.crops_while_decoding else None
         self.dataset.read_into(TRAIN, indices, out, crop)
 

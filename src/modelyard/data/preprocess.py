@@ -109,7 +109,9 @@ class _PreprocessedDataset(Dataset):
         for step, name in zip(self._steps, self._names, strict=False):
             example = step(example, split == TRAIN)
             if not isinstance(example, dict):
-                raise UserError(f"the preprocessing {name} returned {type(example).__name__}; it must return the example.")
+                raise UserError(
+                    f"the preprocessing {name} returned {type(example).__name__}; it must return the example."
+                )
         return example
 
     def fingerprint(self) -> str:

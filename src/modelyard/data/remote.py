@@ -20,9 +20,8 @@ def local_tree(url: str, cache: Path) -> Path:
         DataError: if there is nothing at ``url``.
     """
     fixed, pattern = _fixed_part(url)
-    names = storage.list_files(url) if pattern else storage.list_files(storage.join(url, "**"))
-    single = not pattern and storage.is_file(url)
-    if single:
+    names = storage.list_files(url)
+    if names == [url]:
         return storage.local_copy(url, cache)
     if not names:
         raise DataError(f"there is nothing at {url}.")

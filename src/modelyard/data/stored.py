@@ -160,9 +160,7 @@ def with_validation_items(splits: Mapping[str, Items], context: DataContext) -> 
     return {**splits, TRAIN: ChosenItems(whole, larger), VALIDATION: ChosenItems(whole, smaller)}
 
 
-def _shape(
-    first: Stored, size: tuple[int, int] | None, channels: int | None, name: str
-) -> tuple[tuple[int, ...], str]:
+def _shape(first: Stored, size: tuple[int, int] | None, channels: int | None, name: str) -> tuple[tuple[int, ...], str]:
     """Shape and type of the images that are given."""
     if isinstance(first, bytes):
         height, width, _ = size_of(first, name)

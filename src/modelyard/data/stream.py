@@ -155,8 +155,13 @@ def places_for(features: Mapping[str, Feature], batch_size: int, budget: int) ->
     return int(np.clip(budget // max(example * batch_size, 1), 3, 256))
 
 
-def read_all(read: Callable[[NDArray[np.int64], Arrays], None], size: int, out: Arrays, threads: int,
-             progress: Callable[[int, int], None] | None = None) -> None:
+def read_all(
+    read: Callable[[NDArray[np.int64], Arrays], None],
+    size: int,
+    out: Arrays,
+    threads: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
     """Fills ``out`` with all ``size`` examples, side by side."""
     from concurrent.futures import ThreadPoolExecutor
 
