@@ -6,7 +6,8 @@ from keras import ops
 from numpy.typing import NDArray
 
 from modelyard.config.calls import Call
-from modelyard.data.augment import FlipLeftRight, PadAndCrop, build_augmentation
+from modelyard.data.augment import build_augmentation
+from modelyard.data.augment_geometry import FlipLeftRight, PadAndCrop
 from modelyard.data.catalog import FlipOptions, PadAndCropOptions
 from modelyard.data.dataset import ArrayDataset
 from modelyard.data.draws import Draws, fold, mix, mix_host
