@@ -67,7 +67,7 @@ class ImageInfo:
 
 
 def build_augmentation(
-    calls: Sequence[Call], dataset: Dataset, seed: int, share: int | None = None
+    calls: Sequence[Call], dataset: Dataset, seed: int, share: int = 0, skip_first: bool = False
 ) -> Callable[[Batch, Any, Any], Batch]:
     """All augmentations of a config, as one function of (batch, low and high words of the positions).
 
@@ -76,6 +76,7 @@ def build_augmentation(
         dataset: what they will be used on.
         seed: the run's seed.
         share: how many examples of the global batch are augmented together, on one device and in one piece.
+        skip_first: the first augmentation is done already, while decoding; the others draw as if it were not.
 
     Raises:
         DataError: if the examples, or the share, do not suit an augmentation.
@@ -87,12 +88,13 @@ def build_augmentation(
         info = _image_info(call.name, dataset)
         if hasattr(step, "prepare"):
             step.prepare(info)
-        if share is not None:
-            _check_share(call.name, step, share)
+        _check_share(call.name, step, share)
     dtype = dataset.features[IMAGE].dtype
 
     def augment(batch: Batch, low: Any, high: Any) -> Batch:
         for number, step in enumerate(steps):
+            if skip_first and number == 0:
+                continue
             _check_share(calls[number].name, step, batch[IMAGE].shape[0])
             batch = step(batch, Draws(fold(seed, number), low, high))
         return {**batch, IMAGE: _in_type(batch[IMAGE], dtype)}

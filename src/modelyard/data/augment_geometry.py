@@ -88,5 +88,6 @@ class RandomResizedCrop:
     def __call__(self, batch: Batch, draws: Draws) -> Batch:
         """One box an example."""
         images = batch[IMAGE]
-        box = crop_box(draws.uniform(4), images.shape[1], images.shape[2], self.scale, self.ratio, ops)
+        u = draws.uniform(4)
+        box = crop_box([u[:, i] for i in range(4)], images.shape[1], images.shape[2], self.scale, self.ratio, ops)
         return {**batch, IMAGE: resize_boxes(images, *box)}

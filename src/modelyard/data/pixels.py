@@ -18,7 +18,7 @@ def take_rows(images: Any, rows: Any) -> Any:
 
 
 def take_pixels(images: Any, rows: Any, columns: Any) -> Any:
-    """Images made of the pixels where rows and columns cross, of type `index_type()` and shape [batch or 1, new size]."""
+    """Images made of the pixels where rows and columns cross: `index_type()` of shape [batch or 1, new size]."""
     count, height, width, channels = images.shape
     # One gather of whole pixels: example, row and column as one number.
     first = ops.arange(count, dtype=index_type())[:, None] * height

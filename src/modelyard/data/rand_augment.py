@@ -44,7 +44,7 @@ class RandAugment:
     def __call__(self, batch: Batch, draws: Draws) -> Batch:
         """An operation and a sign, as often as asked for."""
         choices = ops.cast(draws.integers(len(self.names), self.operations), "float32")
-        signs = ops.where(ops.less(draws.uniform(self.operations), 0.5), -1.0, 1.0)
+        signs = 1.0 - 2.0 * ops.cast(ops.less(draws.uniform(self.operations), 0.5), "float32")
         images = warp(batch[IMAGE], self._map(choices, signs))
         for number in range(self.operations):
             images = self._recolour(images, choices[:, number], signs[:, number])
@@ -110,10 +110,9 @@ class RandAugment:
         images = self.info.clip(images)
         threshold = ops.where(ops.greater(on["solarize"], 0.0), scale * (1.0 - self.strength), np.float32(np.inf))
         images = ops.where(ops.greater(images, threshold), scale - images, images)
-        # 65536 steps of what is 1 for uint8 change nothing that is seen.
-        lost_bits = round(4 * self.strength)
-        coarse = 2.0**lost_bits if lost_bits else 2.0**-16
-        step = ops.where(ops.greater(on["posterize"], 0.0), coarse, 2.0**-16) * (1.0 if scale == 255.0 else 1 / 256)
+        # A step this fine changes nothing that is seen.
+        unit, fine, lost_bits = (1.0 if scale == 255.0 else 1 / 256), 2.0**-16, round(4 * self.strength)
+        step = unit * (fine + on["posterize"] * (2.0**lost_bits - fine if lost_bits else 0.0))
         return ops.floor(images * (1.0 / step)) * step
 
 
