@@ -155,23 +155,34 @@ class Classifier(Task):
         return model
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """Cross-entropy, with label smoothing where it is asked for."""
+        """Cross-entropy, with label smoothing where it is asked for. Labels are classes, or shares of the classes."""
         labels = batch[LABEL]
         smoothing = getattr(self.options, "label_smoothing", 0.0)
-        if not smoothing:
+        if _are_shares(labels):
+            target = ops.cast(labels, outputs.dtype)
+        elif not smoothing:
             return ops.sparse_categorical_crossentropy(labels, outputs, from_logits=True)
-        target = ops.one_hot(labels, self.data.num_classes, dtype=outputs.dtype)
+        else:
+            target = ops.one_hot(labels, self.data.num_classes, dtype=outputs.dtype)
         target = target * (1.0 - smoothing) + smoothing / self.data.num_classes
         return ops.categorical_crossentropy(target, outputs, from_logits=True)
 
     def metrics(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Whether the likeliest class is the right one."""
-        right = ops.equal(ops.cast(ops.argmax(outputs, axis=-1), "int32"), ops.cast(batch[LABEL], "int32"))
+        """Whether the likeliest class is the right one; where labels are mixed, the one with the greatest share."""
+        labels = batch[LABEL]
+        if _are_shares(labels):
+            labels = ops.argmax(labels, axis=-1)
+        right = ops.equal(ops.cast(ops.argmax(outputs, axis=-1), "int32"), ops.cast(labels, "int32"))
         return {"accuracy": ops.cast(right, outputs.dtype)}
 
     def predictions(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Class and probabilities."""
         return {"class": ops.argmax(outputs, axis=-1), "probabilities": ops.softmax(outputs, axis=-1)}
+
+
+def _are_shares(labels: Tensor) -> bool:
+    """Whether labels are shares of all classes, as mixup makes them, and not one class an example."""
+    return len(labels.shape) == 2 and "float" in keras.backend.standardize_dtype(labels.dtype)
 
 
 class _FunctionClassifier(Classifier):
