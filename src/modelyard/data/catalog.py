@@ -42,18 +42,26 @@ class SyntheticOptions(Options):
     synthetic_noise: float = Field(0.5, ge=0, description="noise over the class patterns; more is harder")
 
 
+_PATH: dict[str, Any] = {"path": True}
+"""Marks options that name files: a run keeps them as absolute paths."""
+
+
 class FilesOptions(Options):
     """Where the examples of a user's own files are, and what is made of them."""
 
-    train_files: str | None = Field(None, description="training files: a folder, a file, or a pattern with *")
-    eval_files: str | None = Field(None, description="the same for validation")
-    test_files: str | None = Field(None, description="the same for test")
+    train_files: str | None = Field(
+        None, json_schema_extra=_PATH, description="training files: a folder, a file, or a pattern with *"
+    )
+    eval_files: str | None = Field(None, json_schema_extra=_PATH, description="the same for validation")
+    test_files: str | None = Field(None, json_schema_extra=_PATH, description="the same for test")
     image_size: ImageSize | None = Field(None, description="size images are given: 224, or height and width 224,160")
     image_fit: Literal["crop", "stretch", "pad"] = Field(
         "crop", description="images of another shape: the middle part, distorted, or whole with black bars"
     )
     image_channels: Literal[1, 3] | None = Field(None, description="1 for grey, 3 for colour; default: as stored, or 3")
-    labels_file: str | None = Field(None, description="names of the classes, one a line, in the order of their numbers")
+    labels_file: str | None = Field(
+        None, json_schema_extra=_PATH, description="names of the classes, one a line, in the order of their numbers"
+    )
     image_column: str = Field("path", description=".csv: column of image paths, relative to the file")
     label_column: str = Field("label", description=".csv: column of labels")
     split_column: str = Field("split", description=".csv: column that says train, validation or test, if it is there")

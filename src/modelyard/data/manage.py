@@ -240,7 +240,7 @@ def _augmented(config: Config, dataset: Dataset, rows: NDArray[np.int64], copy: 
     out = {name: np.empty((len(rest), *f.shape), f.dtype) for name, f in pipeline.features.items()}
     pipeline.read(rest, positions, out)
     batch = {name: ops.convert_to_tensor(array) for name, array in out.items()}
-    batch = batch_preprocessing(config.preprocess)(batch, True)
     augment = build_augmentation(config.augment, dataset, config.random_seed, len(rest), pipeline.crops_while_decoding)
     low, high = (ops.convert_to_tensor(half) for half in halves(positions.astype(np.uint64)))
-    return np.asarray(ops.convert_to_numpy(augment(batch, low, high)[IMAGE]))[: len(rows)]
+    batch = batch_preprocessing(config.preprocess)(augment(batch, low, high), True)
+    return np.asarray(ops.convert_to_numpy(batch[IMAGE]))[: len(rows)]

@@ -106,6 +106,8 @@ class Pipeline:
         """This process's share of the global batches from ``step`` on, at most ``most`` of them, and how many."""
         if self._stream is None:
             places = places_for(self.features, len(self.share), STREAM_BYTES)
+            while_decoding = ", cropped while they are decoded" if self.crops_while_decoding else ""
+            log.info("training batches are read ahead by %d threads%s", self.threads, while_decoding)
             self._stream = Stream(
                 self._read_training, self.features, len(self.share), places=places, threads=self.threads
             )

@@ -4,7 +4,7 @@
     class Centre:
         def __init__(self, options): ...
         def example(self, example, training): ...   # NumPy, one example, before batching
-        def batch(self, batch, training): ...       # keras.ops, a batch, inside the compiled step
+        def batch(self, batch, training): ...       # keras.ops, a batch, inside the compiled step, after augmentation
 
 Either method is enough. ``example`` is told whether the example is of the train split; it must give the same for the
 same example, so it may be called once and its result kept. ``batch`` is told whether this is a training step.

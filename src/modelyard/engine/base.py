@@ -77,17 +77,16 @@ class Engine(ABC):
         self.feature_names = list(self.pipeline.features)
 
     def preprocess(self, batch: dict[str, Any], training: bool, low: Any = None, high: Any = None) -> dict[str, Any]:
-        """A batch as the network sees it: the user's preprocessing, augmentation for training, the task's own.
+        """A batch as the network sees it: augmented for training, then the user's preprocessing, then the task's own.
 
         Args:
             batch: named tensors.
             training: whether this is a training step.
             low, high: for training, the two 32-bit halves of each example's position in the stream.
         """
-        batch = self._prepare(batch, training)
         if training:
             batch = self._augment(batch, low, high)
-        return self.task.preprocess(batch, training)
+        return self.task.preprocess(self._prepare(batch, training), training)
 
     def close(self) -> None:
         """Ends what reads ahead."""

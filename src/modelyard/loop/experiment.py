@@ -162,6 +162,7 @@ def evaluate(
 
     with bar(f"evaluating on {split}", dataset.size(split)) as progress:
         metrics = engine.evaluate(split, progress)
+    engine.close()
     return Result(str(model_dir), loaded.step, split, metrics, loaded.step, best=_best(directory))
 
 
@@ -200,6 +201,8 @@ def _run(config: Config, evaluates: bool) -> Result:
                 f"The run folder is {directory.address}; `modelyard resume` with it goes on from what is saved."
             )
             raise
+        finally:
+            engine.close()
         return _conclude(directory, trainer)
 
 

@@ -118,6 +118,12 @@ def _with_absolute_paths(directory: RunDirectory, config: Config) -> Config:
         update["best_model_dir"] = str(directory.best)
     if is_path(config.dataset):
         update["dataset"] = _absolute(config.dataset)
+    options = dict(config.part_options)
+    for key, info in config.entry("dataset").options.model_fields.items():
+        extra = info.json_schema_extra
+        if isinstance(extra, dict) and extra.get("path") and options.get(key) is not None:
+            options[key] = _absolute(options[key])
+    update["part_options"] = options
     if config.checkpoint_path is not None:
         update["checkpoint_path"] = _absolute(config.checkpoint_path)
     if config.cache_dir is not None:
