@@ -168,7 +168,7 @@ def show_data(
             strip.append(image)
     labels = np.asarray(found[LABEL]) if LABEL in found else None
     captions = [
-        f"{dataset.classes[int(labels[place])]}  {dataset.name(split, int(row))}" if labels is not None else str(row)
+        f"{dataset.classes[int(labels[place])]} · {dataset.name(split, int(row))}" if labels is not None else str(row)
         for place, row in enumerate(rows)
     ]
     shape = "×".join(map(str, dataset.features[IMAGE].shape))
