@@ -168,9 +168,9 @@ def test_a_compiled_step_augments_as_an_eager_one_in_any_precision(name: str) ->
         made = augment(batch, tf.cast(low, tf.uint32), tf.cast(low * 0, tf.uint32))
     finally:
         keras.config.set_floatx("float32")
-    # Graph optimisation reorders sums: values on an edge of rounding, or of posterize, may fall to the other side.
-    assert (np.abs(made["image"].numpy().astype(int) - eager) > 1).mean() < 0.005
-    assert (made["image"].numpy() != eager).mean() < 0.01
+    # Graph optimisation reorders sums: a value on an edge of rounding may fall to the other side.
+    different = made["image"].numpy() != eager
+    assert different.mean() < 0.01
     np.testing.assert_allclose(made["label"].numpy(), labels, atol=1e-6)
 
 
@@ -505,7 +505,7 @@ GREYED = (COLOURS @ WEIGHTS)[..., None]
     ],
 )
 def test_an_operation_of_rand_augment_is_the_usual_one(name: str, sign: float, expected: Array) -> None:
-    np.testing.assert_allclose(only(name, sign, IMAGES[:6]), np.clip(expected, 0, 255), atol=0.02)
+    np.testing.assert_allclose(only(name, sign, IMAGES[:6]), np.clip(expected, 0, 255), atol=0.51)
 
 
 def test_sharpness_of_rand_augment_blurs_or_sharpens_all_but_the_edge() -> None:
@@ -515,7 +515,7 @@ def test_sharpness_of_rand_augment_blurs_or_sharpens_all_but_the_edge() -> None:
     expected = np.zeros((5, 5))
     expected[1:4, 1:4] = 0.45 * 10
     expected[2, 2] = 0.55 * 130 + 0.45 * 50
-    np.testing.assert_allclose(blurred, expected, atol=0.01)
+    np.testing.assert_allclose(blurred, expected, atol=0.51)
     flat = np.full((1, 5, 5, 1), 50, np.uint8)
     np.testing.assert_allclose(only("sharpness", 1, flat), flat, atol=0.01)
 
