@@ -47,4 +47,8 @@ def bar(description: str, total: int) -> Iterator[Any]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console(), transient=True, disable=not console().is_terminal) as progress:
         task = progress.add_task(description, total=total)
-        yield lambda done, total=total: progress.update(task, completed=done, total=total)
+
+        def update(done: int, total: int = total, description: str = description) -> None:
+            progress.update(task, completed=done, total=total, description=description)
+
+        yield update
