@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from modelyard.cli.app import main
     from modelyard.config import Config, load_config
     from modelyard.data.dataset import ArrayDataset, DataContext, Dataset, Feature
+    from modelyard.data.generator import GeneratorDataset
     from modelyard.data.manage import convert, data_info, fetch, show_data, verify_data
     from modelyard.errors import UserError
     from modelyard.loop.experiment import Result, evaluate, resume, train, train_and_evaluate
@@ -33,6 +34,7 @@ _HOMES = {
     "modelyard.cli.app": ("main",),
     "modelyard.config": ("Config", "load_config"),
     "modelyard.data.dataset": ("ArrayDataset", "DataContext", "Dataset", "Feature"),
+    "modelyard.data.generator": ("GeneratorDataset",),
     "modelyard.data.manage": ("convert", "data_info", "fetch", "show_data", "verify_data"),
     "modelyard.errors": ("UserError",),
     "modelyard.loop.experiment": ("Result", "evaluate", "resume", "train", "train_and_evaluate"),
@@ -62,6 +64,7 @@ __all__ = [
     "DataInfo",
     "Dataset",
     "Feature",
+    "GeneratorDataset",
     "Hook",
     "Options",
     "Result",

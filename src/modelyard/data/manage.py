@@ -95,7 +95,7 @@ def fetch(name: str, data_dir: str | Path = "data", archive: str | Path | None =
     from modelyard.data.fetch import fetch as bring
 
     local = None if archive is None else Path(archive).expanduser()
-    with bar(f"fetching {name}", 0) as progress:
+    with bar(f"fetching {name}", None) as progress:
         return bring(
             name,
             Path(data_dir).expanduser(),
@@ -187,7 +187,7 @@ def show_data(
             strip.append(image)
     labels = np.asarray(found[LABEL]) if LABEL in found else None
     captions = [
-        f"{dataset.classes[int(labels[place])]} · {dataset.name(split, int(row))}" if labels is not None else str(row)
+        f"{dataset.classes[int(labels[place])]}\n{dataset.name(split, int(row))}" if labels is not None else str(row)
         for place, row in enumerate(rows)
     ]
     shape = "×".join(map(str, dataset.features[IMAGE].shape))
