@@ -93,7 +93,7 @@ def _measure_memory(folder: Path, seconds: float) -> None:
         found[count] = _in_process(sys.executable, "memory", place, seconds)["megabytes"]
     ratio = found[100_000] / found[1_000]
     print(
-        f"memory: {found[1_000]:.0f} MB with 1,000 records, {found[100_000]:.0f} MB with 100,000: {ratio:.3f}   goal 1.10"
+        f"memory: {found[1_000]:.0f} MB at 1,000 records, {found[100_000]:.0f} MB at 100,000: {ratio:.3f}  goal 1.10"
     )
 
 
