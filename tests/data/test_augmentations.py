@@ -1,5 +1,7 @@
 """Every augmentation: what all of them promise, then what each does. This file imports TensorFlow."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from keras import ops
@@ -168,9 +170,9 @@ def test_a_compiled_step_augments_as_an_eager_one_in_any_precision(name: str) ->
         made = augment(batch, tf.cast(low, tf.uint32), tf.cast(low * 0, tf.uint32))
     finally:
         keras.config.set_floatx("float32")
-    # Graph optimisation reorders sums: values on an edge of rounding, or of posterize, may fall to the other side.
-    assert (np.abs(made["image"].numpy().astype(int) - eager) > 1).mean() < 0.005
-    assert (made["image"].numpy() != eager).mean() < 0.01
+    # Graph optimisation reorders sums: a value on an edge of rounding may fall to the other side.
+    different = made["image"].numpy() != eager
+    assert different.mean() < 0.01
     np.testing.assert_allclose(made["label"].numpy(), labels, atol=1e-6)
 
 
@@ -201,6 +203,22 @@ def test_fractions_are_rounded_and_never_wrap_around() -> None:
     slight, _ = augmented("brightness(amount=0.00390625)", images=many(np.full((2, 2, 1), 100, np.uint8)))
     assert {99, 100, 101} == set(np.unique(slight))
     assert (slight == 100).mean() == pytest.approx(0.5, abs=0.05)
+
+
+def test_an_augmentation_of_ones_own_need_not_keep_the_range() -> None:
+    class Stretch:
+        def __init__(self, options: object) -> None:
+            pass
+
+        def __call__(self, batch: dict[str, Any], draws: object) -> dict[str, Any]:
+            return {**batch, "image": ops.cast(batch["image"], "float32") * 4.0 - 200.0}
+
+    AUGMENTATIONS.register("stretch")(Stretch)
+    few = IMAGES[:1, :1, :3].copy()  # TensorFlow wraps around the last few values of an array, and not the others
+    few[0, 0, 0] = [0, 60, 255]
+    assert augmented("stretch", images=few)[0][0, 0, 0].tolist() == [0, 40, 255]
+    made, _ = augmented("stretch")
+    assert np.array_equal(made, np.clip(IMAGES.astype(int) * 4 - 200, 0, 255))
 
 
 # -- geometry -------------------------------------------------------------------------------------------------------
@@ -505,7 +523,7 @@ GREYED = (COLOURS @ WEIGHTS)[..., None]
     ],
 )
 def test_an_operation_of_rand_augment_is_the_usual_one(name: str, sign: float, expected: Array) -> None:
-    np.testing.assert_allclose(only(name, sign, IMAGES[:6]), np.clip(expected, 0, 255), atol=0.02)
+    np.testing.assert_allclose(only(name, sign, IMAGES[:6]), np.clip(expected, 0, 255), atol=0.51)
 
 
 def test_sharpness_of_rand_augment_blurs_or_sharpens_all_but_the_edge() -> None:
@@ -515,7 +533,7 @@ def test_sharpness_of_rand_augment_blurs_or_sharpens_all_but_the_edge() -> None:
     expected = np.zeros((5, 5))
     expected[1:4, 1:4] = 0.45 * 10
     expected[2, 2] = 0.55 * 130 + 0.45 * 50
-    np.testing.assert_allclose(blurred, expected, atol=0.01)
+    np.testing.assert_allclose(blurred, expected, atol=0.51)
     flat = np.full((1, 5, 5, 1), 50, np.uint8)
     np.testing.assert_allclose(only("sharpness", 1, flat), flat, atol=0.01)
 
@@ -523,18 +541,21 @@ def test_sharpness_of_rand_augment_blurs_or_sharpens_all_but_the_edge() -> None:
 def test_rand_augment_applies_its_maps_one_after_the_other() -> None:
     from modelyard.data.augment import ImageInfo
     from modelyard.data.catalog import RandAugmentOptions
-    from modelyard.data.rand_augment import RandAugment
+    from modelyard.data.rand_augment import MOVES, RandAugment
 
     augment = RandAugment(RandAugmentOptions(operations=2, magnitude=30))
     augment.prepare(ImageInfo("rand_augment", (HEIGHT, WIDTH, 3), "uint8", CLASSES))
-    choices = [[augment.names.index("rotate"), augment.names.index("translate_x")]]
-    made = augment._map(ops.convert_to_tensor(np.array(choices, np.float32)), ops.ones((1, 2), "float32"))
-    rotate = np.eye(3)
-    rotate[:2, :2] = [[np.cos(np.pi / 6), -0.5], [0.5, np.cos(np.pi / 6)]]
-    move = np.eye(3)
-    move[1, 2] = int(150 / 331 * WIDTH)
-    # Turned first, then moved: a new place is moved back, then turned back.
-    np.testing.assert_allclose([float(m[0]) for m in made], (rotate @ move)[:2].ravel(), atol=1e-6)
+    maps = {name: np.eye(3) for name in MOVES}
+    maps["rotate"][:2, :2] = [[np.cos(np.pi / 6), -0.5], [0.5, np.cos(np.pi / 6)]]
+    maps["translate_x"][1, 2] = int(150 / 331 * WIDTH)
+    maps["translate_y"][0, 2] = int(150 / 331 * HEIGHT)
+    maps["shear_x"][1, 0] = maps["shear_y"][0, 1] = 0.3
+    pairs = [(one, other) for one in MOVES for other in MOVES]
+    choices = np.array([[augment.names.index(name) for name in pair] for pair in pairs], np.float32)
+    made = augment._map(ops.convert_to_tensor(choices), ops.ones(choices.shape, "float32"))
+    # What is turned, then moved: a new place is moved back, then turned back.
+    expected = [(maps[one] @ maps[other])[:2].ravel() for one, other in pairs]
+    np.testing.assert_allclose(np.stack([ops.convert_to_numpy(m) for m in made], axis=1), expected, atol=1e-6)
 
 
 def test_rand_augment_chooses_each_operation_equally_often() -> None:

@@ -38,6 +38,12 @@ def test_boxes_have_the_area_and_ratio_asked_for(height: int, width: int) -> Non
         assert np.log(wide / tall).std() > 0.25
 
 
+@pytest.mark.parametrize(("height", "width"), [(200, 300), (300, 200), (250, 250)])
+def test_the_ratio_gives_way_before_the_area(height: int, width: int) -> None:
+    *_, tall, wide = crop_box(UNIFORM, height, width, (0.9, 0.9), (0.1, 10.0))
+    np.testing.assert_allclose(tall * wide / (height * width), 0.9, atol=0.006)
+
+
 def test_every_place_is_taken_equally_often() -> None:
     top, left, *_ = crop_box(UNIFORM, 8, 8, (0.25, 0.25), (1.0, 1.0))
     for start in (top, left):

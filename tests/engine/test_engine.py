@@ -60,6 +60,16 @@ def test_two_devices_see_the_same_global_batches_augmentation_included(make: Mak
     assert len(np.unique(one["leaning"])) == 60
 
 
+def test_two_devices_and_pieces_mix_the_same_neighbours(make: Make) -> None:
+    options = {"model": "watcher", "precision": "float64", "augment": "cutmix, rand_augment, mixup(alpha=0.3)"}
+    divided = [(1, 1), (2, 1), (2, 2)]
+    one, *others = (make(cpu_devices=n, gradient_accumulation=k, **options).train(50, 10) for n, k in divided)
+    assert len(np.unique(one["leaning"])) == 10
+    for other in others:
+        for name in ("pixels", "leaning", "squares", "loss", "accuracy"):
+            np.testing.assert_allclose(one[name], other[name], rtol=1e-9)
+
+
 def test_training_is_equal_on_one_and_two_devices_in_float64(make: Make) -> None:
     options = {"precision": "float64", "augment": AUGMENT, "clip_norm": 0.5, "l2_regularization": 1e-3}
     engines = [make(cpu_devices=n, optimizer="sgd", learning_rate=0.05, **options) for n in (1, 2)]

@@ -17,10 +17,10 @@ from modelyard import storage
 from modelyard.run.weights import read_weights
 from object_store import BUCKET, object_store
 
-STEPS = 120
+STEPS = 80
 OPTIONS = (
     "train-and-evaluate --model tiny_dropout --dataset digits --deterministic --threads 1 --train_batch_size 32 "
-    f"--train_steps {STEPS} --eval_every 20 --log_every 10 --save_every 5 --keep_best 2 --test_at_end"
+    f"--train_steps {STEPS} --eval_every 16 --log_every 10 --save_every 5 --keep_best 2 --test_at_end"
 ).split()
 RUN = f"s3://{BUCKET}/runs/one"
 WEIGHTS = ("weights.safetensors", "optimizer.safetensors")
@@ -63,7 +63,7 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> N
     while not condition():
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
-        time.sleep(0.02)
+        time.sleep(0.05)
 
 
 def rows(text: bytes) -> list[dict[str, Any]]:
@@ -84,29 +84,35 @@ def assert_same_result(url: str, folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def beside(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.Popen[str]]:
+    """The undisturbed run, on the disk, while the other is being killed."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    process = train(str(folder / "run"), folder / "cache")
+    return folder, train(str(folder / "run"), folder / "cache")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(beside: tuple[Path, subprocess.Popen[str]]) -> Path:
+    folder, process = beside
     assert finish(process).returncode == 0
     assert not (folder / "cache").exists()  # a local run needs none
     return folder / "run"
 
 
 @pytest.fixture(scope="module")
-def killed(undisturbed: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+def killed(beside: object, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A run that was killed, ended by SIGTERM on a second machine, and went on to its end on a third."""
     first, second, third = (tmp_path_factory.mktemp(name) / "cache" for name in ("first", "second", "third"))
     process = train(RUN, first)
-    wait_for(lambda: max(committed(RUN), default=0) >= 30, process)
+    wait_for(lambda: max(committed(RUN), default=0) >= 20, process)
     process.kill()
     assert finish(process).returncode == -signal.SIGKILL
     reached = max(committed(RUN))
     assert reached < STEPS
     # What a kill in the middle of an upload leaves: the files of a checkpoint, without the state that makes it one.
     for name in WEIGHTS:
-        storage.write_bytes(f"{RUN}/checkpoints/step-00000119/{name}", b"half")
+        storage.write_bytes(f"{RUN}/checkpoints/step-00000079/{name}", b"half")
     process = start("resume", RUN, "--log_every", "10", cache=second)
-    wait_for(lambda: max(committed(RUN)) >= reached + 15, process)
+    wait_for(lambda: max(committed(RUN)) >= reached + 10, process)
     process.send_signal(signal.SIGTERM)
     done = finish(process)
     assert done.returncode == 143, done.stderr
@@ -114,7 +120,7 @@ def killed(undisturbed: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     assert f"modelyard resume {RUN}" in done.stderr
     stopped_at = int(done.stderr.split("stopped at step ")[1].split(".")[0])
     assert max(committed(RUN)) == stopped_at < STEPS
-    assert not storage.exists(f"{RUN}/checkpoints/step-00000119")
+    assert not storage.exists(f"{RUN}/checkpoints/step-00000079")
     done = finish(train(RUN, third))
     assert done.returncode == 0, done.stderr
     assert f"going on at step {stopped_at} " in done.stderr

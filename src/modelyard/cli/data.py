@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from dataclasses import asdict
 from typing import Any, get_args, get_type_hints
 
 from rich.table import Table
@@ -27,17 +29,23 @@ def convert(source: str, to: str, settings: dict[str, Any], options: dict[str, A
     show_log()
     report = manage.convert(source, to, origin=COMMAND_LINE, **settings, **options)
     if as_json:
-        print_json(report.as_json())
+        print_json({**asdict(report), "folder": str(report.folder)})
         return
-    table = Table("split", "examples", "shards", "bytes", title=f"{report.name}: {to}", title_justify="left")
-    for split, made in report.splits.items():
-        table.add_row(split, f"{made.examples:,}", str(made.shards), f"{made.bytes:,}")
-    stdout().print(table)
+    table = Table("split", "examples", "shards", title=str(report.folder), title_justify="left")
+    for split, count in report.examples.items():
+        table.add_row(split, f"{count:,}", str(report.shards[split]))
+    out = stdout()
+    out.print(table)
+    made = "was there already" if report.already_done else f"{report.bytes / 1e6:,.1f} MB"
+    went_on = f", {report.kept_shards} shards from an earlier start" if report.kept_shards else ""
+    out.print(f"{made}{went_on}")
+    if report.reencoded:
+        out.print(f"{report.reencoded:,} images were larger than max_edge; they were made smaller and encoded again.")
     if report.bad:
-        stdout().print(
-            f"{len(report.bad)} images could not be read and were left out; they are listed in {to}/bad.txt."
+        out.print(
+            f"{len(report.bad)} images can't be read and were left out: {report.folder / 'bad.txt'}", soft_wrap=True
         )
-    stdout().print(f"train on it: modelyard train-and-evaluate --dataset {to} --image_size 224", soft_wrap=True)
+    out.print(f"train on it: modelyard train-and-evaluate --dataset {shlex.quote(to)} --image_size 224", soft_wrap=True)
 
 
 def fetch(name: str, data_dir: str, archive: str | None) -> None:
@@ -77,16 +85,22 @@ def verify(source: str, options: dict[str, Any], *, as_json: bool) -> None:
     show_log()
     report = manage.verify_data(source, origin=COMMAND_LINE, **options)
     if as_json:
-        print_json(report.as_json())
+        found = {**asdict(report), "shared": [[*pair, count] for pair, count in report.shared.items()]}
+        print_json(found)
     else:
-        table = Table("split", "examples", "fewest of a class", "most of a class", title=source, title_justify="left")
-        for split, counts in report.histograms.items():
-            table.add_row(split, f"{sum(counts):,}", f"{min(counts):,}", f"{max(counts):,}")
+        columns = ("split", "examples", "classes", "fewest", "most", "bad", "heights", "widths")
+        table = Table(*columns, title=source, title_justify="left")
+        for name, split in report.splits.items():
+            counts = [count for count in split.class_counts if count] or [0]
+            sizes = ["–" if size is None else f"{size[0]} to {size[1]}" for size in (split.heights, split.widths)]
+            numbers = (split.examples, len(counts), min(counts), max(counts), split.bad)
+            table.add_row(name, *(f"{number:,}" for number in numbers), *sizes)
         stdout().print(table)
         for warning in report.warnings:
             stdout().print(f"note: {warning}", soft_wrap=True)
-    if report.problems:
-        raise DataError("\n  ".join([f"{source}: {report.problem_count} problems", *report.problems]))
+    if not report.ok:
+        shown = [*report.problems, *(["…"] if report.problem_count > len(report.problems) else [])]
+        raise DataError("\n  ".join([f"{source}: {report.problem_count} problem(s)", *shown]))
     console().print("everything was read; nothing is wrong.")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import threading
+from collections.abc import Callable
 from typing import Any, Literal
 
 import cv2
@@ -23,6 +24,8 @@ from modelyard.errors import DataError
 Pixels = NDArray[Any]
 Box = tuple[float, float, float, float]
 """Top, left, height and width of a part of an image, in pixels of the upright original."""
+Choose = Callable[[int, int], Box]
+"""Chooses a part of an image from its height and width."""
 Fit = Literal["crop", "stretch", "pad"]
 
 cv2.setNumThreads(0)  # examples are read side by side already
@@ -50,7 +53,7 @@ def decode(data: bytes, channels: int | None, name: str) -> Pixels:
         opened = _JpegFile.open(data)
         if opened is not None:
             wanted = channels or (1 if opened.grey else 3)
-            pixels = opened.pixels(wanted, 1, name)
+            pixels = opened.pixels(wanted, 1)
             if pixels is not None:
                 return np.array(pixels)
     return _with_pillow(data, channels, name)
@@ -75,7 +78,7 @@ def size_of(data: bytes, name: str) -> tuple[int, int, int]:
     return (width, height, channels) if turned else (height, width, channels)
 
 
-def fill(out: Pixels, stored: bytes | Pixels, fit: Fit, box: Box | None, name: str) -> None:
+def fill(out: Pixels, stored: bytes | Pixels, fit: Fit, choose: Choose | None, name: Callable[[], str]) -> None:
     """Writes one stored image into ``out``, at its size and with its channels.
 
     Args:
@@ -83,24 +86,27 @@ def fill(out: Pixels, stored: bytes | Pixels, fit: Fit, box: Box | None, name: s
         stored: an image file, or pixels.
         fit: how an image of another shape is made to fit: the largest middle part of that shape (crop), distorted
             (stretch), or whole with black bars (pad).
-        box: the part of the image to take instead, stretched to the size.
-        name: what to call it in an error.
+        choose: gives the part of an image of some height and width to take instead, to be stretched to the size.
+        name: gives what to call it in an error.
 
     Raises:
         DataError: if the image can't be read.
     """
     opened = _JpegFile.open(stored) if isinstance(stored, bytes) and stored.startswith(_JPEG) else None
     if opened is not None:
-        part = box or _part(opened.height, opened.width, out, fit)
-        shrink = next((s for s in (8, 4, 2) if part[2] >= s * out.shape[0] and part[3] >= s * out.shape[1]), 1)
-        pixels = opened.pixels(out.shape[2], shrink, name)
+        part = choose(opened.height, opened.width) if choose else _part(opened.height, opened.width, out, fit)
+        shrink = 1
+        while shrink < 8 and part[2] >= 2 * shrink * out.shape[0] and part[3] >= 2 * shrink * out.shape[1]:
+            shrink *= 2
+        pixels = opened.pixels(out.shape[2], shrink)
         if pixels is not None:
-            top, left, height, width = (value / shrink for value in part)
-            _fit_into(pixels, out, fit if box is None else "stretch", (top, left, height, width))
+            part = (part[0] / shrink, part[1] / shrink, part[2] / shrink, part[3] / shrink)
+            _fit_into(pixels, out, "stretch" if choose else fit, part)
             return
-    pixels = _with_pillow(stored, out.shape[2], name) if isinstance(stored, bytes) else _channels(stored, out, name)
-    part = box or _part(pixels.shape[0], pixels.shape[1], out, fit)
-    _fit_into(pixels, out, fit if box is None else "stretch", part)
+    pixels = _with_pillow(stored, out.shape[2], name()) if isinstance(stored, bytes) else _channels(stored, out, name)
+    height, width = pixels.shape[:2]
+    part = choose(height, width) if choose else _part(height, width, out, fit)
+    _fit_into(pixels, out, "stretch" if choose else fit, part)
 
 
 def upright_size(stored: bytes | Pixels, name: str) -> tuple[int, int]:
@@ -145,19 +151,21 @@ def _resize_into(pixels: Pixels, out: Pixels) -> None:
         return
     down, across = max(pixels.shape[0] // out.shape[0], 1), max(pixels.shape[1] // out.shape[1], 1)
     if max(down, across) >= 2:  # every pixel counts: bilinear alone would look at a few of them
-        pixels = cv2.resize(pixels, (pixels.shape[1] // across, pixels.shape[0] // down), interpolation=cv2.INTER_AREA)
+        tall, wide = pixels.shape[0] // down, pixels.shape[1] // across
+        # By whole factors, for which it is quick; at most a pixel or so at the edge is lost.
+        pixels = cv2.resize(pixels[: tall * down, : wide * across], (wide, tall), interpolation=cv2.INTER_AREA)
     target = out[..., 0] if out.shape[2] == 1 else out
     result = cv2.resize(pixels, (out.shape[1], out.shape[0]), dst=target, interpolation=cv2.INTER_LINEAR)
     if result is not target:
         target[...] = result
 
 
-def _channels(pixels: Pixels, out: Pixels, name: str) -> Pixels:
+def _channels(pixels: Pixels, out: Pixels, name: Callable[[], str]) -> Pixels:
     """Stored pixels with as many channels as are wanted."""
     if pixels.ndim == 2:
         pixels = pixels[..., None]
     if pixels.ndim != 3 or pixels.shape[2] not in (1, 3, out.shape[2]) or 0 in pixels.shape:
-        raise DataError(f"{name} has shape {'×'.join(map(str, pixels.shape))}; height × width × channels are needed.")
+        raise DataError(f"{name()} has shape {'×'.join(map(str, pixels.shape))}; height × width × channels are needed.")
     if pixels.dtype != out.dtype:  # OpenCV does not resize all types
         pixels = pixels.astype(out.dtype)
     if pixels.shape[2] == out.shape[2]:
@@ -196,7 +204,7 @@ class _JpegFile:
                 return None
         return cls(data, height, width, space == "Gray", orientation)
 
-    def pixels(self, channels: int, shrink: int, name: str) -> Pixels | None:
+    def pixels(self, channels: int, shrink: int) -> Pixels | None:
         """Upright pixels at 1/``shrink`` of the size; they are overwritten by the next image of this thread."""
         height, width = -(-self.raw_height // shrink), -(-self.raw_width // shrink)
         buffer = getattr(_scratch, "buffer", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,12 +12,17 @@ from numpy.typing import NDArray
 from modelyard.config import Config, resolve
 from modelyard.config.backend import select_engine
 from modelyard.config.durations import Run
+from modelyard.config.schema import is_path
+from modelyard.data.convert import ConvertReport, convert_items
+from modelyard.data.converted import DATASET_JSON, read_dataset_json
 from modelyard.data.dataset import IMAGE, LABEL, TRAIN, Dataset
 from modelyard.data.load import load_dataset, open_dataset
 from modelyard.data.stored import StoredDataset, items_of
+from modelyard.data.verify import VerifyReport, verify, verify_folder
 from modelyard.errors import DataError
 from modelyard.run.console import bar
 from modelyard.run.machine import available_cores
+from modelyard.storage import cache_folder
 
 
 def convert(
@@ -33,7 +39,7 @@ def convert(
     on_bad: Literal["fail", "skip"] = "fail",
     origin: str = "Python",
     **options: Any,
-) -> Any:
+) -> ConvertReport:
     """Turns any source into records with an index, labels and a dataset.json. Killed, it goes on when called again.
 
     Args:
@@ -53,8 +59,6 @@ def convert(
     Example:
         >>> modelyard.convert("photos", "photos-records", validation_fraction=0.1)
     """
-    from modelyard.data.convert import convert_items
-
     config = _config(source, options, origin)
     pointless = [key for key in ("image_size", "image_channels") if config.part_options.get(key) is not None]
     if pointless:
@@ -62,7 +66,7 @@ def convert(
     dataset = open_dataset(config, validation_fraction or 0.0)
     if not isinstance(dataset, StoredDataset):
         processes = 1  # the examples are in this process
-    told = {"source": source, "split_seed": config.split_seed, "validation_fraction": validation_fraction}
+    told = {"dataset": source, "split_seed": config.split_seed, "validation_fraction": validation_fraction}
     with bar("converting", sum(dataset.sizes().values())) as progress:
         return convert_items(
             items_of(dataset),
@@ -75,8 +79,8 @@ def convert(
             name=name or Path(to).name,
             processes=processes or available_cores(),
             on_bad=on_bad,
-            facts=told,
-            progress=progress,
+            source=told,
+            progress=_counted(progress),
         )
 
 
@@ -90,14 +94,24 @@ def fetch(name: str, data_dir: str | Path = "data", archive: str | Path | None =
     """
     from modelyard.data.fetch import fetch as bring
 
-    with bar(f"fetching {name}", 0) as progress:
+    local = None if archive is None else Path(archive).expanduser()
+    with bar(f"fetching {name}", None) as progress:
         return bring(
-            name, Path(data_dir).expanduser(), None if archive is None else Path(archive).expanduser(), progress
+            name,
+            Path(data_dir).expanduser(),
+            local,
+            lambda file, done, total: progress(done, total, f"fetching {file}"),
         )
 
 
 def data_info(source: str, origin: str = "Python", **options: Any) -> dict[str, Any]:
-    """What is in a dataset: splits, classes, shapes; of records that can't be opened yet, the features they have."""
+    """What is in a dataset: splits, classes, shapes.
+
+    Args:
+        source: a path or the name of a dataset.
+        origin: where the options come from, for error messages.
+        **options: options of the dataset.
+    """
     dataset = open_dataset(_config(source, options, origin), 0.0)
     splits = {}
     for split, size in dataset.sizes().items():
@@ -115,21 +129,26 @@ def data_info(source: str, origin: str = "Python", **options: Any) -> dict[str, 
     }
 
 
-def verify_data(source: str, origin: str = "Python", **options: Any) -> Any:
-    """Reads everything: checksums, every image, labels, classes; lists what is wrong."""
-    from modelyard.data.verify import verify
+def verify_data(source: str, origin: str = "Python", **options: Any) -> VerifyReport:
+    """Reads everything: checksums, every image, labels, classes; lists what is wrong.
 
+    Args:
+        source: a path or the name of a dataset.
+        origin: where the options come from, for error messages.
+        **options: options of the dataset.
+    """
     config = _config(source, options, origin)
-    dataset = open_dataset(config, 0.0)
     folder = Path(source).expanduser()
+    threads = config.input_threads or available_cores()
+    if is_path(source) and (folder / DATASET_JSON).is_file():
+        examples = sum(split.examples for split in read_dataset_json(folder).splits.values())
+        with bar("verifying", examples) as progress:
+            return verify_folder(
+                folder, cache=cache_folder(config.cache_dir), threads=threads, progress=_counted(progress)
+            )
+    dataset = open_dataset(config, 0.0)
     with bar("verifying", sum(dataset.sizes().values())) as progress:
-        return verify(
-            items_of(dataset),
-            dataset.classes,
-            folder=folder if (folder / "dataset.json").is_file() else None,
-            threads=available_cores(),
-            progress=progress,
-        )
+        return verify(items_of(dataset), dataset.classes, threads=threads, progress=_counted(progress))
 
 
 def show_data(
@@ -168,7 +187,7 @@ def show_data(
             strip.append(image)
     labels = np.asarray(found[LABEL]) if LABEL in found else None
     captions = [
-        f"{dataset.classes[int(labels[place])]}  {dataset.name(split, int(row))}" if labels is not None else str(row)
+        f"{dataset.classes[int(labels[place])]}\n{dataset.name(split, int(row))}" if labels is not None else str(row)
         for place, row in enumerate(rows)
     ]
     shape = "×".join(map(str, dataset.features[IMAGE].shape))
@@ -193,6 +212,18 @@ def _originals(dataset: Dataset, split: str, rows: NDArray[np.int64], read: NDAr
     items = dataset.splits[split]
     stored = [(items.load(row), items.name(row)) for row in rows.tolist()]
     return [decode(value, None, name) if isinstance(value, bytes) else value for value, name in stored]
+
+
+def _counted(progress: Callable[[int], None]) -> Callable[[int], None]:
+    """From numbers that were done to the number that is done."""
+    done = 0
+
+    def add(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(done)
+
+    return add
 
 
 def _config(source: str, options: dict[str, Any], origin: str) -> Config:

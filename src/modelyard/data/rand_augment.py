@@ -88,7 +88,7 @@ class RandAugment:
 
     def _recolour(self, images: Any, choice: Any, sign: Any) -> Any:
         """One operation on values an example."""
-        scale = self.info.scale
+        scale, whole = self.info.scale, self.info.dtype == "uint8"
         on = {name: self._chosen(choice, name)[:, None, None, None] for name in (*COLOURS, "saturation")}
         change = (sign * (0.9 * self.strength))[:, None, None, None]
         low = ops.min(images, axis=(1, 2), keepdims=True)
@@ -107,13 +107,19 @@ class RandAugment:
             + (constant - on["saturation"] * change * grey)
             - (on["sharpness"] * change) * _blurred(images)
         )
-        images = self.info.clip(images)
+        # As between operations on uint8: an error in the last place must not move a value over an edge below.
+        images = ops.round(self.info.clip(images)) if whole else images
         threshold = ops.where(ops.greater(on["solarize"], 0.0), scale * (1.0 - self.strength), np.float32(np.inf))
         images = ops.where(ops.greater(images, threshold), scale - images, images)
-        # A step this fine changes nothing that is seen.
-        unit, fine, lost_bits = (1.0 if scale == 255.0 else 1 / 256), 2.0**-16, round(4 * self.strength)
-        step = unit * (fine + on["posterize"] * (2.0**lost_bits - fine if lost_bits else 0.0))
-        return ops.floor(images * (1.0 / step)) * step
+        # Where it is not chosen, the step is too fine to change anything.
+        fine, lost_bits = (1.0 if whole else 2.0**-24), round(4 * self.strength)
+        coarse = 2.0**lost_bits * (1.0 if whole else 1 / 256)
+        if not lost_bits:
+            return images
+        # All are powers of two, and exact. TensorFlow's compiler would take a quotient here for an inexact one.
+        step = fine + on["posterize"] * (coarse - fine)
+        inverse = 1 / fine + on["posterize"] * (1 / coarse - 1 / fine)
+        return ops.floor(images * inverse) * step
 
 
 def _blurred(images: Any) -> Any:

@@ -56,9 +56,9 @@ class RecordItems(Items):
         self._fingerprint: str | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Another process opens the files and maps the indexes itself.
-        classes = None if self.class_names is None else list(self.class_names)
-        return RecordItems, (self.paths, self.features, self.cache, classes)
+        # Another process opens the files and maps the indexes itself. Labels may have been renumbered since.
+        arguments = (self.paths, self.features, self.cache, self.class_names)
+        return RecordItems, arguments, {"labels": self.labels}
 
     def load(self, index: int) -> Stored:
         """The bytes of an image file, or the values as height × width × channels."""

@@ -7,6 +7,7 @@ resizing release Python's lock.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -19,8 +20,18 @@ from modelyard.data.dataset import Arrays, Feature
 ReadInto = Callable[[int, int, int, Arrays], None]
 """``read(batch, start, stop, out)``: fills ``out`` with the examples ``start`` to ``stop`` of a batch."""
 
-PIECE = 4
+PIECE = 8
 """Examples a thread takes at a time: few enough that the last batch is not waited for, enough to be worth a turn."""
+
+
+_running: set[Stream] = set()
+
+
+@atexit.register
+def _close_all() -> None:
+    """A thread that dies inside a library while the interpreter ends would take the process down with it."""
+    for stream in list(_running):
+        stream.close()
 
 
 class Stream:
@@ -95,6 +106,7 @@ class Stream:
         for worker in self._workers:
             worker.join()
         self._workers = []
+        _running.discard(self)
 
     def _go_to(self, first: int) -> None:
         with self._change:
@@ -105,6 +117,7 @@ class Stream:
             self._claimed = 0
             self._change.notify_all()
             if not self._workers:
+                _running.add(self)
                 self._workers = [threading.Thread(target=self._work, daemon=True) for _ in range(self._threads)]
                 for worker in self._workers:
                     worker.start()
