@@ -16,6 +16,8 @@ from modelyard.data.dataset import TRAIN
 from modelyard.data.folder import SPLIT_NAMES
 from modelyard.errors import DataError, unknown
 
+_LARGEST = float(np.finfo(np.float32).max)
+
 
 @dataclass
 class CsvRows:
@@ -81,13 +83,19 @@ def _columns(path: Path, columns: Sequence[str], options: FilesOptions) -> _Colu
         return columns.index(name)
 
     label = place(options.label_column, "label_column")
-    split = columns.index(options.split_column) if options.split_column in columns else None
+    split = None
+    if options.split_column in columns and options.split_column:  # tables of pandas have a column without a name
+        split = columns.index(options.split_column)
+    elif options.split_column not in ("", FilesOptions.model_fields["split_column"].default):
+        split = place(options.split_column, "split_column")
     if not options.value_columns:
         return _Columns(label, place(options.image_column, "image_column"), split, [])
     if options.value_columns == ("all",):
         values = [i for i in range(len(columns)) if i not in (label, split)]
     else:
         values = [place(name, "value_columns") for name in options.value_columns]
+    if not values:
+        raise DataError(f"{path}:1: there are no columns of values beside the label.")
     return _Columns(label, None, split, values)
 
 
@@ -117,7 +125,7 @@ def _add_row(
             value = float(row[column])
         except ValueError:
             value = math.nan
-        if not math.isfinite(value):
+        if not abs(value) <= _LARGEST:
             raise DataError(f"{where}: {row[column]!r} is not a finite number.")
         values[number] = value
     rows.values.append(values)

@@ -7,6 +7,7 @@ of classes for all of them.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from modelyard.data.catalog import FilesOptions
 from modelyard.data.csv_file import CsvRows, read_csv
 from modelyard.data.dataset import TEST, TRAIN, VALIDATION, ArrayDataset, DataContext, Dataset
 from modelyard.data.feature_map import FeatureMap
-from modelyard.data.folder import Labelled, class_names, images_by_class, split_folders
+from modelyard.data.folder import IMAGE_ENDINGS, Labelled, class_names, images_by_class, split_folders
 from modelyard.data.items import ArrayItems, FileItems, Items
 from modelyard.data.npz import read_npy_folder, read_npz
 from modelyard.data.records import RecordItems
@@ -30,6 +31,8 @@ from modelyard.storage import is_remote, list_files
 log = logging.getLogger("modelyard")
 
 RECORD_ENDINGS = (".tfrecord", ".tfrecords", ".tfrec", ".record", ".records")
+_SHARD = re.compile(r"-[\d?*\[\]-]+-of-[\d?*\[\]-]+")
+"""train-00000-of-01024, or a pattern of such."""
 _OWN = {
     "csv": ("image_column", "label_column", "split_column", "value_columns"),
     "records": tuple(name for name in FilesOptions.model_fields if name.startswith("record_")),
@@ -92,7 +95,7 @@ def _at_path(path: str, options: FilesOptions, context: DataContext) -> Source |
         if not place.is_file():
             raise DataError(f"there is no file {place}.")
         return _of_csv({place: read_csv(place, options)}, options)
-    if _is_records(lower):
+    if _holds_records(place):
         return _of_records({TRAIN: _matching(str(place))}, options, context)
     if not place.is_dir():
         raise DataError(f"there is no folder {place}." if not place.exists() else f"{place} is no kind of file I know.")
@@ -107,7 +110,7 @@ def _at_path(path: str, options: FilesOptions, context: DataContext) -> Source |
         if TRAIN not in folders:
             raise DataError(f"{place} has no folder train; it has: {', '.join(f.name for f in folders.values())}.")
         return _of_folders({split: (folder, images_by_class(folder)) for split, folder in folders.items()})
-    records = [p for p in sorted(place.iterdir()) if _is_records(p.name.lower())]
+    records = [p for p in sorted(place.iterdir()) if _is_records(p.name.lower()) and p.is_file()]
     if records:
         raise DataError(
             f"{place} holds records. Say which are of which split: --dataset {PATH_DATASET} "
@@ -119,7 +122,7 @@ def _at_path(path: str, options: FilesOptions, context: DataContext) -> Source |
 def _by_split(patterns: dict[str, str], options: FilesOptions, context: DataContext) -> Source:
     """A folder, a file or a pattern for each split, all of one kind."""
     places = {split: _local(pattern, context) for split, pattern in patterns.items()}
-    if all(_is_records(place.name.lower()) for place in places.values()):
+    if all(_holds_records(place) for place in places.values()):
         return _of_records({split: _matching(str(place)) for split, place in places.items()}, options, context)
     if all(place.name.lower().endswith(".csv") for place in places.values()):
         rows: dict[Path, dict[str, CsvRows]] = {}
@@ -202,7 +205,19 @@ def _local(path: str, context: DataContext) -> Path:
 
 def _is_records(name: str) -> bool:
     name = name.removesuffix(".gz")
-    return name.endswith(RECORD_ENDINGS) or ".tfrecord-" in name or ("-of-" in name and not name.endswith(".csv"))
+    return (
+        name.endswith(RECORD_ENDINGS)
+        or ".tfrecord-" in name
+        or (_SHARD.search(name) is not None and not name.endswith((".csv", *IMAGE_ENDINGS)))
+    )
+
+
+def _holds_records(place: Path) -> bool:
+    """Whether a file, or the files of a pattern, are records by their names."""
+    if any(c in place.name for c in "*?[") and not _is_records(place.name.lower()):
+        names = [Path(name).name.lower() for name in list_files(str(place)) if not name.endswith(".index")]
+        return bool(names) and all(_is_records(name) for name in names)
+    return _is_records(place.name.lower()) and not place.is_dir()
 
 
 def _matching(pattern: str) -> list[Path]:

@@ -83,7 +83,7 @@ class FileItems(Items):
                 size = (self.root / path).stat().st_size
             except OSError as error:
                 raise DataError(f"{self.root / path} can't be read: {error.strerror or error}.") from error
-            digest.update(f"{path}\0{size}\n".encode())
+            digest.update(f"{path}\0{size}\n".encode("utf-8", "surrogateescape"))  # names are bytes on some systems
         return digest.hexdigest()
 
 
