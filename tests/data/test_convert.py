@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import io
+import multiprocessing
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -311,6 +312,7 @@ class TestBadExamples:
         items = FileItems(tmp_path, paths, [0] * 12)
         with pytest.raises(DataError, match=r"^4\.png can't be decoded"):
             convert_items({"train": items}, CLASSES, tmp_path / "out", shards=6, processes=2)
+        assert multiprocessing.active_children() == []
         assert list((tmp_path / "out").glob(".partial-*")) == []
 
     def test_a_cut_off_image_is_bad_though_its_bytes_would_be_kept(self, photos: list[Stored], to: Path) -> None:

@@ -146,6 +146,11 @@ def test_text_labels_become_sorted_classes_over_all_files(tmp_path: Path) -> Non
         RecordItems([tmp_path / "b"], PLAIN, classes=["ant", "cat", "dog"])
 
 
+def test_texts_of_an_index_do_not_depend_on_the_order_of_the_records(tmp_path: Path) -> None:
+    items = RecordItems([write(tmp_path / "a", [{"image": b"x", "label": name} for name in "cab"])], PLAIN)
+    assert items.places()[0][1].texts == ("a", "b", "c")
+
+
 def test_labels_that_are_numbers_have_no_class_names(tmp_path: Path) -> None:
     assert RecordItems([numbered(tmp_path / "a")], PLAIN).class_names is None
 
@@ -356,6 +361,22 @@ class TestDamage:
         packed.write_bytes(gzip.compress(numbered(tmp_path / "a", 5, 10).read_bytes()))
         os.utime(packed, ns=(1, 1))
         assert RecordItems([packed], PLAIN, cache).load(2) == payload(12)
+
+    @pytest.mark.parametrize("length", [0x8B1F, 0x0178])
+    def test_a_length_that_looks_like_compression_is_a_length(self, tmp_path: Path, length: int) -> None:
+        around = length - len(encode_example({"image": bytes(length - 50), "label": 0}))
+        path = write(tmp_path / "a", [{"image": bytes(length - 50 + around), "label": 0}])
+        assert int.from_bytes(path.read_bytes()[:8], "little") == length
+        assert len(RecordItems([path], PLAIN)) == 1
+
+    def test_a_file_that_changes_under_our_hands_is_told(self, tmp_path: Path) -> None:
+        path = numbered(tmp_path / "a")
+        items = RecordItems([path], PLAIN)
+        other = b"".join(frame(encode_example({"image": payload(n)[::-1], "label": n % 3})) for n in range(5))
+        assert len(other) == path.stat().st_size
+        path.write_bytes(other)
+        with pytest.raises(DataError, match=r"a has changed since it was opened: another record is at byte \d+"):
+            items.load(3)
 
     def test_a_compressed_file_without_a_cache_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "a.gz").write_bytes(gzip.compress(numbered(tmp_path / "a").read_bytes()))
