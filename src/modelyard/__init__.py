@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from modelyard.cli.app import main
     from modelyard.config import Config, load_config
     from modelyard.data.dataset import ArrayDataset, DataContext, Dataset, Feature
+    from modelyard.data.generator import GeneratorDataset
+    from modelyard.data.manage import convert, data_info, fetch, show_data, verify_data
     from modelyard.errors import UserError
     from modelyard.loop.experiment import Result, evaluate, resume, train, train_and_evaluate
     from modelyard.loop.hooks import Hook
@@ -32,6 +34,8 @@ _HOMES = {
     "modelyard.cli.app": ("main",),
     "modelyard.config": ("Config", "load_config"),
     "modelyard.data.dataset": ("ArrayDataset", "DataContext", "Dataset", "Feature"),
+    "modelyard.data.generator": ("GeneratorDataset",),
+    "modelyard.data.manage": ("convert", "data_info", "fetch", "show_data", "verify_data"),
     "modelyard.errors": ("UserError",),
     "modelyard.loop.experiment": ("Result", "evaluate", "resume", "train", "train_and_evaluate"),
     "modelyard.loop.hooks": ("Hook",),
@@ -60,13 +64,17 @@ __all__ = [
     "DataInfo",
     "Dataset",
     "Feature",
+    "GeneratorDataset",
     "Hook",
     "Options",
     "Result",
     "Task",
     "UserError",
     "any_input",
+    "convert",
+    "data_info",
     "evaluate",
+    "fetch",
     "image_input",
     "load_config",
     "main",
@@ -78,8 +86,10 @@ __all__ = [
     "register_preprocessing",
     "register_schedule",
     "resume",
+    "show_data",
     "train",
     "train_and_evaluate",
+    "verify_data",
 ]
 
 

@@ -61,6 +61,10 @@ class DataError(UserError):
     """A dataset that can't be read or does not fit the model."""
 
 
+class StorageError(RunError, DataError):
+    """A file or folder, of data or of a run, that cloud storage does not give or take."""
+
+
 class CheckpointError(UserError):
     """A checkpoint that is missing, damaged or of another model."""
 

@@ -114,9 +114,9 @@ def test_synthetic_data_that_makes_no_sense_is_a_config_error(options: dict[str,
         load(dataset="synthetic", **options)
 
 
-def test_npz_without_a_file_says_how_to_name_one() -> None:
-    with pytest.raises(UserError, match=r"--dataset FILE\.npz"):
-        load(dataset="npz")
+def test_files_without_a_path_says_how_to_name_one() -> None:
+    with pytest.raises(UserError, match="--dataset PATH, or --train_files"):
+        load(dataset="files")
 
 
 def test_a_users_dataset_that_returns_something_else_is_told_what_to_return() -> None:

@@ -1,15 +1,19 @@
 """Random numbers as arithmetic, and the augmentation that is made of them. This file imports TensorFlow."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from keras import ops
 from numpy.typing import NDArray
 
 from modelyard.config.calls import Call
-from modelyard.data.augment import FlipLeftRight, PadAndCrop, build_augmentation
+from modelyard.data.augment import build_augmentation
+from modelyard.data.augment_geometry import FlipLeftRight, PadAndCrop
 from modelyard.data.catalog import FlipOptions, PadAndCropOptions
 from modelyard.data.dataset import ArrayDataset
-from modelyard.data.draws import Draws, fold, mix, mix_host
+from modelyard.data.draws import HOST, Draws, fold, mix, mix_host
 from modelyard.errors import DataError, UserError
 
 pytestmark = pytest.mark.usefixtures("two_devices")
@@ -83,6 +87,61 @@ def test_these_draws_never_change() -> None:
         [1964743034, 3824199961],
         [1926792052, 2505774448],
     ]
+
+
+def test_these_fields_never_change() -> None:
+    made = draws(5, POSITIONS[[0, 6]])
+    assert (numpy(made.field(5)) * 2**17).astype(int).tolist() == [
+        [56225, 92025, 73483, 71119, 87733],
+        [40373, 24927, 17303, 18229, 110093],
+    ]
+    assert np.round(numpy(made.normal(3)).astype(float), 5).tolist() == [
+        [0.43488, 0.75904, -0.67221],
+        [0.09667, 1.54709, -1.60536],
+    ]
+
+
+@pytest.mark.parametrize("kind", ["words", "uniform", "integers", "field", "normal"])
+def test_the_host_draws_the_same_bits(kind: str) -> None:
+    arguments = (1000, 3) if kind == "integers" else (7,)
+    low, high = (POSITIONS & np.uint64(0xFFFFFFFF)).astype(np.uint32), (POSITIONS >> np.uint64(32)).astype(np.uint32)
+    on_host, on_device = Draws(3, low, high, ops=HOST), draws(3, POSITIONS)
+    for _ in range(2):
+        one, other = getattr(on_host, kind)(*arguments), numpy(getattr(on_device, kind)(*arguments))
+        assert isinstance(one, np.ndarray)
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        assert one.tobytes() == other.tobytes()
+
+
+def test_draws_on_the_host_import_no_keras() -> None:
+    program = "import sys, numpy as np; from modelyard.data.draws import HOST, Draws; n = np.zeros(1, np.uint32); "
+    program += "from modelyard.data.crop_box import crop_box; crop_box(Draws(0, n, n, ops=HOST).uniform(4)[0], 9, 9); "
+    program += "sys.exit('keras' in sys.modules)"
+    assert subprocess.run([sys.executable, "-W", "error", "-c", program], check=False, timeout=60).returncode == 0
+
+
+def test_a_field_is_one_draw_of_numbers_that_tell_positions_elements_and_draws_apart() -> None:
+    made = draws(0, MANY[:400])
+    fields = [numpy(made.field(101)).astype(float) for _ in range(2)]
+    both = np.stack(fields)
+    assert both.min() > 0
+    assert both.max() < 1
+    assert abs(both.mean() - 1 / 2) < 5 * np.sqrt(1 / 12 / both.size)
+    assert abs(both.var() - 1 / 12) < 5 * np.sqrt(1 / 180 / both.size)
+    for one, other in ((both[0], both[1]), (both[:, :-1], both[:, 1:]), (both[:, :, :50], both[:, :, 51:])):
+        assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 5 / np.sqrt(one.size)
+    after = draws(0, MANY[:400])
+    after.words(2)
+    assert np.array_equal(numpy(made.words()), numpy(after.words()))
+
+
+def test_normal_draws_are_normal() -> None:
+    values = numpy(draws(0, MANY[:300]).normal(301)).astype(float)
+    count = values.size
+    assert abs(values.mean()) < 5 / np.sqrt(count)
+    assert abs(values.var() - 1) < 5 * np.sqrt(2 / count)
+    assert abs((values**4).mean() - 3) < 5 * np.sqrt(96 / count)
+    assert abs((np.abs(values) < 1).mean() - 0.6827) < 5 * np.sqrt(0.25 / count)
 
 
 def test_draws_depend_on_seed_and_position_not_on_the_batch_they_come_in() -> None:

@@ -130,6 +130,60 @@ def test_the_archive_is_read_in_place(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [ARCHIVES["cifar10"]]
 
 
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def hostile_archive(data_dir: Path, files: dict[str, bytes], members: list[tarfile.TarInfo]) -> None:
+    with tarfile.open(data_dir / ARCHIVES["cifar10"], "w:gz") as tar:
+        for member in members:
+            tar.addfile(member, io.BytesIO(b"x" * member.size) if member.isfile() else None)
+        for file, raw in files.items():
+            member = tarfile.TarInfo(f"{FOLDERS['cifar10']}/{file}")
+            member.size = len(raw)
+            tar.addfile(member, io.BytesIO(raw))
+
+
+def member_of(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = kind, target
+    member.size = 4 if kind == tarfile.REGTYPE else 0
+    return member
+
+
+def test_members_that_point_out_of_the_archive_write_nothing(tmp_path: Path) -> None:
+    data_dir = tmp_path / "deep" / "data"
+    data_dir.mkdir(parents=True)
+    (tmp_path / "secret").write_text("mine")
+    folder = FOLDERS["cifar10"]
+    evil = [
+        member_of("../evil"),
+        member_of(f"{folder}/../../evil"),
+        member_of(str(tmp_path / "evil")),
+        member_of(f"{folder}/way", tarfile.SYMTYPE, str(tmp_path)),
+        member_of(f"{folder}/way/evil"),
+        member_of(f"{folder}/same", tarfile.LNKTYPE, "../../secret"),
+    ]
+    hostile_archive(data_dir, files_of("cifar10"), evil)
+    before = snapshot(tmp_path)
+    assert load(data_dir, "cifar10").sizes()["test"] == 20
+    assert snapshot(tmp_path) == before
+    assert len(list(tmp_path.rglob("*"))) == 4  # two folders, the archive, the secret
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE])
+def test_a_batch_that_is_a_link_or_a_device_is_refused(tmp_path: Path, kind: bytes) -> None:
+    """A link would have the reader open a file of its user's."""
+    files = files_of("cifar10")
+    (tmp_path / "secret").write_bytes(files.pop("data_batch_3"))
+    link = member_of(f"{FOLDERS['cifar10']}/data_batch_3", kind, str(tmp_path / "secret"))
+    hostile_archive(tmp_path, files, [link])
+    before = snapshot(tmp_path)
+    with pytest.raises(DataError, match="it has no cifar-10-batches-py/data_batch_3"):
+        load(tmp_path, "cifar10")
+    assert snapshot(tmp_path) == before
+
+
 class Trap:
     def __init__(self, trace: Path) -> None:
         self.command = f"touch {trace}"

@@ -60,6 +60,16 @@ def test_two_devices_see_the_same_global_batches_augmentation_included(make: Mak
     assert len(np.unique(one["leaning"])) == 60
 
 
+def test_two_devices_and_pieces_mix_the_same_neighbours(make: Make) -> None:
+    options = {"model": "watcher", "precision": "float64", "augment": "cutmix, rand_augment, mixup(alpha=0.3)"}
+    divided = [(1, 1), (2, 1), (2, 2)]
+    one, *others = (make(cpu_devices=n, gradient_accumulation=k, **options).train(50, 10) for n, k in divided)
+    assert len(np.unique(one["leaning"])) == 10
+    for other in others:
+        for name in ("pixels", "leaning", "squares", "loss", "accuracy"):
+            np.testing.assert_allclose(one[name], other[name], rtol=1e-9)
+
+
 def test_training_is_equal_on_one_and_two_devices_in_float64(make: Make) -> None:
     options = {"precision": "float64", "augment": AUGMENT, "clip_norm": 0.5, "l2_regularization": 1e-3}
     engines = [make(cpu_devices=n, optimizer="sgd", learning_rate=0.05, **options) for n in (1, 2)]
@@ -172,11 +182,13 @@ def test_a_restored_engine_goes_on_bit_for_bit(make: Make, devices: int) -> None
 
 
 def test_data_that_is_not_resident_gives_the_same_bits(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    from modelyard.data import pipeline
+
+    monkeypatch.setattr(pipeline, "STREAM_BYTES", 6 * 64 * 64)  # six batches, so that they come in several pieces
     options = {"augment": AUGMENT, "deterministic": True}
     resident, streamed = make(resident="always", **options), make(resident="never", **options)
-    monkeypatch.setattr(type(streamed), "steps_per_chunk", lambda self: 3)
-    assert resident.is_resident()
-    assert not streamed.is_resident()
+    assert resident.pipeline.resident("train") is not None
+    assert streamed.pipeline.resident("train") is None
     resident.train(0, 10)
     streamed.train(0, 10)
     assert same_bits(resident.state(), streamed.state())
@@ -305,6 +317,6 @@ def test_resuming_at_a_distant_step_computes_no_more_than_two_epochs_of_order(
     monkeypatch.setattr(order, "permutation", lambda *a: computed.append(a[2]) or real(*a))
     for step in (10, 10_000_000):
         computed.clear()
-        engine.order = order.Order(0, engine.dataset.size("train"))
+        engine.pipeline.order = order.Order(0, engine.dataset.size("train"))
         engine.train(step, 1)
         assert len(computed) <= 2, f"at step {step}: epochs {computed}"

@@ -78,6 +78,27 @@ def test_label_smoothing_is_the_usual_cross_entropy_with_soft_targets() -> None:
     np.testing.assert_allclose(got, -(targets * log_probabilities).sum(axis=1), rtol=1e-5)
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_mixed_labels_count_by_their_shares(smoothing: float) -> None:
+    from modelyard.models.task import build_task
+
+    config = modelyard.load_config(model="mlp", dataset="digits", label_smoothing=smoothing)
+    task = build_task(config, load_dataset(config))
+    logits = np.random.default_rng(0).normal(size=(4, 10)).astype(np.float32)
+    one, other = np.eye(10)[[1, 2, 3, 9]], np.eye(10)[[4, 2, 0, 8]]
+    shares = (0.7 * one + 0.3 * other).astype(np.float32)
+    log_probabilities = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    targets = smoothing / 10 + (1 - smoothing) * shares
+    got = np.asarray(task.loss(logits, {"label": shares}))
+    np.testing.assert_allclose(got, -(targets * log_probabilities).sum(axis=1), rtol=1e-5)
+    # Shares of one class each are the class itself.
+    classes = np.array([1, 2, 3, 9], np.int32)
+    whole = np.asarray(task.loss(logits, {"label": one.astype(np.float32)}))
+    np.testing.assert_allclose(whole, np.asarray(task.loss(logits, {"label": classes})), rtol=1e-5)
+    logits[0, 1] = logits[1, 4] = 9
+    assert np.asarray(task.metrics(logits, {"label": shares})["accuracy"])[:2].tolist() == [1, 0]
+
+
 def test_images_are_standardised_by_the_training_split() -> None:
     import keras
 

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Annotated, Any, Optional
 
 import typer
@@ -25,6 +25,15 @@ Json = Annotated[
     typer.Option("--json", help="print one JSON object as the last line of standard output", rich_help_panel="Output"),
 ]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="the run folder")]
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: its function, its panel in the help, and which options of the config it takes (all, data, show)."""
+
+    function: Callable[..., None]
+    panel: str | None = None
+    takes: str = ""
 
 
 def root(
@@ -129,7 +138,7 @@ def runs(
     """List all runs, or compare some: their different options and their results side by side."""
     from modelyard.cli import commands
 
-    commands.runs([Path(folder) for folder in folders or []], Path(runs_dir), as_json=json)
+    commands.runs(folders or [], runs_dir, as_json=json)
 
 
 def doctor(json: Json = False) -> None:
@@ -151,20 +160,109 @@ def _resolve(options: dict[str, Any]) -> Any:
     return resolve(options)
 
 
-_RUN, _LOOK = "Run", "Look"
-COMMANDS: dict[str, tuple[Callable[..., None], str, bool]] = {
-    "train-and-evaluate": (train_and_evaluate, _RUN, True),
-    "train": (train, _RUN, True),
-    "resume": (resume, _RUN, True),
-    "evaluate": (evaluate, _RUN, True),
-    "config": (config, _LOOK, True),
-    "models": (models, _LOOK, False),
-    "datasets": (datasets, _LOOK, False),
-    "hooks": (hooks, _LOOK, False),
-    "runs": (runs, _LOOK, False),
-    "doctor": (doctor, _LOOK, False),
+def convert(
+    ctx: typer.Context,
+    source: Annotated[str, typer.Option("--from", metavar="SOURCE", help="a path, or the name of a dataset")],
+    to: Annotated[str, typer.Option(metavar="FOLDER", help="the folder to make")],
+    encoding: Annotated[str, typer.Option(metavar="keep|jpeg|raw", help="original bytes, JPEG, or pixels")] = "keep",
+    max_edge: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--max_edge", help="make images smaller whose longer edge is longer", min=1),
+    ] = None,
+    quality: Annotated[int, typer.Option(help="of JPEGs that have to be encoded", min=1, max=100)] = 95,
+    shards: Annotated[Optional[int], typer.Option(help="files a split (default: about 128 MB each)", min=1)] = None,  # noqa: UP045
+    validation_fraction: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option("--validation_fraction", help="share of each class to set aside (default: splits stay)"),
+    ] = None,
+    name: Annotated[Optional[str], typer.Option(help="of the dataset (default: that of the folder)")] = None,  # noqa: UP045
+    processes: Annotated[int, typer.Option(help="0: as many as there are cores; the bytes are the same", min=0)] = 0,
+    on_bad: Annotated[
+        str, typer.Option("--on_bad", metavar="fail|skip", help="what to do with an image that can't be read")
+    ] = "fail",
+    json: Json = False,
+) -> None:
+    """Turn any source into records with an index, labels and a dataset.json. Killed, it goes on when started again."""
+    from modelyard.cli import data
+
+    settings = {
+        "encoding": encoding,
+        "max_edge": max_edge,
+        "quality": quality,
+        "shards": shards,
+        "validation_fraction": validation_fraction,
+        "name": name,
+        "processes": processes,
+        "on_bad": on_bad,
+    }
+    data.convert(source, to, settings, _given(ctx), as_json=json)
+
+
+def data_fetch(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="mnist, fashion_mnist, cifar10 or cifar100")],
+    data_dir: Annotated[str, typer.Option("--data_dir", help="folder for the files")] = "data",
+    archive: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--from", metavar="ARCHIVE", help="a local copy: the file, or a folder with the files"),
+    ] = None,
+) -> None:
+    """Bring the official files of a dataset, checked; a broken download goes on."""
+    from modelyard.cli import data
+
+    data.fetch(name, data_dir, archive)
+
+
+Source = Annotated[str, typer.Argument(metavar="DATASET", help="a path, or the name of a dataset")]
+
+
+def data_info(ctx: typer.Context, source: Source, json: Json = False) -> None:
+    """Show splits, classes and sizes; of records, the features they have."""
+    from modelyard.cli import data
+
+    data.info(source, _given(ctx), as_json=json)
+
+
+def data_verify(ctx: typer.Context, source: Source, json: Json = False) -> None:
+    """Read everything: every checksum, every image, the labels; list what is wrong."""
+    from modelyard.cli import data
+
+    data.verify(source, _given(ctx), as_json=json)
+
+
+def data_show(
+    ctx: typer.Context,
+    source: Source,
+    output: Annotated[str, typer.Option(help="the PNG file to write")] = "sheet.png",
+    split: Annotated[str, typer.Option(metavar="train|validation|test", help="which split")] = "train",
+    examples: Annotated[int, typer.Option(help="how many", min=1, max=200)] = 8,
+    copies: Annotated[int, typer.Option(help="how often each is shown augmented", min=0, max=20)] = 5,
+) -> None:
+    """Make a picture of examples, as they are and as training sees them."""
+    from modelyard.cli import data
+
+    data.show(source, output, split, examples, copies, _given(ctx))
+
+
+_RUN, _DATA, _LOOK = "Run", "Data", "Look"
+_OF_DATA = ("plugins", "data_dir", "cache_dir", "split_seed")
+COMMANDS: dict[str, Command] = {
+    "train-and-evaluate": Command(train_and_evaluate, _RUN, "all"),
+    "train": Command(train, _RUN, "all"),
+    "resume": Command(resume, _RUN, "all"),
+    "evaluate": Command(evaluate, _RUN, "all"),
+    "convert": Command(convert, _DATA, "data"),
+    "data fetch": Command(data_fetch),
+    "data info": Command(data_info, takes="data"),
+    "data verify": Command(data_verify, takes="data"),
+    "data show": Command(data_show, takes="show"),
+    "config": Command(config, _LOOK, "all"),
+    "models": Command(models, _LOOK),
+    "datasets": Command(datasets, _LOOK),
+    "hooks": Command(hooks, _LOOK),
+    "runs": Command(runs, _LOOK),
+    "doctor": Command(doctor, _LOOK),
 }
-"""Each command's function, its panel in the help, and whether it takes the options of the config."""
+"""By name; two words are a command of a group."""
 
 
 def build_app(command: str | None = None) -> typer.Typer:
@@ -179,13 +277,30 @@ def build_app(command: str | None = None) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback(invoke_without_command=True)(root)
-    for name, (function, panel, takes_config) in COMMANDS.items():
-        if takes_config and command in (name, None):
-            from modelyard.cli.options import with_config_options
+    group = typer.Typer(no_args_is_help=True, help="Fetch, look at and check datasets.", rich_markup_mode="rich")
+    for name, entry in COMMANDS.items():
+        function = entry.function
+        if entry.takes and command in (name, None):
+            from modelyard.cli.options import Taken, with_config_options
 
-            function = with_config_options(function)
-        app.command(name, context_settings=_EXTRA if takes_config else None, rich_help_panel=panel)(function)
+            core = {"all": None, "data": _OF_DATA, "show": (*_OF_DATA, "augment", "preprocess", "random_seed")}
+            parts = {} if entry.takes == "all" else {"parts": ("dataset",)}
+            function = with_config_options(function, Taken(core[entry.takes], **parts))
+        *above, last = name.split()
+        place = group if above else app
+        place.command(last, context_settings=_EXTRA if entry.takes else None, rich_help_panel=entry.panel)(function)
+    app.add_typer(group, name="data", rich_help_panel=_DATA)
     return app
+
+
+def _command_of(words: list[str]) -> str:
+    """The command that ``words`` call; an old spelling in them is replaced by today's."""
+    places = [i for i, word in enumerate(words) if not word.startswith("-")][:2]
+    if not places:
+        return ""
+    words[places[0]] = _ALIASES.get(words[places[0]], words[places[0]])
+    named = [words[place] for place in places]
+    return " ".join(named) if " ".join(named) in COMMANDS else named[0]
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -196,13 +311,10 @@ def main(arguments: list[str] | None = None) -> None:
         ``python my_file.py train-and-evaluate --model my_model`` works.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    place = next((i for i, word in enumerate(words) if not word.startswith("-")), None)
-    command = "" if place is None else _ALIASES.get(words[place], words[place])
-    if place is not None:
-        words[place] = command
+    command = _command_of(words)
     completing = any(name.endswith("_COMPLETE") and name.startswith("_") for name in os.environ)
     try:
-        if COMMANDS.get(command, (None, None, False))[2]:
+        if command in COMMANDS and COMMANDS[command].takes:
             from modelyard.cli.options import normalize
 
             words = normalize(words)

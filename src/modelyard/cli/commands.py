@@ -78,14 +78,15 @@ def _show_result(result: Any, as_json: bool) -> None:
         table.add_row("best at step", str(result.best["step"]))
     if result.seconds:
         table.add_row("seconds", f"{result.seconds:.1f}")
-    out = console() if as_json else _stdout()
+    out = console() if as_json else stdout()
     out.print(table)
     out.print(f"run folder: {result.model_dir}", soft_wrap=True)
     if as_json:
-        _print_json(result.as_json())
+        print_json(result.as_json())
 
 
-def _print_json(value: Any) -> None:
+def print_json(value: Any) -> None:
+    """One JSON object on standard output."""
     print(json.dumps(_finite(value)), flush=True)  # noqa: T201 - the one thing that goes to standard output
 
 
@@ -102,7 +103,7 @@ def show_config(config: Config, *, as_json: bool) -> None:
     """Prints every option, its value and its origin."""
     values = config.flat()
     if as_json:
-        _print_json({key: {"value": value, "origin": config.origin(key)} for key, value in values.items()})
+        print_json({key: {"value": value, "origin": config.origin(key)} for key, value in values.items()})
         return
     groups = [(group.title, list(group.model_fields)) for group in GROUPS]
     groups.append(("Options of the chosen parts", [key for key in values if key not in CORE_FIELDS]))
@@ -132,7 +133,7 @@ def list_parts(kind: str, plugins: str | None, *, as_json: bool) -> None:
     load_plugins(tuple(parse_list(plugins)))
     entries = _REGISTRIES[kind].entries()
     if as_json:
-        _print_json(
+        print_json(
             [
                 {
                     "name": e.name,
@@ -147,7 +148,7 @@ def list_parts(kind: str, plugins: str | None, *, as_json: bool) -> None:
     for entry in entries:
         listed = "\n".join(f"{key} = {_default(info)}" for key, info in entry.options.model_fields.items())
         table.add_row(entry.name, entry.summary, listed)
-    _stdout().print(table)
+    stdout().print(table)
 
 
 def _default(info: Any) -> Any:
@@ -156,14 +157,15 @@ def _default(info: Any) -> Any:
     return list(info.default) if isinstance(info.default, tuple) else info.default
 
 
-def _stdout() -> Any:
+def stdout() -> Any:
+    """The console of standard output."""
     from rich.console import Console
 
     terminal = Console(highlight=False)
     return terminal if terminal.is_terminal else Console(highlight=False, width=200)  # a file or a pipe has room
 
 
-def runs(folders: list[Path], runs_dir: Path, *, as_json: bool) -> None:
+def runs(folders: list[str], runs_dir: str, *, as_json: bool) -> None:
     """Lists or compares runs."""
     from modelyard.run.directory import find_runs, open_run_folder
     from modelyard.run.summary import compare, summarize
@@ -171,7 +173,7 @@ def runs(folders: list[Path], runs_dir: Path, *, as_json: bool) -> None:
     if not folders:
         found = [summarize(run) for run in find_runs(runs_dir)]
         if as_json:
-            _print_json(found)
+            print_json(found)
             return
         if not found:
             console().print(f"no runs in {runs_dir}. Start one: modelyard train-and-evaluate")
@@ -180,21 +182,21 @@ def runs(folders: list[Path], runs_dir: Path, *, as_json: bool) -> None:
         table = Table(Column("run", overflow="fold", min_width=20), *columns[1:])
         for row in found:
             table.add_row(*(_cell(row.get(column)) for column in columns))
-        _stdout().print(table)
+        stdout().print(table)
         return
     compared = compare([open_run_folder(folder) for folder in folders])
     if as_json:
-        _print_json(compared)
+        print_json(compared)
         return
     names = [row["run"] for row in compared["runs"]]
     table = Table("", *names, title="results", title_justify="left")
     for key in ("model", "dataset", "step", "status", "best", "validation", "test", "seconds"):
         table.add_row(key, *(_cell(row.get(key)) for row in compared["runs"]))
-    _stdout().print(table)
+    stdout().print(table)
     table = Table("option", *names, title="options that differ", title_justify="left")
     for key, values in compared["options"].items():
         table.add_row(key, *(inline(value) for value in values))
-    _stdout().print(table if compared["options"] else "all options are the same")
+    stdout().print(table if compared["options"] else "all options are the same")
 
 
 def _cell(value: Any) -> str:

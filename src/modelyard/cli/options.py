@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any, Literal, Optional, get_args, get_origin
 
@@ -17,12 +18,12 @@ from modelyard.errors import ConfigError, Problem, nearest
 _TRUE, _FALSE = {"true", "yes", "on", "1"}, {"false", "no", "off", "0"}
 
 
-@lru_cache(maxsize=1)
-def part_fields() -> dict[str, tuple[FieldInfo, str, list[str]]]:
+@lru_cache
+def part_fields(parts: tuple[str, ...] = tuple(PARTS)) -> dict[str, tuple[FieldInfo, str, list[str]]]:
     """The options of all built-in parts, each with the panel of the help it stands in and the parts that have it."""
     found: dict[str, tuple[FieldInfo, str, list[str]]] = {}
-    for part, registry in PARTS.items():
-        for entry in registry.entries():
+    for part in parts:
+        for entry in PARTS[part].entries():
             for name, info in entry.options.model_fields.items():
                 panel = f"Options of the chosen {part.replace('_', ' ')}"
                 found.setdefault(name, (info, panel, []))[2].append(entry.name)
@@ -62,16 +63,24 @@ def normalize(arguments: Iterable[str]) -> list[str]:
     return done
 
 
-def with_config_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a command, which takes a context and its own parameters, all options of the config."""
+@dataclass(frozen=True)
+class Taken:
+    """Which options of the config a command takes: core options by name (None: all), and those of some parts."""
+
+    core: tuple[str, ...] | None = None
+    parts: tuple[str, ...] = tuple(PARTS)
+
+
+def with_config_options(function: Callable[..., Any], which: Taken) -> Callable[..., Any]:
+    """Gives a command, which takes a context and its own parameters, options of the config."""
     own = list(inspect.signature(function, eval_str=True).parameters.values())
     taken = {parameter.name for parameter in own}
     parameters = own[:]
     for group in GROUPS:
         for name, info in group.model_fields.items():
-            if name not in taken:
+            if name not in taken and (which.core is None or name in which.core):
                 parameters.append(_parameter(name, info, group.title))
-    for name, (info, panel, owners) in part_fields().items():
+    for name, (info, panel, owners) in part_fields(which.parts).items():
         parameters.append(_parameter(name, info, panel, owners))
 
     def command(**values: Any) -> Any:

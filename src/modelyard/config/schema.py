@@ -85,7 +85,8 @@ class Experiment(Group):
     title = "Experiment"
     model: str = option("simple_cnn", "model to train; `modelyard models` lists them")
     dataset: str = option(
-        "digits", "dataset by name, or the path of your files (a folder, .csv, .npz, records); `modelyard datasets` lists"
+        "digits",
+        "dataset by name, or the path of your files (a folder, .csv, .npz, records); `modelyard datasets` lists",
     )
     recipe: str | None = option(None, "recipe to start from: a name or a YAML file")
     random_seed: int = option(0, "seed of initial weights, order, augmentation and dropout", ge=0, lt=2**63)
@@ -111,6 +112,9 @@ class Data(Group):
 
     title = "Data"
     data_dir: str = option("data", "folder with the files of mnist, fashion_mnist, cifar10, cifar100", free=True)
+    cache_dir: str | None = option(
+        None, "folder for copies of remote files (default: $MODELYARD_CACHE or ~/.cache/modelyard)", free=True
+    )
     validation_fraction: float = option(
         0.1, "share of the training split set aside where a dataset has no validation split", gt=0, lt=1
     )

@@ -7,18 +7,26 @@ An augmentation is called with a batch (named arrays) and its draws, and returns
         def __init__(self, options): ...
         def __call__(self, batch, draws):
             return {**batch, "image": batch["image"] * draws.uniform()[:, :, None, None]}
+
+It may have two things more: ``prepare(info)``, called once before training with an `ImageInfo`, which raises a
+`DataError` if the images don't suit; and ``group``, the number of neighbours in the batch that it mixes, of which each
+device's share must be a multiple.
+
+Values: uint8 images are in 0 to 255 and kept there; all others are taken as they are and never clipped, and amounts
+refer to a range of 1. What moves pixels keeps the type, what computes gives float32; after the last augmentation images
+are rounded back to the type they came in, since Keras would cut off fractions and wrap around what is out of range.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from keras import ops
 
 from modelyard.config.calls import Call
-from modelyard.data.catalog import FlipOptions, PadAndCropOptions
-from modelyard.data.dataset import IMAGE, Dataset
+from modelyard.data.dataset import IMAGE, LABEL, Dataset
 from modelyard.data.draws import Draws, fold
 from modelyard.errors import DataError
 from modelyard.registry import AUGMENTATIONS
@@ -27,51 +35,94 @@ Batch = dict[str, Any]
 Augmentation = Callable[[Batch, Draws], Batch]
 
 
-class PadAndCrop:
-    """Pads with black and crops at random to the old size."""
+@dataclass(frozen=True)
+class ImageInfo:
+    """What an augmentation may know of the examples before it sees one.
 
-    def __init__(self, options: PadAndCropOptions) -> None:
-        self.padding = options.padding
+    Args:
+        name: the name the augmentation was called by, for errors.
+        shape: height, width, channels.
+        dtype: the type of the images in the dataset.
+        classes: how many classes the labels name; 0 where examples have no label that is one whole number.
+    """
 
-    def __call__(self, batch: Batch, draws: Draws) -> Batch:
-        """One offset in each direction an example."""
-        images = batch[IMAGE]
-        count, height, width, channels = images.shape
-        pad = self.padding
-        padded = ops.pad(images, [[0, 0], [pad, pad], [pad, pad], [0, 0]])
-        offsets = draws.integers(2 * pad + 1, 2)
-        rows = offsets[:, 0:1] + ops.arange(height, dtype="int32")
-        columns = offsets[:, 1:2] + ops.arange(width, dtype="int32")
-        tall, wide = height + 2 * pad, width + 2 * pad
-        # One gather of whole pixels: example, row and column as one number.
-        first = ops.arange(count, dtype="int32")[:, None] * tall
-        pixels = (first + rows)[:, :, None] * wide + columns[:, None, :]
-        return {**batch, IMAGE: ops.take(ops.reshape(padded, (-1, channels)), pixels, axis=0)}
+    name: str
+    shape: tuple[int, int, int]
+    dtype: str
+    classes: int
 
+    @property
+    def scale(self) -> float:
+        """What an amount of 1 means: 255 for uint8, else 1."""
+        return 255.0 if self.dtype == "uint8" else 1.0
 
-class FlipLeftRight:
-    """Mirrors images at random."""
+    def clip(self, images: Any) -> Any:
+        """Keeps images that came as uint8 within 0 to 255."""
+        return ops.clip(images, 0.0, 255.0) if self.dtype == "uint8" else images
 
-    def __init__(self, options: FlipOptions) -> None:
-        self.probability = options.probability
-
-    def __call__(self, batch: Batch, draws: Draws) -> Batch:
-        """One coin an example."""
-        images = batch[IMAGE]
-        flipped = ops.less(draws.uniform()[:, :, None, None], self.probability)
-        return {**batch, IMAGE: ops.where(flipped, ops.flip(images, axis=2), images)}
+    def need_colour(self) -> None:
+        """Raises a `DataError` unless images have three channels."""
+        if self.shape[2] != 3:
+            raise DataError(f"augmentation {self.name!r} needs colour images (3 channels); these have {self.shape[2]}.")
 
 
-def build_augmentation(calls: Sequence[Call], dataset: Dataset, seed: int) -> Callable[[Batch, Any, Any], Batch]:
-    """All augmentations of a config, as one function of (batch, low and high words of the positions)."""
-    shape = dataset.features[IMAGE].shape if IMAGE in dataset.features else ()
-    if calls and len(shape) != 3:
-        raise DataError(f"augmentation needs images of height × width × channels; these examples have shape {shape}.")
+def build_augmentation(
+    calls: Sequence[Call], dataset: Dataset, seed: int, share: int = 0, skip_first: bool = False
+) -> Callable[[Batch, Any, Any], Batch]:
+    """All augmentations of a config, as one function of (batch, low and high words of the positions).
+
+    Args:
+        calls: the augmentations, in order.
+        dataset: what they will be used on.
+        seed: the run's seed.
+        share: how many examples of the global batch are augmented together, on one device and in one piece.
+        skip_first: the first augmentation is done already, while decoding; the others draw as if it were not.
+
+    Raises:
+        DataError: if the examples, or the share, do not suit an augmentation.
+    """
     steps: list[Augmentation] = [AUGMENTATIONS.get(call.name).load()(call.options(AUGMENTATIONS)) for call in calls]
+    if not steps:
+        return lambda batch, low, high: batch
+    for call, step in zip(calls, steps, strict=True):
+        info = _image_info(call.name, dataset)
+        if hasattr(step, "prepare"):
+            step.prepare(info)
+        _check_share(call.name, step, share)
+    dtype = dataset.features[IMAGE].dtype
 
     def augment(batch: Batch, low: Any, high: Any) -> Batch:
         for number, step in enumerate(steps):
+            if skip_first and number == 0:
+                continue
+            _check_share(calls[number].name, step, batch[IMAGE].shape[0])
             batch = step(batch, Draws(fold(seed, number), low, high))
-        return batch
+        return {**batch, IMAGE: _in_type(batch[IMAGE], dtype)}
 
     return augment
+
+
+def _image_info(name: str, dataset: Dataset) -> ImageInfo:
+    shape = dataset.features[IMAGE].shape if IMAGE in dataset.features else ()
+    if len(shape) != 3:
+        raise DataError(f"augmentation needs images of height × width × channels; these examples have shape {shape}.")
+    label = dataset.features.get(LABEL)
+    has_class = label is not None and label.shape == () and "int" in label.dtype
+    return ImageInfo(
+        name, (shape[0], shape[1], shape[2]), dataset.features[IMAGE].dtype, has_class * len(dataset.classes)
+    )
+
+
+def _check_share(name: str, step: Augmentation, share: int) -> None:
+    group: int = getattr(step, "group", 1)
+    if share % group:
+        raise DataError(
+            f"augmentation {name!r} mixes {group} neighbours in the batch, so each device's share of it must be a "
+            f"multiple of {group}; it is {share}. Change train_batch_size or gradient_accumulation."
+        )
+
+
+def _in_type(images: Any, dtype: str) -> Any:
+    if dtype == "uint8" and images.dtype != dtype:
+        images = ops.clip(ops.round(images), 0, 255)
+    return ops.cast(images, dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from modelyard.config.calls import parse_list
 from modelyard.registry import AUGMENTATIONS, DATASETS, Options
@@ -23,6 +23,16 @@ _Edge = Annotated[int, Field(ge=1, le=1 << 15)]
 ImageSize = Annotated[tuple[_Edge, _Edge], BeforeValidator(_two)]
 
 
+def _ordered(pair: tuple[float, float]) -> tuple[float, float]:
+    if pair[0] > pair[1]:
+        raise ValueError("the first of the two must not be greater than the second")
+    return pair
+
+
+_Share = Annotated[float, Field(gt=0, le=1)]
+_Ratio = Annotated[float, Field(ge=0.05, le=20)]
+
+
 class SyntheticOptions(Options):
     """Size and shape of the synthetic dataset."""
 
@@ -32,18 +42,26 @@ class SyntheticOptions(Options):
     synthetic_noise: float = Field(0.5, ge=0, description="noise over the class patterns; more is harder")
 
 
+_PATH: dict[str, Any] = {"path": True}
+"""Marks options that name files: a run keeps them as absolute paths."""
+
+
 class FilesOptions(Options):
     """Where the examples of a user's own files are, and what is made of them."""
 
-    train_files: str | None = Field(None, description="training files: a folder, a file, or a pattern with *")
-    eval_files: str | None = Field(None, description="the same for validation")
-    test_files: str | None = Field(None, description="the same for test")
+    train_files: str | None = Field(
+        None, json_schema_extra=_PATH, description="training files: a folder, a file, or a pattern with *"
+    )
+    eval_files: str | None = Field(None, json_schema_extra=_PATH, description="the same for validation")
+    test_files: str | None = Field(None, json_schema_extra=_PATH, description="the same for test")
     image_size: ImageSize | None = Field(None, description="size images are given: 224, or height and width 224,160")
     image_fit: Literal["crop", "stretch", "pad"] = Field(
         "crop", description="images of another shape: the middle part, distorted, or whole with black bars"
     )
     image_channels: Literal[1, 3] | None = Field(None, description="1 for grey, 3 for colour; default: as stored, or 3")
-    labels_file: str | None = Field(None, description="names of the classes, one a line, in the order of their numbers")
+    labels_file: str | None = Field(
+        None, json_schema_extra=_PATH, description="names of the classes, one a line, in the order of their numbers"
+    )
     image_column: str = Field("path", description=".csv: column of image paths, relative to the file")
     label_column: str = Field("label", description=".csv: column of labels")
     split_column: str = Field("split", description=".csv: column that says train, validation or test, if it is there")
@@ -71,6 +89,61 @@ class FlipOptions(Options):
     """How often images are flipped."""
 
     probability: float = Field(0.5, ge=0, le=1, description="share of the images that are flipped")
+
+
+class RotationOptions(Options):
+    """How far images are turned."""
+
+    degrees: float = Field(15.0, ge=0, le=180, description="greatest angle, either way")
+
+
+class RandomResizedCropOptions(Options):
+    """Which part of an image is taken."""
+
+    scale: Annotated[tuple[_Share, _Share], BeforeValidator(parse_list), AfterValidator(_ordered)] = Field(
+        (0.08, 1.0), description="least and greatest area, as shares of the image"
+    )
+    ratio: Annotated[tuple[_Ratio, _Ratio], BeforeValidator(parse_list), AfterValidator(_ordered)] = Field(
+        (0.75, 1.3333), description="least and greatest ratio of width to height"
+    )
+
+
+class AmountOptions(Options):
+    """How far colours change."""
+
+    amount: float = Field(0.2, ge=0, le=1, description="greatest change, either way, as a share")
+
+
+class HueOptions(Options):
+    """How far hues turn."""
+
+    amount: float = Field(0.05, ge=0, le=0.5, description="greatest turn, either way; 0.5 is half the circle")
+
+
+class NoiseOptions(Options):
+    """How much noise."""
+
+    spread: float = Field(0.05, ge=0, description="standard deviation, as a share of 255 for uint8, of 1 for floats")
+
+
+class CutoutOptions(Options):
+    """How much is hidden."""
+
+    size: int = Field(8, ge=0, description="side of the black square in pixels")
+
+
+class MixOptions(Options):
+    """How much of its neighbour an example gets."""
+
+    alpha: float = Field(1.0, ge=0, le=100, description="shape of Beta(alpha, alpha): small mixes little; 0 not at all")
+    probability: float = Field(1.0, ge=0, le=1, description="share of the examples that are mixed")
+
+
+class RandAugmentOptions(Options):
+    """How many operations, how strong."""
+
+    operations: int = Field(2, ge=1, le=10, description="operations an example")
+    magnitude: float = Field(9, ge=0, le=30, description="strength of all of them, 0 to 30")
 
 
 DATASETS.declare(
@@ -104,10 +177,85 @@ DATASETS.declare(
 
 AUGMENTATIONS.declare(
     "pad_and_crop",
-    "modelyard.data.augment:PadAndCrop",
+    "modelyard.data.augment_geometry:PadAndCrop",
     options=PadAndCropOptions,
     summary="pad with black and crop at random to the old size",
 )
 AUGMENTATIONS.declare(
-    "flip_left_right", "modelyard.data.augment:FlipLeftRight", options=FlipOptions, summary="mirror images at random"
+    "random_resized_crop",
+    "modelyard.data.augment_geometry:RandomResizedCrop",
+    options=RandomResizedCropOptions,
+    summary="a random part of the image, resized to the old size",
+)
+AUGMENTATIONS.declare(
+    "flip_left_right",
+    "modelyard.data.augment_geometry:FlipLeftRight",
+    options=FlipOptions,
+    summary="mirror images at random",
+)
+AUGMENTATIONS.declare(
+    "flip_up_down",
+    "modelyard.data.augment_geometry:FlipUpDown",
+    options=FlipOptions,
+    summary="turn images upside down at random",
+)
+AUGMENTATIONS.declare(
+    "rotation",
+    "modelyard.data.augment_geometry:Rotation",
+    options=RotationOptions,
+    summary="turn images about their centre; black comes in at the corners",
+)
+AUGMENTATIONS.declare(
+    "brightness",
+    "modelyard.data.augment_colour:Brightness",
+    options=AmountOptions,
+    summary="add the same to all pixels",
+)
+AUGMENTATIONS.declare(
+    "contrast",
+    "modelyard.data.augment_colour:Contrast",
+    options=AmountOptions,
+    summary="move values away from the mean of their channel, or towards it",
+)
+AUGMENTATIONS.declare(
+    "saturation",
+    "modelyard.data.augment_colour:Saturation",
+    options=AmountOptions,
+    summary="move colours away from grey, or towards it",
+)
+AUGMENTATIONS.declare(
+    "hue",
+    "modelyard.data.augment_colour:Hue",
+    options=HueOptions,
+    summary="turn colours around the circle of hues",
+)
+AUGMENTATIONS.declare(
+    "noise",
+    "modelyard.data.augment_colour:Noise",
+    options=NoiseOptions,
+    summary="add normal noise to every value",
+)
+AUGMENTATIONS.declare(
+    "cutout",
+    "modelyard.data.augment_mix:Cutout",
+    options=CutoutOptions,
+    summary="paint a square black, at a random place",
+)
+AUGMENTATIONS.declare(
+    "mixup",
+    "modelyard.data.augment_mix:Mixup",
+    options=MixOptions,
+    summary="lay the neighbour in the batch over the image; labels are mixed alike",
+)
+AUGMENTATIONS.declare(
+    "cutmix",
+    "modelyard.data.augment_mix:Cutmix",
+    options=MixOptions,
+    summary="put a box of the neighbour in the batch into the image; labels count by area",
+)
+AUGMENTATIONS.declare(
+    "rand_augment",
+    "modelyard.data.rand_augment:RandAugment",
+    options=RandAugmentOptions,
+    summary="a few operations out of a list, chosen anew for each example",
 )

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from math import log
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+SCALARS = SimpleNamespace(floor=math.floor, maximum=max, minimum=min, round=round, sqrt=math.sqrt)
+"""The arithmetic for one image, where calls of NumPy would take longer than the work."""
+
 
 def crop_box(
-    u: Any,
+    u: Sequence[Any],
     height: int,
     width: int,
     scale: tuple[float, float] = (0.08, 1.0),
@@ -23,19 +29,19 @@ def crop_box(
     allows, then the area.
 
     Args:
-        u: uniform numbers in [0, 1), float32 of shape [examples, 4], for area, ratio, top and left.
+        u: four uniform numbers in [0, 1), for area, ratio, top and left: numbers, arrays or tensors.
         height, width: size of the images.
         scale: the least and greatest area.
         ratio: the least and greatest ratio.
-        ops: NumPy, or `keras.ops` where ``u`` is a tensor.
+        ops: `SCALARS` where these are plain numbers, NumPy for arrays, `keras.ops` for tensors.
 
     Returns:
-        Top, left, height and width in pixels: whole numbers as float32 of shape [examples], wholly inside the image.
+        Top, left, height and width in pixels: whole numbers as floats, wholly inside the image.
     """
     tall, wide = float(height), float(width)
     narrowest, widest = ratio
-    area = scale[0] + u[:, 0] * (scale[1] - scale[0])
-    shape = _exp(log(narrowest) + u[:, 1] * (log(widest) - log(narrowest)))
+    area = scale[0] + u[0] * (scale[1] - scale[0])
+    shape = _exp(log(narrowest) + u[1] * (log(widest) - log(narrowest)))
     # The ratios at which a box of this area is as high, or as wide, as the image.
     shape = ops.minimum(ops.maximum(shape, area * (wide / tall)), (wide / tall) / area)
     shape = ops.minimum(ops.maximum(shape, narrowest), widest)
@@ -45,8 +51,8 @@ def crop_box(
     box_height = ops.maximum(ops.round(ops.minimum(box_height, box_width / narrowest)), 1.0)
     box_height = ops.minimum(box_height, tall)
     # The product may round up to the number of places itself.
-    top = ops.minimum(ops.floor(u[:, 2] * (tall - box_height + 1.0)), tall - box_height)
-    left = ops.minimum(ops.floor(u[:, 3] * (wide - box_width + 1.0)), wide - box_width)
+    top = ops.minimum(ops.floor(u[2] * (tall - box_height + 1.0)), tall - box_height)
+    left = ops.minimum(ops.floor(u[3] * (wide - box_width + 1.0)), wide - box_width)
     return top, left, box_height, box_width
 
 

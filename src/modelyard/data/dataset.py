@@ -12,13 +12,14 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from modelyard.errors import DataError
+from modelyard.storage import cache_folder
 
 Arrays = Mapping[str, NDArray[np.generic]]
 """Named arrays whose first axis counts examples."""
@@ -55,7 +56,7 @@ class DataContext:
     data_dir: Path
     split_seed: int
     validation_fraction: float
-    cache_dir: Path = Path("~/.cache/modelyard").expanduser()
+    cache_dir: Path = field(default_factory=cache_folder)
     source: str = ""
 
 

@@ -1,6 +1,6 @@
 """Random numbers as arithmetic: a hash of (seed, position in the stream, which draw).
 
-They do not depend on devices, engine, batch size or restarts. All of it is 32-bit integer arithmetic and table look-ups,
+They do not depend on devices, engine, batch size or restarts. All of it is 32-bit integer arithmetic and tables,
 so that every engine computes the same bits; on the host NumPy does, too, by the same code: ``Draws(..., ops=HOST)``.
 Keras is imported only where it is used.
 """
@@ -64,6 +64,21 @@ def fold(*words: int) -> int:
     return mix_host(state)
 
 
+def halves(positions: NDArray[np.uint64]) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    """The low and the high 32 bits of positions in the stream."""
+    return (positions & np.uint64(_WORD)).astype(np.uint32), (positions >> np.uint64(32)).astype(np.uint32)
+
+
+def index_type() -> str:
+    """The type of whole numbers to compute the places of pixels with, on the device."""
+    import keras
+
+    # TensorFlow keeps int32 for shapes: where there is a GPU it computes with them on the host, and copies to and fro.
+    # On a CPU, int64 makes a rotation or a crop slower by a fifth to a half.
+    slow = keras.backend.backend() == "tensorflow" and keras.distribution.list_devices("gpu")
+    return "int64" if slow else "int32"
+
+
 class Draws:
     """Draws for a batch, one row an example. Each call is a new draw.
 
@@ -74,6 +89,7 @@ class Draws:
     """
 
     def __init__(self, seed: int, low: Any, high: Any, ops: Any = None) -> None:
+        self._index_type = "int32" if ops is HOST else index_type()
         self._ops = ops = ops or _keras_ops()
         key = ops.bitwise_xor(low, _constant(fold(seed), ops))
         self._key = mix(ops.add(mix(ops.bitwise_xor(mix(key, ops), high), ops), low), ops)
@@ -102,23 +118,26 @@ class Draws:
         They have 16 bits, two of them from one word, and count as one draw.
         """
         ops = self._ops
-        return (ops.cast(self._field(count), "float32") + np.float32(0.5)) * np.float32(2**-16)
+        parts = [ops.cast(half, "float32") for half in self._field(count)]
+        return (ops.concatenate(parts, axis=1)[:, :count] + np.float32(0.5)) * np.float32(2**-16)
 
     def normal(self, count: int) -> Any:
         """As many from a normal distribution of mean 0 and spread 1; none is farther out than 4.4."""
-        return self._ops.take(self._ops.convert_to_tensor(_normal_table()), self._field(count), axis=0)
+        ops = self._ops
+        table = ops.convert_to_tensor(_normal_table())
+        parts = [ops.take(table, ops.cast(half, self._index_type), axis=0) for half in self._field(count)]
+        return ops.concatenate(parts, axis=1)[:, :count]
 
-    def _field(self, count: int) -> Any:
-        """Whole numbers from 0 to 65535, int32 of shape [batch, count]."""
+    def _field(self, count: int) -> tuple[Any, Any]:
+        """Whole numbers from 0 to 65535: two times uint32 of shape [batch, half of count, rounded up]."""
         ops = self._ops
         salt = mix_host(_FIRST_SALT + self._number)
         self._number += 1
         # Salted and scrambled once more, so that no element of a field is the word of another draw.
         key = mix(ops.bitwise_xor(self._key, _constant(salt, ops)), ops)
-        elements = mix(ops.arange((count + 1) // 2, dtype="uint32"), ops)
+        elements = mix(ops.cast(ops.arange((count + 1) // 2, dtype="int32"), "uint32"), ops)
         words = mix(ops.bitwise_xor(key[:, None], elements[None, :]), ops)
-        low, high = ops.bitwise_and(words, _constant(0xFFFF, ops)), ops.right_shift(words, _constant(16, ops))
-        return ops.concatenate([ops.cast(low, "int32"), ops.cast(high, "int32")], axis=1)[:, :count]
+        return ops.bitwise_and(words, _constant(0xFFFF, ops)), ops.right_shift(words, _constant(16, ops))
 
 
 @lru_cache(maxsize=1)

@@ -6,7 +6,6 @@ of classes for all of them.
 
 from __future__ import annotations
 
-import glob
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,9 +22,10 @@ from modelyard.data.folder import Labelled, class_names, images_by_class, split_
 from modelyard.data.items import ArrayItems, FileItems, Items
 from modelyard.data.npz import read_npy_folder, read_npz
 from modelyard.data.records import RecordItems
+from modelyard.data.remote import local_tree
 from modelyard.data.stored import StoredDataset, items_of, with_validation_items
 from modelyard.errors import ConfigError, DataError, Problem
-from modelyard.storage import is_remote, local_tree
+from modelyard.storage import is_remote, list_files
 
 log = logging.getLogger("modelyard")
 
@@ -207,9 +207,7 @@ def _is_records(name: str) -> bool:
 
 def _matching(pattern: str) -> list[Path]:
     """The files of a pattern, by name; indexes are not records."""
-    found = sorted(Path(name) for name in glob.glob(pattern, recursive=True) if not name.endswith(".index"))
-    if not found and Path(pattern).is_file():
-        found = [Path(pattern)]
+    found = [Path(name) for name in list_files(pattern) if not name.endswith(".index")]
     if not found:
         raise DataError(f"no file matches {pattern}.")
     return found
@@ -220,19 +218,18 @@ def _matching_images(pattern: Path) -> tuple[Path, Labelled]:
     parts = pattern.parts
     fixed = next(i for i, part in enumerate(parts) if any(c in part for c in "*?["))
     root = Path(*parts[:fixed]) if fixed else Path()
-    found = sorted(Path(name) for name in glob.glob(str(pattern), recursive=True))
+    found = [Path(name) for name in list_files(str(pattern))]
     if not found:
         raise DataError(f"no file matches {pattern}.")
-    return root, [(path.relative_to(root).as_posix(), path.parent.name) for path in found if path.is_file()]
+    return root, [(path.relative_to(root).as_posix(), path.parent.name) for path in found]
 
 
 def _refuse_unused(kind: str, options: FilesOptions) -> None:
-    defaults = FilesOptions()
     owners = {key: owner for owner, keys in _OWN.items() for key in keys}
     problems = [
         Problem("options of the dataset", key, f"has no use here: it is for {owner} files, these are {kind}.")
         for key, owner in owners.items()
-        if owner != kind and getattr(options, key) != getattr(defaults, key)
+        if owner != kind and getattr(options, key) != FilesOptions.model_fields[key].default
     ]
     if problems:
         raise ConfigError(problems)
@@ -254,4 +251,3 @@ def _named_classes(options: FilesOptions, found: Sequence[str]) -> tuple[str, ..
     if len(names) < len(found):
         raise DataError(f"{path} names {len(names)} classes, but there are {len(found)}.")
     return tuple(names)
-

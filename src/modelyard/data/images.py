@@ -10,19 +10,22 @@ from __future__ import annotations
 
 import io
 import threading
+from collections.abc import Callable
 from typing import Any, Literal
 
 import cv2
 import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image
 
 from modelyard.errors import DataError
 
 Pixels = NDArray[Any]
 Box = tuple[float, float, float, float]
 """Top, left, height and width of a part of an image, in pixels of the upright original."""
+Choose = Callable[[int, int], Box]
+"""Chooses a part of an image from its height and width."""
 Fit = Literal["crop", "stretch", "pad"]
 
 cv2.setNumThreads(0)  # examples are read side by side already
@@ -31,7 +34,7 @@ MOST_PIXELS = 200_000_000
 
 _JPEG = b"\xff\xd8\xff"
 _ORIENTATION = 0x0112
-_UNREADABLE = (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError, MemoryError, OverflowError)
+_MAY_TURN = (b"Exif\0\0", b"tiff:Orientation")
 _scratch = threading.local()
 
 
@@ -50,7 +53,7 @@ def decode(data: bytes, channels: int | None, name: str) -> Pixels:
         opened = _JpegFile.open(data)
         if opened is not None:
             wanted = channels or (1 if opened.grey else 3)
-            pixels = opened.pixels(wanted, 1, name)
+            pixels = opened.pixels(wanted, 1)
             if pixels is not None:
                 return np.array(pixels)
     return _with_pillow(data, channels, name)
@@ -68,14 +71,14 @@ def size_of(data: bytes, name: str) -> tuple[int, int, int]:
     try:
         with Image.open(io.BytesIO(data)) as image:
             width, height = image.size
-            turned = image.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8)
-            channels = 1 if image.mode in ("1", "L", "I;16", "I;16B", "I", "F") else 3
-    except _UNREADABLE as error:
+            turned = image.format != "TIFF" and _orientation(image) in (5, 6, 7, 8)  # Pillow turns TIFFs itself
+            channels = 1 if image.mode in ("1", "L", "LA", "I", "F") or image.mode.startswith("I;16") else 3
+    except Exception as error:  # Pillow's readers have no class of error in common
         raise _bad(name, error) from error
     return (width, height, channels) if turned else (height, width, channels)
 
 
-def fill(out: Pixels, stored: bytes | Pixels, fit: Fit, box: Box | None, name: str) -> None:
+def fill(out: Pixels, stored: bytes | Pixels, fit: Fit, choose: Choose | None, name: Callable[[], str]) -> None:
     """Writes one stored image into ``out``, at its size and with its channels.
 
     Args:
@@ -83,29 +86,34 @@ def fill(out: Pixels, stored: bytes | Pixels, fit: Fit, box: Box | None, name: s
         stored: an image file, or pixels.
         fit: how an image of another shape is made to fit: the largest middle part of that shape (crop), distorted
             (stretch), or whole with black bars (pad).
-        box: the part of the image to take instead, stretched to the size.
-        name: what to call it in an error.
+        choose: gives the part of an image of some height and width to take instead, to be stretched to the size.
+        name: gives what to call it in an error.
 
     Raises:
         DataError: if the image can't be read.
     """
     opened = _JpegFile.open(stored) if isinstance(stored, bytes) and stored.startswith(_JPEG) else None
     if opened is not None:
-        part = box or _part(opened.height, opened.width, out, fit)
-        shrink = next((s for s in (8, 4, 2) if part[2] >= s * out.shape[0] and part[3] >= s * out.shape[1]), 1)
-        pixels = opened.pixels(out.shape[2], shrink, name)
+        part = choose(opened.height, opened.width) if choose else _part(opened.height, opened.width, out, fit)
+        shrink = 1
+        while shrink < 8 and part[2] >= 2 * shrink * out.shape[0] and part[3] >= 2 * shrink * out.shape[1]:
+            shrink *= 2
+        pixels = opened.pixels(out.shape[2], shrink)
         if pixels is not None:
-            top, left, height, width = (value / shrink for value in part)
-            _fit_into(pixels, out, fit if box is None else "stretch", (top, left, height, width))
+            part = (part[0] / shrink, part[1] / shrink, part[2] / shrink, part[3] / shrink)
+            _fit_into(pixels, out, "stretch" if choose else fit, part)
             return
-    pixels = _with_pillow(stored, out.shape[2], name) if isinstance(stored, bytes) else _channels(stored, out, name)
-    part = box or _part(pixels.shape[0], pixels.shape[1], out, fit)
-    _fit_into(pixels, out, fit if box is None else "stretch", part)
+    pixels = _with_pillow(stored, out.shape[2], name()) if isinstance(stored, bytes) else _channels(stored, out, name)
+    height, width = pixels.shape[:2]
+    part = choose(height, width) if choose else _part(height, width, out, fit)
+    _fit_into(pixels, out, "stretch" if choose else fit, part)
 
 
 def upright_size(stored: bytes | Pixels, name: str) -> tuple[int, int]:
     """Height and width of a stored image, quickly."""
     if not isinstance(stored, bytes):
+        if stored.ndim < 2:
+            raise DataError(f"{name} has shape {stored.shape}; height × width × channels are needed.")
         return stored.shape[0], stored.shape[1]
     opened = _JpegFile.open(stored) if stored.startswith(_JPEG) else None
     return (opened.height, opened.width) if opened is not None else size_of(stored, name)[:2]
@@ -130,8 +138,8 @@ def _fit_into(pixels: Pixels, out: Pixels, fit: Fit, part: Box) -> None:
     if fit != "pad":
         _resize_into(pixels, out)
         return
-    scale = min(out.shape[0] / tall, out.shape[1] / wide)
-    inner_tall, inner_wide = max(int(tall * scale + 0.5), 1), max(int(wide * scale + 0.5), 1)
+    scale = min(out.shape[0] / part[2], out.shape[1] / part[3])  # not of rounded sizes: these depend on shrinking
+    inner_tall, inner_wide = max(int(part[2] * scale + 0.5), 1), max(int(part[3] * scale + 0.5), 1)
     above, before = (out.shape[0] - inner_tall) // 2, (out.shape[1] - inner_wide) // 2
     out[...] = 0
     _resize_into(pixels, out[above : above + inner_tall, before : before + inner_wide])
@@ -141,23 +149,25 @@ def _resize_into(pixels: Pixels, out: Pixels) -> None:
     if pixels.shape[:2] == out.shape[:2]:
         out[...] = pixels
         return
-    shrink = min(pixels.shape[0] // out.shape[0], pixels.shape[1] // out.shape[1])
-    if shrink >= 2:  # every pixel counts: bilinear alone would look at a few of them
-        pixels = cv2.resize(
-            pixels, (pixels.shape[1] // shrink, pixels.shape[0] // shrink), interpolation=cv2.INTER_AREA
-        )
+    down, across = max(pixels.shape[0] // out.shape[0], 1), max(pixels.shape[1] // out.shape[1], 1)
+    if max(down, across) >= 2:  # every pixel counts: bilinear alone would look at a few of them
+        tall, wide = pixels.shape[0] // down, pixels.shape[1] // across
+        # By whole factors, for which it is quick; at most a pixel or so at the edge is lost.
+        pixels = cv2.resize(pixels[: tall * down, : wide * across], (wide, tall), interpolation=cv2.INTER_AREA)
     target = out[..., 0] if out.shape[2] == 1 else out
     result = cv2.resize(pixels, (out.shape[1], out.shape[0]), dst=target, interpolation=cv2.INTER_LINEAR)
     if result is not target:
         target[...] = result
 
 
-def _channels(pixels: Pixels, out: Pixels, name: str) -> Pixels:
+def _channels(pixels: Pixels, out: Pixels, name: Callable[[], str]) -> Pixels:
     """Stored pixels with as many channels as are wanted."""
     if pixels.ndim == 2:
         pixels = pixels[..., None]
-    if pixels.ndim != 3 or pixels.shape[2] not in (1, 3, out.shape[2]):
-        raise DataError(f"{name} has shape {'×'.join(map(str, pixels.shape))}; height × width × channels are needed.")
+    if pixels.ndim != 3 or pixels.shape[2] not in (1, 3, out.shape[2]) or 0 in pixels.shape:
+        raise DataError(f"{name()} has shape {'×'.join(map(str, pixels.shape))}; height × width × channels are needed.")
+    if pixels.dtype != out.dtype:  # OpenCV does not resize all types
+        pixels = pixels.astype(out.dtype)
     if pixels.shape[2] == out.shape[2]:
         return pixels
     if out.shape[2] == 3:
@@ -185,15 +195,16 @@ class _JpegFile:
         if space not in ("YCbCr", "RGB", "Gray") or height * width > MOST_PIXELS:
             return None
         orientation = 1
-        if data.find(b"Exif\0\0", 0, 1 << 16) >= 0:
+        end = _header_length(data)
+        if any(data.find(mark, 0, end) >= 0 for mark in _MAY_TURN):
             try:
                 with Image.open(io.BytesIO(data)) as image:
-                    orientation = int(image.getexif().get(_ORIENTATION, 1))
-            except _UNREADABLE:
+                    orientation = _orientation(image)
+            except Exception:
                 return None
         return cls(data, height, width, space == "Gray", orientation)
 
-    def pixels(self, channels: int, shrink: int, name: str) -> Pixels | None:
+    def pixels(self, channels: int, shrink: int) -> Pixels | None:
         """Upright pixels at 1/``shrink`` of the size; they are overwritten by the next image of this thread."""
         height, width = -(-self.raw_height // shrink), -(-self.raw_width // shrink)
         buffer = getattr(_scratch, "buffer", None)
@@ -210,6 +221,23 @@ class _JpegFile:
         except ValueError:
             return None
         return _turned(pixels, self.orientation)
+
+
+def _header_length(data: bytes) -> int:
+    """Where the pixels of a JPEG begin: a look at the whole file would take as long as a part of the decoding."""
+    place = 2
+    while place + 4 <= len(data) and data[place] == 0xFF and data[place + 1] != 0xDA:
+        place += 1 if data[place + 1] == 0xFF else 2 + int.from_bytes(data[place + 2 : place + 4], "big")
+    return place
+
+
+def _orientation(image: Image.Image) -> int:
+    """As EXIF gives it; 1, upright, where that is damaged."""
+    try:
+        found = image.getexif().get(_ORIENTATION, 1)
+    except Exception:
+        return 1
+    return found if isinstance(found, int) and 1 <= found <= 8 else 1
 
 
 def _turned(pixels: Pixels, orientation: int) -> Pixels:
@@ -231,8 +259,9 @@ def _with_pillow(data: bytes, channels: int | None, name: str) -> Pixels:
                     f"{name} claims to be {opened.width}×{opened.height} pixels; the most is {MOST_PIXELS:,}."
                 )
             opened.load()
-            image: Image.Image = ImageOps.exif_transpose(opened)
-            if image.mode in ("I;16", "I;16B", "I;16L", "I"):
+            image: Image.Image = opened
+            orientation = _orientation(opened)
+            if image.mode == "I" or image.mode.startswith("I;16"):
                 wide = np.asarray(image).astype(np.int64)
                 image = Image.fromarray((np.clip(wide, 0, 65535) >> 8).astype(np.uint8))
             elif image.mode == "F":
@@ -240,9 +269,11 @@ def _with_pillow(data: bytes, channels: int | None, name: str) -> Pixels:
             if channels is None:
                 channels = 1 if image.mode in ("1", "L", "LA") else 3
             pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"))
-    except _UNREADABLE as error:
+    except DataError:
+        raise
+    except Exception as error:
         raise _bad(name, error) from error
-    return pixels[..., None] if pixels.ndim == 2 else pixels
+    return _turned(pixels[..., None] if pixels.ndim == 2 else pixels, orientation)
 
 
 def _bad(name: str, error: BaseException) -> DataError:

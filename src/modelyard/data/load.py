@@ -6,6 +6,7 @@ from pathlib import Path
 
 from modelyard.config.schema import Config, is_path
 from modelyard.data.dataset import DataContext, Dataset
+from modelyard.data.generator import GeneratorDataset
 from modelyard.data.preprocess import with_example_preprocessing
 from modelyard.errors import DataError
 from modelyard.storage import cache_folder
@@ -30,7 +31,12 @@ def open_dataset(config: Config, validation_fraction: float) -> Dataset:
         cache_folder(config.cache_dir),
         config.dataset if is_path(config.dataset) else "",
     )
-    loaded = config.entry("dataset").load()(config.options_of("dataset"), context)
+    entry, options = config.entry("dataset"), config.options_of("dataset")
+    loaded = entry.load()(options, context)
+    if isinstance(loaded, GeneratorDataset):
+        from modelyard.data.generated import materialise
+
+        return materialise(loaded, entry, options, context)
     if not isinstance(loaded, Dataset):
         raise DataError(
             f"the dataset {config.dataset!r} returned {type(loaded).__name__}; it must return a modelyard.Dataset, "

@@ -67,7 +67,8 @@ def _npz_of(name: str, context: DataContext) -> Path | None:
 
 def _missing(name: str, context: DataContext, files: str) -> DataError:
     return DataError(
-        f"{name} is not in {context.data_dir}. Put {files} or {name}.npz there, or name another folder with --data_dir."
+        f"{name} is not in {context.data_dir}: `modelyard data fetch {name}` downloads it. "
+        f"Or put {files} or {name}.npz there, or name another folder with --data_dir."
     )
 
 

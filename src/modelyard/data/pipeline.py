@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from modelyard.config.durations import Run
 from modelyard.config.schema import Config
-from modelyard.data.crop_box import crop_box
+from modelyard.data.crop_box import SCALARS, crop_box
 from modelyard.data.dataset import ID, TRAIN, Arrays, Crop, Dataset, Feature
-from modelyard.data.draws import Draws, fold
+from modelyard.data.draws import HOST, Draws, fold, halves
 from modelyard.data.order import Order
 from modelyard.data.stream import Stream, places_for, read_all
-from modelyard.errors import DataError, UserError
+from modelyard.errors import UserError
 from modelyard.registry import AUGMENTATIONS
 from modelyard.run.console import bar
 from modelyard.run.machine import available_cores
@@ -50,6 +52,7 @@ class Pipeline:
         self.threads = config.input_threads or available_cores()
         self.features: dict[str, Feature] = {n: f for n, f in dataset.features.items() if n != ID}
         self.crops_while_decoding = _crops_while_decoding(config, dataset)
+        self._ordering = threading.Lock()
         self._held: dict[str, Arrays] = {}
         self._room = RESIDENT_BYTES
         self._stream: Stream | None = None
@@ -103,6 +106,8 @@ class Pipeline:
         """This process's share of the global batches from ``step`` on, at most ``most`` of them, and how many."""
         if self._stream is None:
             places = places_for(self.features, len(self.share), STREAM_BYTES)
+            while_decoding = ", cropped while they are decoded" if self.crops_while_decoding else ""
+            log.info("training batches are read ahead by %d threads%s", self.threads, while_decoding)
             self._stream = Stream(
                 self._read_training, self.features, len(self.share), places=places, threads=self.threads
             )
@@ -118,22 +123,33 @@ class Pipeline:
         count = min(most, self.run.batch_size)
         out = {name: np.empty((count, *f.shape), f.dtype) for name, f in self.features.items()}
         positions = np.arange(count) + step * self.run.batch_size
-        self._read_positions(positions, out)
+        self.read(self._indices(positions), positions, out)
         return out, positions.astype(np.uint64)
 
-    def _read_training(self, batch: int, start: int, stop: int, out: Arrays) -> None:
-        self._read_positions(self.share[start:stop] + batch * self.run.batch_size, out)
-
-    def _read_positions(self, positions: NDArray[np.int64], out: Arrays) -> None:
+    def read(self, indices: NDArray[np.int64], positions: NDArray[np.int64], out: Arrays) -> None:
+        """Training examples as they are at ``positions`` of the stream: cropped while decoding, if asked for."""
         crop = self._crop(positions) if self.crops_while_decoding else None
-        self.dataset.read_into(TRAIN, self.order.at(positions), out, crop)
+        self.dataset.read_into(TRAIN, indices, out, crop)
+
+    def _read_training(self, batch: int, start: int, stop: int, out: Arrays) -> None:
+        positions = self.share[start:stop] + batch * self.run.batch_size
+        self.read(self._indices(positions), positions, out)
+
+    def _indices(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        first = int(positions[0])
+        with self._ordering:  # one thread computes an epoch, not all of them
+            return self.order.indices(first, int(positions[-1]) + 1)[positions - first]
 
     def _crop(self, positions: NDArray[np.int64]) -> Crop:
-        options = self.config.augment[0].options(AUGMENTATIONS)
-        words = positions.astype(np.uint64)
-        low, high = (words & np.uint64(0xFFFFFFFF)).astype(np.uint32), (words >> np.uint64(32)).astype(np.uint32)
-        draws = Draws(fold(self.config.random_seed, 0), low, high, ops=np)
-        ...
+        """The part of each image that the first augmentation takes, from the draws that it has on the device too."""
+        options: Any = self.config.augment[0].options(AUGMENTATIONS)
+        low, high = halves(positions.astype(np.uint64))
+        draws = Draws(fold(self.config.random_seed, 0), low, high, ops=HOST).uniform(4).tolist()
+
+        def crop(place: int, height: int, width: int) -> tuple[float, float, float, float]:
+            return crop_box(draws[place], height, width, options.scale, options.ratio, ops=SCALARS)
+
+        return crop
 
     # -- evaluation -------------------------------------------------------------------------------------------------
 
@@ -166,3 +182,21 @@ class Pipeline:
         if self._stream is not None:
             self._stream.close()
             self._stream = None
+
+
+def _crops_while_decoding(config: Config, dataset: Dataset) -> bool:
+    """Whether the first augmentation is a crop that is better done on whole image files, while they are decoded."""
+    return dataset.crops and bool(config.augment) and config.augment[0].name == "random_resized_crop"
+
+
+def _padded(start: int, count: int, size: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Rows from ``start`` on and their weights; those beyond the end are row 0 with weight 0."""
+    rows = np.arange(start, start + count)
+    inside = rows < size
+    return np.where(inside, rows, 0), inside.astype(np.float64)
+
+
+def share_of_batch(batch_size: int, pieces: int, workers: int, worker: int) -> NDArray[np.int64]:
+    """The positions of every global batch that one of several workers reads: its part of each piece."""
+    positions = np.arange(batch_size).reshape(pieces, workers, -1)
+    return positions[:, worker].reshape(-1)

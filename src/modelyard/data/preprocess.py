@@ -4,7 +4,7 @@
     class Centre:
         def __init__(self, options): ...
         def example(self, example, training): ...   # NumPy, one example, before batching
-        def batch(self, batch, training): ...       # keras.ops, a batch, inside the compiled step
+        def batch(self, batch, training): ...       # keras.ops, a batch, inside the compiled step, after augmentation
 
 Either method is enough. ``example`` is told whether the example is of the train split; it must give the same for the
 same example, so it may be called once and its result kept. ``batch`` is told whether this is a training step.
@@ -109,7 +109,9 @@ class _PreprocessedDataset(Dataset):
         for step, name in zip(self._steps, self._names, strict=False):
             example = step(example, split == TRAIN)
             if not isinstance(example, dict):
-                raise UserError(f"the preprocessing {name} returned {type(example).__name__}; it must return the example.")
+                raise UserError(
+                    f"the preprocessing {name} returned {type(example).__name__}; it must return the example."
+                )
         return example
 
     def fingerprint(self) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from modelyard.data.dataset import ID, IMAGE, LABEL, TRAIN, VALIDATION, Arrays, Crop, DataContext, Dataset, Feature
-from modelyard.data.images import Fit, fill, size_of, upright_size
+from modelyard.data.images import Box, Choose, Fit, fill, size_of
 from modelyard.data.items import ChosenItems, Items, Stored
 from modelyard.data.splits import stratified
 from modelyard.errors import DataError
@@ -96,17 +97,12 @@ class StoredDataset(Dataset):
                 raise DataError(f"{items.name(index)} is {found}, the others have shape {out.shape}.")
             out[...] = stored
             return
-        if crop is None and self._sized:
-            fill(out, stored, self._fit, None, items.name(index))
-            return
-        height, width = upright_size(stored, items.name(index))
-        if crop is None and (height, width) != out.shape[:2]:
-            raise DataError(
-                f"{items.name(index)} is {height}×{width}, the first image {out.shape[0]}×{out.shape[1]}. "
-                "Give one size for all: --image_size 224, for example."
-            )
-        box = crop(place, height, width) if crop is not None else None
-        fill(out, stored, self._fit, box, items.name(index))
+        choose: Choose | None = None
+        if crop is not None:
+            choose = partial(crop, place)
+        elif not self._sized:
+            choose = partial(_whole, out, partial(items.name, index))
+        fill(out, stored, self._fit, choose, partial(items.name, index))
 
     def fingerprint(self) -> str:
         """Of the stored examples, the classes, and what is made of them."""
@@ -114,6 +110,16 @@ class StoredDataset(Dataset):
         for name, items in sorted(self.splits.items()):
             digest.update(f"{name}/{items.fingerprint()}".encode())
         return digest.hexdigest()
+
+
+def _whole(out: NDArray[np.generic], name: Callable[[], str], height: int, width: int) -> Box:
+    """The whole image, which must be as large as the first."""
+    if (height, width) != out.shape[:2]:
+        raise DataError(
+            f"{name()} is {height}×{width}, the first image {out.shape[0]}×{out.shape[1]}. "
+            "Give one size for all: --image_size 224, for example."
+        )
+    return 0.0, 0.0, float(height), float(width)
 
 
 class _ReadItems(Items):
@@ -160,9 +166,7 @@ def with_validation_items(splits: Mapping[str, Items], context: DataContext) -> 
     return {**splits, TRAIN: ChosenItems(whole, larger), VALIDATION: ChosenItems(whole, smaller)}
 
 
-def _shape(
-    first: Stored, size: tuple[int, int] | None, channels: int | None, name: str
-) -> tuple[tuple[int, ...], str]:
+def _shape(first: Stored, size: tuple[int, int] | None, channels: int | None, name: str) -> tuple[tuple[int, ...], str]:
     """Shape and type of the images that are given."""
     if isinstance(first, bytes):
         height, width, _ = size_of(first, name)

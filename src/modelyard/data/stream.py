@@ -7,6 +7,7 @@ resizing release Python's lock.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -19,8 +20,18 @@ from modelyard.data.dataset import Arrays, Feature
 ReadInto = Callable[[int, int, int, Arrays], None]
 """``read(batch, start, stop, out)``: fills ``out`` with the examples ``start`` to ``stop`` of a batch."""
 
-PIECE = 4
+PIECE = 8
 """Examples a thread takes at a time: few enough that the last batch is not waited for, enough to be worth a turn."""
+
+
+_running: set[Stream] = set()
+
+
+@atexit.register
+def _close_all() -> None:
+    """A thread that dies inside a library while the interpreter ends would take the process down with it."""
+    for stream in list(_running):
+        stream.close()
 
 
 class Stream:
@@ -56,7 +67,7 @@ class Stream:
         self._claimed = 0  # (batch - start) × pieces + piece: what has been given to threads
         self._start = 0
         self._missing: dict[int, int] = {}
-        self._error: BaseException | None = None
+        self._failed: dict[int, BaseException] = {}
         self._running = 0
         self._closed = False
 
@@ -64,16 +75,19 @@ class Stream:
     def batches(self, first: int, most: int) -> Iterator[tuple[Arrays, int]]:
         """The batches from ``first`` on, at most ``most``: arrays of all their examples, and how many batches.
 
-        The arrays are overwritten when the block ends.
+        The arrays are overwritten when the block ends. An error of reading is raised where its batch comes first.
         """
+        if self._closed:
+            raise ValueError("the stream is closed")
         self._go_to(first)
         place = first % self._places
         count = min(most, self._places - place, max(self._places // 2, 1))
         with self._change:
-            while self._error is None and any(self._missing.get(k, 1) for k in range(first, first + count)):
+            while any(self._missing.get(k, 1) for k in range(first, first + count)):
                 self._change.wait()
-            if self._error is not None:
-                error, self._error = self._error, None
+            count = next((k - first for k in range(first, first + count) if k in self._failed), count)
+            if not count:
+                error = self._failed[first]
                 self._stop_reading()
                 raise error
         rows = slice(place * self._batch_size, (place + count) * self._batch_size)
@@ -92,6 +106,7 @@ class Stream:
         for worker in self._workers:
             worker.join()
         self._workers = []
+        _running.discard(self)
 
     def _go_to(self, first: int) -> None:
         with self._change:
@@ -102,6 +117,7 @@ class Stream:
             self._claimed = 0
             self._change.notify_all()
             if not self._workers:
+                _running.add(self)
                 self._workers = [threading.Thread(target=self._work, daemon=True) for _ in range(self._threads)]
                 for worker in self._workers:
                     worker.start()
@@ -109,7 +125,7 @@ class Stream:
     def _stop_reading(self) -> None:
         """Waits, with the lock held, until no thread writes into the buffers."""
         self._generation += 1
-        self._missing = {}
+        self._missing, self._failed = {}, {}
         self._first = self._start = -1
         while self._running:
             self._change.wait()
@@ -130,8 +146,9 @@ class Stream:
                 self._running -= 1
                 if generation == self._generation:
                     self._missing[batch] -= 1
-                    self._error = self._error or error
-                if error is not None or generation != self._generation or not self._missing[batch]:
+                    if error is not None:
+                        self._failed.setdefault(batch, error)
+                if generation != self._generation or not self._missing[batch]:
                     self._change.notify_all()
 
     def _claim(self) -> tuple[int, int, int] | None:
@@ -139,7 +156,7 @@ class Stream:
         with self._change:
             while not self._closed:
                 batch = self._start + self._claimed // self._pieces
-                if self._start >= 0 and self._error is None and batch < self._first + self._places:
+                if self._start >= 0 and batch < self._first + self._places:
                     piece = self._claimed % self._pieces
                     self._missing.setdefault(batch, self._pieces)
                     self._claimed += 1
@@ -155,8 +172,13 @@ def places_for(features: Mapping[str, Feature], batch_size: int, budget: int) ->
     return int(np.clip(budget // max(example * batch_size, 1), 3, 256))
 
 
-def read_all(read: Callable[[NDArray[np.int64], Arrays], None], size: int, out: Arrays, threads: int,
-             progress: Callable[[int, int], None] | None = None) -> None:
+def read_all(
+    read: Callable[[NDArray[np.int64], Arrays], None],
+    size: int,
+    out: Arrays,
+    threads: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
     """Fills ``out`` with all ``size`` examples, side by side."""
     from concurrent.futures import ThreadPoolExecutor
 

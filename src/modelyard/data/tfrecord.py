@@ -38,8 +38,13 @@ def checksum(data: bytes) -> int:
 
 def frame(data: bytes) -> bytes:
     """A record as it stands in a file."""
-    length = struct.pack("<Q", len(data))
-    return b"".join((length, struct.pack("<I", checksum(length)), data, struct.pack("<I", checksum(data))))
+    return b"".join((_head(len(data)), data, struct.pack("<I", checksum(data))))
+
+
+def _head(length: int) -> bytes:
+    """What stands before the data of a record."""
+    packed = struct.pack("<Q", length)
+    return packed + struct.pack("<I", checksum(packed))
 
 
 def scan(path: Path, progress: Callable[[int], None] | None = None) -> Iterator[tuple[int, bytes, int]]:
@@ -128,6 +133,11 @@ class RecordFile:
         Raises:
             DataError: if it is damaged or another one, naming the file and the byte offset.
         """
+        whole = self.read(at, HEAD + length + TAIL)
+        data = whole[HEAD:-TAIL]
+        if whole[:HEAD] == _head(length) and int.from_bytes(whole[-TAIL:], "little") == crc == checksum(data):
+            return data
+        # Something is wrong: once more, step by step, to say what.
         stored_length = checked_length(self.read(at, HEAD), self.path, at, self.size, number)
         data = self.read(at + HEAD, stored_length)
         stored = self.read(at + HEAD + stored_length, TAIL)

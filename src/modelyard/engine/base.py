@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from modelyard.config.durations import Run
 from modelyard.config.schema import Config
 from modelyard.data.augment import build_augmentation
-from modelyard.data.dataset import TRAIN, Arrays, Dataset
+from modelyard.data.dataset import Arrays, Dataset
+from modelyard.data.draws import halves
 from modelyard.data.pipeline import Pipeline
 from modelyard.data.preprocess import batch_preprocessing
 from modelyard.errors import CheckpointError, UserError
@@ -76,17 +77,16 @@ class Engine(ABC):
         self.feature_names = list(self.pipeline.features)
 
     def preprocess(self, batch: dict[str, Any], training: bool, low: Any = None, high: Any = None) -> dict[str, Any]:
-        """A batch as the network sees it: the user's preprocessing, augmentation for training, the task's own.
+        """A batch as the network sees it: augmented for training, then the user's preprocessing, then the task's own.
 
         Args:
             batch: named tensors.
             training: whether this is a training step.
             low, high: for training, the two 32-bit halves of each example's position in the stream.
         """
-        batch = self._prepare(batch, training)
         if training:
             batch = self._augment(batch, low, high)
-        return self.task.preprocess(batch, training)
+        return self.task.preprocess(self._prepare(batch, training), training)
 
     def close(self) -> None:
         """Ends what reads ahead."""
@@ -185,8 +185,7 @@ class Engine(ABC):
         # An even number: some augmentations mix neighbours.
         examples, positions = self.pipeline.training_examples(step, most)
         batch = {name: ops.convert_to_tensor(array) for name, array in examples.items()}
-        low = ops.convert_to_tensor((positions & np.uint64(0xFFFFFFFF)).astype(np.uint32))
-        high = ops.convert_to_tensor((positions >> np.uint64(32)).astype(np.uint32))
+        low, high = (ops.convert_to_tensor(half) for half in halves(positions))
         return {n: ops.convert_to_numpy(value) for n, value in self.preprocess(batch, True, low, high).items()}
 
     task: Task

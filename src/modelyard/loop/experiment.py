@@ -106,14 +106,14 @@ def resume(model_dir: str | Path, **options: Any) -> Result:
 
 def resume_config(model_dir: str | Path, options: Mapping[str, Any], source: str = "Python") -> tuple[Config, bool]:
     """The config to go on with, and whether that run evaluates."""
-    directory = open_run_folder(model_dir)
+    directory = open_run_folder(model_dir, options.get("cache_dir"))
     pointless = sorted(
         {"config_file", "config_set", "hyperparameter_file", "hyperparameter_set", "recipe"} & set(options)
     )
     if pointless:
         message = "has no use here: the run's own config.yaml is the config."
         raise ConfigError(Problem(source, key, message) for key in pointless)
-    given = {**options, "config_file": str(directory.config), "model_dir": str(directory.path), "resume": "must"}
+    given = {**options, "config_file": str(directory.config), "model_dir": directory.address, "resume": "must"}
     try:
         config = resolve(given, source=source, pick_up_files=False)
     except ConfigError as error:
@@ -143,11 +143,12 @@ def evaluate(
         source: where the options come from, for error messages.
         **options: options that change how it is computed, such as eval_batch_size or engine.
     """
-    directory = open_run_folder(model_dir)
+    directory = open_run_folder(model_dir, options.get("cache_dir"))
     config, _ = resume_config(model_dir, options, source)
     refuse_changes(directory, config)
     which = checkpoint if checkpoint is not None else "best" if best_first(directory.best) else "latest"
     path = choose(directory.checkpoints, directory.best, str(which))
+    directory.bring_weights(path)
     loaded = read_checkpoint(path)
     dataset = _load_dataset(config)
     known = read_manifest(directory).get("dataset", {}).get("fingerprint")
@@ -161,6 +162,7 @@ def evaluate(
 
     with bar(f"evaluating on {split}", dataset.size(split)) as progress:
         metrics = engine.evaluate(split, progress)
+    engine.close()
     return Result(str(model_dir), loaded.step, split, metrics, loaded.step, best=_best(directory))
 
 
@@ -181,7 +183,7 @@ def _run(config: Config, evaluates: bool) -> Result:
         run = _lengths(config, dataset)
         if checkpoint is not None and checkpoint.step > run.total_steps:
             raise RunError(
-                f"{directory.path} is at step {checkpoint.step} already, and {run.total_steps} are asked for; "
+                f"{directory.address} is at step {checkpoint.step} already, and {run.total_steps} are asked for; "
                 "nothing was changed."
             )
         log_machine(directory, config, dataset, engine)
@@ -196,9 +198,11 @@ def _run(config: Config, evaluates: bool) -> Result:
             trainer.train()
         except Exception as error:
             error.add_note(
-                f"The run folder is {directory.path}; `modelyard resume` with it goes on from what is saved."
+                f"The run folder is {directory.address}; `modelyard resume` with it goes on from what is saved."
             )
             raise
+        finally:
+            engine.close()
         return _conclude(directory, trainer)
 
 
@@ -256,7 +260,7 @@ def _warm_weights(config: Config) -> dict[str, Any] | None:
     from modelyard.run.weights import read_weights
 
     log.info("starting from the weights in %s", config.checkpoint_path)
-    return read_weights(Path(config.checkpoint_path).expanduser())
+    return read_weights(config.checkpoint_path, config.cache_dir)
 
 
 def _warm_start(engine: Engine, weights: dict[str, Any]) -> None:
@@ -294,7 +298,7 @@ def _conclude(directory: RunDirectory, trainer: Trainer) -> Result:
     elif not validation:
         split, metrics = TRAIN, trainer.last_report
     seconds = round(trainer.seconds, 2)
-    result = Result(str(directory.path), trainer.step, split, metrics, model_step, best, validation, seconds)
+    result = Result(directory.address, trainer.step, split, metrics, model_step, best, validation, seconds)
     shown: dict[str, Any] = {f"{split} {name}": value for name, value in metrics.items()}
     shown |= {f"best validation {best['metric']}": f"{best['value']:.6g} at step {best['step']}"} if best else {}
     ended = f"{trainer.step}" + (f" ({trainer.stop_reason})" if trainer.stop_reason else "")
@@ -308,4 +312,5 @@ def _best(directory: RunDirectory) -> dict[str, Any]:
     if not paths:
         return {}
     won = read_state(paths[0])["memory"]["best"]
-    return {"metric": won["metric"], "value": won["value"], "step": step_of(paths[0]), "path": str(paths[0])}
+    path = directory.address_of(paths[0])
+    return {"metric": won["metric"], "value": won["value"], "step": step_of(paths[0]), "path": path}

@@ -77,11 +77,12 @@ class SaveCheckpoints(Hook):
                 "The checkpoints before it are kept. Try a lower learning_rate, warmup or clip_norm."
             )
         self._saved, self._saved_at = (loop.step, loop.evaluated_step), time.monotonic()
-        folder, keep = loop.directory.checkpoints, loop.config.keep_checkpoints
+        directory, keep = loop.directory, loop.config.keep_checkpoints
 
         def write() -> None:
-            write_checkpoint(folder, checkpoint)
-            prune(folder, keep)
+            write_checkpoint(directory.checkpoints, checkpoint)
+            prune(directory.checkpoints, keep)
+            directory.push(keep)
 
         loop.writer.submit(write)
 
@@ -126,13 +127,14 @@ class KeepBest(Hook):
         snapshot = loop.snapshot()
         memory = {**snapshot.memory, "best": won, "metrics": {k: row[k] for k in row if isinstance(row[k], float)}}
         checkpoint = Checkpoint(snapshot.step, snapshot.weights, snapshot.optimizer, memory)
-        folder = loop.directory.best
+        directory = loop.directory
 
         def write() -> None:
-            write_checkpoint(folder, checkpoint)
+            write_checkpoint(directory.best, checkpoint)
             for _, step in dropped:
-                path = folder / folder_name(step)
+                path = directory.best / folder_name(step)
                 if path.is_dir():
                     remove_folder(path)
+            directory.push()
 
         loop.writer.submit(write)

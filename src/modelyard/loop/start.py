@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from modelyard import storage
 from modelyard.config import Config
 from modelyard.config.durations import Run
 from modelyard.config.schema import CORE_FIELDS, PARTS, is_path
@@ -21,6 +22,7 @@ from modelyard.run.directory import (
     RunDirectory,
     differences,
     new_run_path,
+    remote_run_folder,
     run_options,
     write_config,
 )
@@ -37,16 +39,23 @@ log = logging.getLogger("modelyard")
 
 def find_folder(config: Config) -> RunDirectory:
     """The run folder, made now or found."""
-    path = new_run_path(config)
+    _refuse_remote_best(config)
+    place = new_run_path(config)
     best = Path(config.best_model_dir).expanduser().absolute() if config.best_model_dir else None
-    directory = RunDirectory(path, best)
+    if isinstance(place, Path):
+        directory = RunDirectory(place, best)
+    else:
+        directory = remote_run_folder(place, storage.cache_folder(config.cache_dir))
+    path = directory.address
     if directory.exists():
         if config.resume == "never":
             raise RunError(f"{path} exists, and resume is 'never'. Name another --model_dir, or set resume to 'auto'.")
+        if directory.mirror is not None:
+            directory.create()
         return directory
     if config.resume == "must":
         raise RunError(f"there is no run in {path} to go on with, and resume is 'must'.")
-    if path.exists() and not path.is_dir():
+    if directory.path.exists() and not directory.path.is_dir():
         raise RunError(f"{path} is a file; --model_dir must name a folder.")
     strangers = directory.strangers()
     if strangers:
@@ -56,6 +65,14 @@ def find_folder(config: Config) -> RunDirectory:
         with explain(best, "make the folder of the best models"):
             best.mkdir(parents=True, exist_ok=True)
     return directory
+
+
+def _refuse_remote_best(config: Config) -> None:
+    """The best models are where the run is, or on this machine with a run on this machine."""
+    best, run = config.best_model_dir, config.model_dir or config.runs_dir
+    if best is not None and (storage.is_remote(best) or storage.is_remote(run)):
+        message = f"{best!r} can't be used with cloud storage: the best models of a run at a URL are in its best/."
+        raise ConfigError([Problem(config.origin("best_model_dir"), "best_model_dir", message)])
 
 
 @contextlib.contextmanager
@@ -86,7 +103,7 @@ def settle_config(directory: RunDirectory, config: Config) -> Config:
     except ConfigError:
         if max(list_checkpoints(directory.checkpoints), default=0) or list_checkpoints(directory.best):
             raise
-        log.info("nothing was trained in %s yet; starting over with the new config", directory.path)
+        log.info("nothing was trained in %s yet; starting over with the new config", directory.address)
         directory.start_over()
     return config
 
@@ -94,16 +111,28 @@ def settle_config(directory: RunDirectory, config: Config) -> Config:
 def _with_absolute_paths(directory: RunDirectory, config: Config) -> Config:
     """What the config names is found again wherever the run is resumed from."""
     update: dict[str, Any] = {
-        "data_dir": str(Path(config.data_dir).expanduser().absolute()),
+        "data_dir": _absolute(config.data_dir),
         "plugins": tuple(str(Path(p).absolute()) if p.endswith(".py") else p for p in config.plugins),
     }
     if config.best_model_dir is not None:
         update["best_model_dir"] = str(directory.best)
     if is_path(config.dataset):
-        update["dataset"] = str(Path(config.dataset).expanduser().absolute())
+        update["dataset"] = _absolute(config.dataset)
+    options = dict(config.part_options)
+    for key, info in config.entry("dataset").options.model_fields.items():
+        extra = info.json_schema_extra
+        if isinstance(extra, dict) and extra.get("path") and options.get(key) is not None:
+            options[key] = _absolute(options[key])
+    update["part_options"] = options
     if config.checkpoint_path is not None:
-        update["checkpoint_path"] = str(Path(config.checkpoint_path).expanduser().absolute())
+        update["checkpoint_path"] = _absolute(config.checkpoint_path)
+    if config.cache_dir is not None:
+        update["cache_dir"] = _absolute(config.cache_dir)
     return config.model_copy(update=update)
+
+
+def _absolute(path: str) -> str:
+    return path if storage.is_remote(path) else str(Path(path).expanduser().absolute())
 
 
 def refuse_changes(directory: RunDirectory, config: Config) -> None:
@@ -117,7 +146,7 @@ def refuse_changes(directory: RunDirectory, config: Config) -> None:
     if refused:
         parts = [key for key, _, _ in refused if key in PARTS]
         raise ChangedConfigError(
-            Problem(config.origin(key), key, f"is {inline(here)} here, {inline(there)} in the run {directory.path}.")
+            Problem(config.origin(key), key, f"is {inline(here)} here, {inline(there)} in the run {directory.address}.")
             for key, there, here in refused
             if key in CORE_FIELDS or not parts  # with another model, its options say nothing more
         )
@@ -128,7 +157,7 @@ def refuse_changes(directory: RunDirectory, config: Config) -> None:
 def log_machine(directory: RunDirectory, config: Config, dataset: Dataset, engine: Engine) -> None:
     """Opens the log with versions, machine, devices, data and options."""
     machine = hardware()
-    log.info("run folder %s", directory.path)
+    log.info("run folder %s", directory.address)
     log.info("versions: %s", ", ".join(f"{name} {version}" for name, version in versions().items()))
     log.info("machine: %s, %d cores, %s GiB memory", machine["cpu"], machine["cores"], machine["memory_gib"])
     log.info("GPUs: %s", "; ".join(machine["gpus"]) or "none")

@@ -144,7 +144,7 @@ class Trainer:
                     for hook in self.hooks:
                         self._call(hook, hook.interrupted)
                     self.writer.flush()
-                    raise Interrupted(self._signal, self.step, str(self.directory.path))
+                    raise Interrupted(self._signal, self.step, self.directory.address)
             except BaseException:
                 with contextlib.suppress(Exception):  # the error under way says more than what follows from it
                     self._finish(begun)

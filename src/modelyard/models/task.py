@@ -13,7 +13,7 @@ The long way is a subclass of `Task` or `Classifier` that overrides what differs
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +22,10 @@ import numpy as np
 from keras import ops
 from numpy.typing import NDArray
 
+from modelyard.config.calls import Call
 from modelyard.config.schema import Config
-from modelyard.data.dataset import IMAGE, LABEL, TRAIN, Dataset, Feature
+from modelyard.data.dataset import ID, IMAGE, LABEL, TRAIN, Dataset, Feature
+from modelyard.data.preprocess import batch_preprocessing
 from modelyard.errors import DataError, UserError
 from modelyard.models.catalog import ClassifierOptions
 from modelyard.registry import Options as BaseOptions
@@ -53,19 +55,30 @@ class DataInfo:
         return self.features[IMAGE].shape
 
 
-def describe(dataset: Dataset) -> DataInfo:
-    """`DataInfo` of ``dataset``. The statistics come from examples spread evenly over the training split."""
+def describe(dataset: Dataset, preprocess: Sequence[Call] = ()) -> DataInfo:
+    """`DataInfo` of ``dataset`` behind the user's preprocessing of batches.
+
+    The statistics come from examples spread evenly over the training split.
+    """
     size = dataset.size(TRAIN)
-    rows = np.unique(np.linspace(0, size - 1, min(size, _STATISTICS_EXAMPLES)).astype(np.int64))
-    channels = dataset.features[IMAGE].shape[-1] if IMAGE in dataset.features else 1
+    most = _STATISTICS_EXAMPLES if dataset.arrays(TRAIN) is not None else _STATISTICS_EXAMPLES // 8  # those are decoded
+    rows = np.unique(np.linspace(0, size - 1, min(size, most)).astype(np.int64))
+    found = dataset.read(TRAIN, rows)
+    features = dataset.features
+    if preprocess:
+        batch = {name: ops.convert_to_tensor(found[name]) for name in features if name != ID}
+        batch = batch_preprocessing(preprocess)(batch, False)
+        found = {name: ops.convert_to_numpy(value) for name, value in batch.items()}
+        features = {name: Feature(array.shape[1:], array.dtype.name) for name, array in found.items()}
+    channels = features[IMAGE].shape[-1] if IMAGE in features else 1
     mean, spread = np.zeros(channels, np.float32), np.ones(channels, np.float32)
-    if IMAGE in dataset.features:
-        flat = np.asarray(dataset.read(TRAIN, rows)[IMAGE]).reshape(-1, channels).astype(np.float64)
-        if len(dataset.features[IMAGE].shape) == 1:  # values, not pixels: one scale for all columns
+    if IMAGE in features:
+        flat = np.asarray(found[IMAGE]).reshape(-1, channels).astype(np.float64)
+        if len(features[IMAGE].shape) == 1:  # values, not pixels: one scale for all columns
             flat = flat.reshape(-1, 1)
         mean = np.broadcast_to(flat.mean(axis=0), channels).astype(np.float32)
         spread = np.broadcast_to(np.maximum(flat.std(axis=0), 1e-6), channels).astype(np.float32)
-    return DataInfo(dataset.features, dataset.classes, mean, spread)
+    return DataInfo(features, dataset.classes, mean, spread)
 
 
 class Task:
@@ -154,23 +167,34 @@ class Classifier(Task):
         return model
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """Cross-entropy, with label smoothing where it is asked for."""
+        """Cross-entropy, with label smoothing where it is asked for. Labels are classes, or shares of the classes."""
         labels = batch[LABEL]
         smoothing = getattr(self.options, "label_smoothing", 0.0)
-        if not smoothing:
+        if _are_shares(labels):
+            target = ops.cast(labels, outputs.dtype)
+        elif not smoothing:
             return ops.sparse_categorical_crossentropy(labels, outputs, from_logits=True)
-        target = ops.one_hot(labels, self.data.num_classes, dtype=outputs.dtype)
+        else:
+            target = ops.one_hot(labels, self.data.num_classes, dtype=outputs.dtype)
         target = target * (1.0 - smoothing) + smoothing / self.data.num_classes
         return ops.categorical_crossentropy(target, outputs, from_logits=True)
 
     def metrics(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Whether the likeliest class is the right one."""
-        right = ops.equal(ops.cast(ops.argmax(outputs, axis=-1), "int32"), ops.cast(batch[LABEL], "int32"))
+        """Whether the likeliest class is the right one; where labels are mixed, the one with the greatest share."""
+        labels = batch[LABEL]
+        if _are_shares(labels):
+            labels = ops.argmax(labels, axis=-1)
+        right = ops.equal(ops.cast(ops.argmax(outputs, axis=-1), "int32"), ops.cast(labels, "int32"))
         return {"accuracy": ops.cast(right, outputs.dtype)}
 
     def predictions(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Class and probabilities."""
         return {"class": ops.argmax(outputs, axis=-1), "probabilities": ops.softmax(outputs, axis=-1)}
+
+
+def _are_shares(labels: Tensor) -> bool:
+    """Whether labels are shares of all classes, as mixup makes them, and not one class an example."""
+    return len(labels.shape) == 2 and "float" in keras.backend.standardize_dtype(labels.dtype)
 
 
 class _FunctionClassifier(Classifier):
@@ -188,7 +212,7 @@ class _FunctionClassifier(Classifier):
 def build_task(config: Config, dataset: Dataset) -> Task:
     """The task of the model that ``config`` names, for ``dataset``."""
     target = config.entry("model").load()
-    options, data = config.options_of("model"), describe(dataset)
+    options, data = config.options_of("model"), describe(dataset, config.preprocess)
     if not inspect.isclass(target):
         return _FunctionClassifier(target, options, data)
     if not issubclass(target, Task):

@@ -66,6 +66,11 @@ def folder_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
+def is_folder_name(name: str) -> bool:
+    """Whether ``name`` is one that `folder_name` gives."""
+    return _NAME.fullmatch(name) is not None
+
+
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     """Writes ``checkpoint`` into ``folder``, whole or not at all."""
     target = folder / folder_name(checkpoint.step)

@@ -40,11 +40,18 @@ def show_log() -> None:
 
 
 @contextlib.contextmanager
-def bar(description: str, total: int) -> Iterator[Any]:
-    """A progress bar for something that is counted; call what it yields with the number done."""
+def bar(description: str, total: int | None) -> Iterator[Any]:
+    """A progress bar for something that is counted, up to ``total`` if that is known.
+
+    Call what it yields with the number done.
+    """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console(), transient=True, disable=not console().is_terminal) as progress:
         task = progress.add_task(description, total=total)
-        yield lambda done, total=total: progress.update(task, completed=done, total=total)
+
+        def update(done: int, total: int | None = total, description: str = description) -> None:
+            progress.update(task, completed=done, total=total, description=description)
+
+        yield update

@@ -13,14 +13,20 @@ import time
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
+from modelyard import storage
 from modelyard.config.schema import Config, is_free, is_path
 from modelyard.config.yaml_file import CONFIG_VERSION, RUN_CONFIG_KEY, dump, read_set
-from modelyard.errors import ConfigError, Problem, RunError
+from modelyard.errors import ConfigError, Interrupted, Problem, RunError
 from modelyard.run.files import PARTIAL, explain, remove_partial, write_text
+from modelyard.run.journal import JOURNAL
+
+if TYPE_CHECKING:
+    from modelyard.run.mirror import Mirror
 
 CONFIG, MANIFEST, METRICS, LOCK = "config.yaml", "manifest.json", "metrics.jsonl", ".lock"
+EVENTS, CHECKPOINTS, BEST, LOGS, PROFILE = "events", "checkpoints", "best", "runlogs", "profile"
 _NOT_IN_CONFIG = ("model_dir", "resume", "config_file", "config_set", "hyperparameter_file", "hyperparameter_set")
 """These say where a run is and how its config was found; a run from its own config is told anew."""
 _LOCK_SECONDS = 0.5
@@ -33,18 +39,20 @@ class RunDirectory:
     Args:
         path: the run folder.
         best: folder of the best models, where it is not in the run folder.
+        mirror: keeps the run folder on an object store up to date, if that is where the run is.
     """
 
-    def __init__(self, path: Path, best: Path | None = None) -> None:
+    def __init__(self, path: Path, best: Path | None = None, mirror: Mirror | None = None) -> None:
         self.path = path
+        self.mirror = mirror
         self.config = path / CONFIG
         self.manifest = path / MANIFEST
         self.metrics = path / METRICS
-        self.events = path / "events"
-        self.checkpoints = path / "checkpoints"
-        self.best = best if best is not None else path / "best"
-        self.logs = path / "runlogs"
-        self.profile = path / "profile"
+        self.events = path / EVENTS
+        self.checkpoints = path / CHECKPOINTS
+        self.best = best if best is not None else path / BEST
+        self.logs = path / LOGS
+        self.profile = path / PROFILE
         self._lock: TextIO | None = None
 
     @property
@@ -55,11 +63,32 @@ class RunDirectory:
     @property
     def journal(self) -> Path:
         """The journal stands beside the run folders."""
-        return self.path.parent / "training_log.md"
+        return self.path.parent / JOURNAL
+
+    @property
+    def address(self) -> str:
+        """Where the run is for its user: its path, or its URL."""
+        return self.address_of(self.path)
+
+    def address_of(self, path: Path) -> str:
+        """Where a path of the folder is for the user."""
+        return str(path) if self.mirror is None else self.mirror.address(path)
 
     def exists(self) -> bool:
         """Whether a run began here."""
+        if self.mirror is not None and not self.mirror.fetched:
+            return self.mirror.began()
         return self.config.is_file()
+
+    def push(self, keep_checkpoints: int | None = None) -> None:
+        """Uploads what changed, where the run is on an object store. For hooks, off the training path."""
+        if self.mirror is not None:
+            self.mirror.push(keep_checkpoints)
+
+    def bring_weights(self, path: Path) -> None:
+        """Sees to it that the weights of a checkpoint are here, not only its state."""
+        if self.mirror is not None:
+            self.mirror.bring_weights(path)
 
     def create(self) -> None:
         """Makes the folder and what must be in it before a run begins."""
@@ -69,6 +98,8 @@ class RunDirectory:
 
     def strangers(self) -> list[str]:
         """What is in the folder and does not come from a start that got no further than this."""
+        if self.mirror is not None and not self.mirror.fetched:
+            return self.mirror.strangers()
         if not self.path.is_dir():
             return []
         ours = (LOCK, self.logs.name, self.checkpoints.name)
@@ -99,7 +130,7 @@ class RunDirectory:
                 holder = file.read().strip() or "another process"
                 file.close()
                 raise RunError(
-                    f"{self.path} is in use by {holder}. Wait for it to end, stop it, or name another --model_dir."
+                    f"{self.address} is in use by {holder}. Wait for it to end, stop it, or name another --model_dir."
                 )
             time.sleep(0.05)
         file.seek(0)
@@ -109,9 +140,26 @@ class RunDirectory:
         self._lock = file
         for folder in (self.path, self.checkpoints):
             remove_partial(folder)
+        if self.mirror is not None:
+            try:
+                self.mirror.open()
+            except BaseException:
+                self._let_go()
+                raise
 
-    def unlock(self) -> None:
-        """Lets others write."""
+    def unlock(self, failed: bool = False) -> None:
+        """Lets others write.
+
+        Args:
+            failed: an error is under way, which must not give way to one of the last upload.
+        """
+        try:
+            if self.mirror is not None and self._lock is not None:
+                self.mirror.close(failed)
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -123,7 +171,8 @@ class RunDirectory:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.unlock()
+        # One that was interrupted believes that all is saved, so what was not is the news.
+        self.unlock(failed=error is not None and not isinstance(error, Interrupted))
 
 
 def _try_lock(file: TextIO, path: Path) -> bool:
@@ -137,10 +186,13 @@ def _try_lock(file: TextIO, path: Path) -> bool:
     return True
 
 
-def new_run_path(config: Config, now: datetime | None = None) -> Path:
-    """The folder for a run: as the config says, or a new one, made now, named by time, model and dataset."""
+def new_run_path(config: Config, now: datetime | None = None) -> Path | str:
+    """The folder for a run: as the config says, or a new one, made now, named by time, model and dataset.
+
+    A URL where that is on an object store.
+    """
     if config.model_dir is not None:
-        return Path(config.model_dir).expanduser()
+        return config.model_dir if storage.is_remote(config.model_dir) else Path(config.model_dir).expanduser()
     dataset = Path(config.dataset).stem if is_path(config.dataset) else config.dataset
     name = config.run_name or f"{config.model}-{dataset}"
     if not re.fullmatch(r"[\w][\w.+=,@-]*", name):
@@ -152,6 +204,12 @@ def new_run_path(config: Config, now: datetime | None = None) -> Path:
             ]
         )
     stamp = (now or datetime.now()).strftime("%Y-%m-%d-%H_%M_%S")
+    if storage.is_remote(config.runs_dir):
+        url, number = storage.join(config.runs_dir, f"{stamp}-{name}"), 1
+        while storage.exists(url):
+            number += 1
+            url = storage.join(config.runs_dir, f"{stamp}-{name}-{number}")
+        return url
     base = Path(config.runs_dir).expanduser() / f"{stamp}-{name}"
     path, number = base, 1
     with explain(base, "make the run folder"):
@@ -165,12 +223,26 @@ def new_run_path(config: Config, now: datetime | None = None) -> Path:
                 path = base.with_name(f"{base.name}-{number}")
 
 
-def open_run_folder(path: str | Path) -> RunDirectory:
-    """An existing run.
+def remote_run_folder(url: str, cache: Path) -> RunDirectory:
+    """A run folder on an object store, to train in: it works in a folder of the cache."""
+    from modelyard.run.mirror import Mirror, working_folder
+
+    folder = working_folder(url, cache)
+    return RunDirectory(folder, mirror=Mirror(url, folder, cache))
+
+
+def open_run_folder(path: str | Path, cache_dir: str | None = None) -> RunDirectory:
+    """An existing run, to look at.
+
+    Args:
+        path: its folder, or its URL on an object store.
+        cache_dir: where copies of remote files are kept; None is the usual place.
 
     Raises:
         RunError: if ``path`` is not a run folder.
     """
+    if isinstance(path, str) and storage.is_remote(path):
+        return _look_at(path, cache_dir)
     directory = RunDirectory(Path(path).expanduser())
     named = RunDirectory(Path("runs") / path)
     if not directory.path.exists() and named.exists():  # as `modelyard runs` shows it
@@ -180,6 +252,16 @@ def open_run_folder(path: str | Path) -> RunDirectory:
         raise RunError(f"{path} {what}. `modelyard runs` lists the runs.")
     best = run_options(directory).get("best_model_dir")
     return RunDirectory(directory.path, Path(str(best)).expanduser() if best else None)
+
+
+def _look_at(url: str, cache_dir: str | None) -> RunDirectory:
+    from modelyard.run.mirror import look_at
+
+    mirror = look_at(url, storage.cache_folder(cache_dir))
+    directory = RunDirectory(mirror.folder, mirror=mirror)
+    if not directory.config.is_file():
+        raise RunError(f"{url} is not a run folder: it has no {CONFIG}. `modelyard runs --runs_dir …` lists the runs.")
+    return directory
 
 
 def run_options(directory: RunDirectory) -> dict[str, Any]:
@@ -217,8 +299,12 @@ def differences(directory: RunDirectory, config: Config) -> list[tuple[str, Any,
     ]
 
 
-def find_runs(folder: Path) -> list[RunDirectory]:
-    """All runs in ``folder``, by name."""
+def find_runs(folder: Path | str) -> list[RunDirectory]:
+    """All runs in ``folder``, which may be a URL, by name."""
+    if isinstance(folder, str) and storage.is_remote(folder):
+        configs = storage.list_files(storage.join(folder, "*", CONFIG))
+        return [_look_at(storage.parent(config), None) for config in configs]
+    folder = Path(folder)
     if not folder.is_dir():
         return []
     runs = [RunDirectory(path) for path in sorted(folder.iterdir()) if path.is_dir()]
@@ -227,6 +313,8 @@ def find_runs(folder: Path) -> list[RunDirectory]:
 
 def is_running(directory: RunDirectory) -> bool:
     """Whether a process holds the folder now."""
+    if directory.mirror is not None:
+        return directory.mirror.is_held()
     with contextlib.suppress(OSError), open(directory.path / LOCK, encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

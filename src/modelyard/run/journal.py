@@ -11,6 +11,7 @@ from typing import Any
 from modelyard.config.schema import Config
 from modelyard.run.files import explain
 
+JOURNAL = "training_log.md"
 TITLE = "# Training log\n\nEvery run adds its settings, its hypothesis and its results. Add your own notes anywhere.\n"
 
 

@@ -15,7 +15,8 @@ _BESIDES = ("step", "epoch", "split", "seconds")
 def summarize(directory: RunDirectory) -> dict[str, Any]:
     """Model, dataset, how far it is, and its results."""
     try:
-        directory = open_run_folder(directory.path)  # knows its folder of best models
+        if directory.mirror is None:
+            directory = open_run_folder(directory.path)  # knows its folder of best models
         options = run_options(directory)
     except UserError as error:
         return {"run": directory.name, "status": f"damaged: {error}"}

@@ -1,0 +1,398 @@
+"""JPEG records to batches of 224×224 random crops: Modelyard's input against others, in ratios, measured in one run.
+
+    python benchmarks/input.py [--photos FOLDER] [--torch PYTHON] [--quick]
+
+The peers do the same work with the same number of threads or worker processes:
+- TensorFlow: a plain sequential `TFRecordDataset` over the same records, with decode-and-crop and a bilinear resize in
+  its map, which is how TensorFlow's own examples read photographs;
+- bare: libjpeg-turbo (simplejpeg) and the fastest resize found (OpenCV) on JPEGs that lie in memory; no records, no
+  order, no batches;
+- PyTorch: a `DataLoader` with Pillow, over the same JPEGs as files. It needs torch, numpy and pillow in the environment
+  of PYTHON (default: this one).
+
+Without --photos, JPEGs are made of smooth noise. Cases take turns, each in a process of its own, so that what else the
+machine does hits all alike; the ratios are medians over the rounds. Then: memory with 1,000 and 100,000 records, and
+the resident against the streaming path for a model that costs nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SIZE, BATCH = 224, 64
+GOALS = {"tensorflow": 0.9, "bare": 0.9, "torch": 2.0}
+
+
+def main() -> None:
+    """Measures all cases and prints a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--photos", type=Path, help="folder per class of JPEGs (default: made of noise)")
+    parser.add_argument("--torch", default=sys.executable, help="a Python that has torch, numpy and pillow")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, shorter")
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    parser.add_argument("--data", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, default=5.0, help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.case:
+        print(json.dumps(CASES[chosen.case](chosen.data, chosen.seconds)))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        _measure(Path(folder), chosen.photos, chosen.torch, 3 if chosen.quick else 7, 3.0 if chosen.quick else 5.0)
+
+
+def _measure(folder: Path, photos: Path | None, torch: str, rounds: int, seconds: float) -> None:
+    import modelyard
+
+    source = photos or _make_photos(folder / "photos")
+    modelyard.convert(str(source), folder / "records")
+    (folder / "source").symlink_to(source.absolute())
+    cases = ["modelyard", "tensorflow", "bare"]
+    if _has_torch(torch):
+        cases.append("torch")
+    else:
+        print(f"PyTorch is left out: {torch} has no torch")
+    speeds: dict[str, list[float]] = {case: [] for case in cases}
+    for number in range(rounds):
+        for case in cases if number % 2 == 0 else reversed(cases):
+            python = torch if case == "torch" else sys.executable
+            speeds[case].append(_in_process(python, case, folder, seconds)["images_per_second"])
+    print(
+        f"{'images/s, ' + str(SIZE) + '×' + str(SIZE) + ' random crops':38s} {'median':>8s} {'least':>8s} {'most':>8s}"
+    )
+    for case, values in speeds.items():
+        print(f"{case:38s} {statistics.median(values):8.0f} {min(values):8.0f} {max(values):8.0f}")
+    for case in cases[1:]:
+        ratios = [mine / other for mine, other in zip(speeds["modelyard"], speeds[case], strict=True)]
+        print(
+            f"modelyard / {case:26s} {statistics.median(ratios):8.2f} {min(ratios):8.2f} {max(ratios):8.2f}"
+            f"   goal {GOALS[case]}"
+        )
+    _measure_memory(folder, seconds)
+    _measure_resident(folder, seconds, rounds)
+
+
+def _measure_memory(folder: Path, seconds: float) -> None:
+    found = {}
+    for count in (1_000, 100_000):
+        place = folder / f"many-{count}"
+        place.mkdir()
+        _make_thumbnails(place, count)
+        found[count] = _in_process(sys.executable, "memory", place, seconds)["megabytes"]
+    ratio = found[100_000] / found[1_000]
+    print(
+        f"memory: {found[1_000]:.0f} MB at 1,000 records, {found[100_000]:.0f} MB at 100,000: {ratio:.3f}  goal 1.10"
+    )
+
+
+def _measure_resident(folder: Path, seconds: float, rounds: int) -> None:
+    for case in ("records", "arrays"):
+        ratios = []
+        for _ in range(max(rounds // 2, 1)):
+            pair = [
+                _in_process(sys.executable, f"{case}-{how}", folder, seconds)["images_per_second"]
+                for how in ("always", "never")
+            ]
+            ratios.append(pair[0] / pair[1])
+        goal = "   goal 5" if case == "records" else "   (memory to memory)"
+        print(
+            f"resident / streaming, small set of {case}: {statistics.median(ratios):.1f}{goal}; last {pair[0]:,.0f} / s"
+        )
+
+
+def _in_process(python: str, case: str, folder: Path, seconds: float) -> dict[str, float]:
+    command = [python, __file__, "--case", case, "--data", str(folder), "--seconds", str(seconds)]
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        sys.exit(f"{case} failed:\n{done.stderr}")
+    result: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+    return result
+
+
+def _has_torch(python: str) -> bool:
+    return subprocess.run([python, "-c", "import torch, PIL"], capture_output=True, check=False).returncode == 0
+
+
+def _rate(read: Callable[[], int], seconds: float) -> dict[str, float]:
+    """Images a second after a warm-up; ``read`` reads some and says how many."""
+    warm = time.perf_counter()
+    while time.perf_counter() - warm < 1.0:
+        read()
+    began, images = time.perf_counter(), 0
+    while time.perf_counter() - began < seconds:
+        images += read()
+    return {"images_per_second": images / (time.perf_counter() - began)}
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+# -- the cases: each in a process of its own ------------------------------------------------------------------------
+
+
+def _pipeline(dataset: str, image_size: int) -> Any:
+    from modelyard.config import load_config
+    from modelyard.config.durations import Run
+    from modelyard.data.load import load_dataset
+    from modelyard.data.pipeline import Pipeline
+
+    config = load_config(
+        dataset=dataset, image_size=image_size, augment="random_resized_crop", train_batch_size=BATCH, train_steps=1
+    )
+    opened = load_dataset(config)
+    return Pipeline(config, opened, Run(opened.size("train"), BATCH, 1))
+
+
+def case_modelyard(folder: Path, seconds: float) -> dict[str, float]:
+    """The stream that training reads: order, records, checksums, crops, batches."""
+    pipeline = _pipeline(str(folder / "records"), SIZE)
+    step = 0
+
+    def read() -> int:
+        nonlocal step
+        with pipeline.training(step, 1) as (arrays, count):
+            assert arrays["image"].shape[0] == BATCH * count
+        step += count
+        return BATCH * int(count)
+
+    return _rate(read, seconds)
+
+
+def case_tensorflow(folder: Path, seconds: float) -> dict[str, float]:
+    """Sequential records through `tf.data`."""
+    import tensorflow as tf
+
+    files = sorted(str(path) for path in (folder / "records").glob("train-*.tfrecord"))
+    features = {
+        "image/encoded": tf.io.FixedLenFeature([], tf.string),
+        "image/class/label": tf.io.FixedLenFeature([], tf.int64),
+        "image/height": tf.io.FixedLenFeature([], tf.int64),
+        "image/width": tf.io.FixedLenFeature([], tf.int64),
+    }
+
+    def example(record: Any) -> tuple[Any, Any]:
+        parsed = tf.io.parse_single_example(record, features)
+        height, width = tf.cast(parsed["image/height"], tf.float32), tf.cast(parsed["image/width"], tf.float32)
+        area = tf.random.uniform([], 0.08, 1.0) * height * width
+        ratio = tf.exp(tf.random.uniform([], float(np.log(3 / 4)), float(np.log(4 / 3))))
+        wide = tf.minimum(tf.round(tf.sqrt(area * ratio)), width)
+        tall = tf.minimum(tf.round(tf.sqrt(area / ratio)), height)
+        top = tf.floor(tf.random.uniform([]) * (height - tall + 1))
+        left = tf.floor(tf.random.uniform([]) * (width - wide + 1))
+        box = tf.cast(tf.stack([top, left, tall, wide]), tf.int32)
+        image = tf.image.decode_and_crop_jpeg(parsed["image/encoded"], box, channels=3)
+        return tf.cast(tf.image.resize(image, (SIZE, SIZE)), tf.uint8), parsed["image/class/label"]
+
+    dataset = tf.data.TFRecordDataset(files).repeat().map(example, num_parallel_calls=_cores())
+    options = tf.data.Options()
+    options.threading.private_threadpool_size = _cores()
+    batches = iter(dataset.batch(BATCH, drop_remainder=True).prefetch(2).with_options(options))
+    return _rate(lambda: int(next(batches)[0].shape[0]), seconds)
+
+
+def case_bare(folder: Path, seconds: float) -> dict[str, float]:
+    """Decode, crop and resize in threads, and nothing else."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    import cv2
+    import simplejpeg
+
+    cv2.setNumThreads(0)
+    files = [path.read_bytes() for path in _jpegs(folder)]
+    random = np.random.default_rng(0)
+    sizes = [simplejpeg.decode_jpeg_header(data)[:2] for data in files]
+    boxes = [_box(random, height, width) for height, width in sizes]
+    out = np.empty((_cores(), SIZE, SIZE, 3), np.uint8)
+
+    def some(worker: int) -> int:
+        for number in range(worker, len(files), _cores()):
+            pixels = simplejpeg.decode_jpeg(files[number], "RGB")
+            top, left, tall, wide = boxes[number]
+            cv2.resize(pixels[top : top + tall, left : left + wide], (SIZE, SIZE), dst=out[worker])
+        return len(range(worker, len(files), _cores()))
+
+    with ThreadPoolExecutor(_cores()) as pool:
+        return _rate(lambda: sum(pool.map(some, range(_cores()))), seconds)
+
+
+def case_torch(folder: Path, seconds: float) -> dict[str, float]:
+    """A `DataLoader` with Pillow in worker processes."""
+    import torch
+    from PIL import Image
+    from torch.utils.data import DataLoader, Dataset
+
+    torch.set_num_threads(1)
+
+    class Photos(Dataset):
+        """JPEG files, a random crop of each."""
+
+        def __init__(self) -> None:
+            self.paths = _jpegs(folder)
+
+        def __len__(self) -> int:
+            return 1_000_000
+
+        def __getitem__(self, index: int) -> Any:
+            random = np.random.default_rng(index)
+            image = Image.open(self.paths[index % len(self.paths)]).convert("RGB")
+            top, left, tall, wide = _box(random, image.height, image.width)
+            small = image.resize((SIZE, SIZE), Image.Resampling.BILINEAR, box=(left, top, left + wide, top + tall))
+            return torch.from_numpy(np.array(small))
+
+    loader = DataLoader(Photos(), BATCH, shuffle=True, num_workers=_cores(), persistent_workers=True)
+    batches = iter(loader)
+    return _rate(lambda: len(next(batches)), seconds)
+
+
+def case_memory(folder: Path, seconds: float) -> dict[str, float]:
+    """The most memory that streaming takes."""
+    pipeline = _pipeline(str(folder), 64)
+    for step in range(200):
+        with pipeline.training(step, 1):
+            pass
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    peak = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+    return {"megabytes": int(peak.split()[1]) / 1024}
+
+
+def _train_for_nothing(dataset: str, resident: str, seconds: float, **options: Any) -> dict[str, float]:
+    """Examples a second through the engine, with a model that looks at one pixel."""
+    import modelyard
+    from modelyard.config import load_config
+    from modelyard.config.backend import select_engine
+    from modelyard.config.durations import Run
+    from modelyard.data.load import load_dataset
+
+    select_engine("tensorflow")
+    import keras
+
+    from modelyard.engine.tensorflow import TensorFlowEngine
+    from modelyard.models.task import build_task
+
+    @modelyard.register_model("one_pixel")
+    def one_pixel(data: Any, options: Any) -> Any:
+        inputs = keras.Input(data.image_shape, dtype=data.features["image"].dtype, name="image")
+        pixel = keras.ops.cast(inputs[:, 0, 0, :], "float32")
+        return keras.Model(inputs, keras.layers.Dense(data.num_classes, name="logits")(pixel))
+
+    config = load_config(
+        model="one_pixel", dataset=dataset, resident=resident, train_batch_size=BATCH, train_steps=100_000, **options
+    )
+    opened = load_dataset(config)
+    engine = TensorFlowEngine(config)
+    engine.build(lambda: build_task(config, opened), opened, Run(opened.size("train"), BATCH, 100_000))
+    step = 0
+
+    def read() -> int:
+        nonlocal step
+        engine.train(step, 64)
+        step += 64
+        return 64 * BATCH
+
+    return _rate(read, seconds)
+
+
+def _small(case: str, resident: str) -> Callable[[Path, float], dict[str, float]]:
+    def run(folder: Path, seconds: float) -> dict[str, float]:
+        if case == "records":
+            return _train_for_nothing(str(folder / "records"), resident, seconds, image_size=64)
+        return _train_for_nothing("synthetic", resident, seconds, synthetic_examples=10_000)
+
+    return run
+
+
+CASES: dict[str, Callable[[Path, float], dict[str, float]]] = {
+    "modelyard": case_modelyard,
+    "tensorflow": case_tensorflow,
+    "bare": case_bare,
+    "torch": case_torch,
+    "memory": case_memory,
+    **{f"{case}-{how}": _small(case, how) for case in ("records", "arrays") for how in ("always", "never")},
+}
+
+
+# -- the data -------------------------------------------------------------------------------------------------------
+
+
+def _jpegs(folder: Path) -> list[Path]:
+    source = folder / "source"
+    train = source / "train" if (source / "train").is_dir() else source
+    return sorted(path for path in train.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
+
+
+def _box(random: Any, height: int, width: int) -> tuple[int, int, int, int]:
+    area = random.uniform(0.08, 1.0) * height * width
+    ratio = np.exp(random.uniform(np.log(3 / 4), np.log(4 / 3)))
+    wide, tall = min(round(float(np.sqrt(area * ratio))), width), min(round(float(np.sqrt(area / ratio))), height)
+    return int(random.integers(height - tall + 1)), int(random.integers(width - wide + 1)), tall, wide
+
+
+def _make_photos(folder: Path, count: int = 360) -> Path:
+    """Noise in several sizes on top of each other compresses about as photographs do."""
+    from PIL import Image
+
+    random = np.random.default_rng(0)
+    for number in range(count):
+        height, width = (400, 533) if number % 3 else (533, 400)
+        layers = np.zeros((height, width, 3), np.float32)
+        for cell in (4, 16, 64):
+            small = random.uniform(0, 255, (height // cell + 2, width // cell + 2, 3)).astype(np.uint8)
+            big = Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
+            layers += np.asarray(big, np.float32) * (cell / 84)
+        place = folder / f"class-{number % 10}"
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(layers.clip(0, 255).astype(np.uint8)).save(place / f"{number:04}.jpg", quality=90)
+    return folder
+
+
+def _make_thumbnails(folder: Path, count: int) -> None:
+    """Records of small JPEGs, as many as asked for, the same few over and over."""
+    from PIL import Image
+
+    from modelyard.data.convert import convert_items
+    from modelyard.data.items import Items
+
+    random = np.random.default_rng(0)
+    files = []
+    for _ in range(50):
+        buffer = io.BytesIO()
+        Image.fromarray(random.integers(0, 255, (80, 80, 3), np.uint8)).save(buffer, "jpeg", quality=50)
+        files.append(buffer.getvalue())
+
+    class Repeated(Items):
+        """The same files over and over."""
+
+        labels = (np.arange(count) % 10).astype(np.int32)
+
+        def load(self, index: int) -> bytes:
+            """One of them."""
+            return files[index % len(files)]
+
+        def name(self, index: int) -> str:
+            """Its number."""
+            return str(index)
+
+        def fingerprint(self) -> str:
+            """How many."""
+            return str(count)
+
+    folder.rmdir()
+    convert_items({"train": Repeated()}, [str(i) for i in range(10)], folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""Augmentations that hide a part of an image or mix two: cutout, mixup, cutmix.
+
+Partners are neighbours in the stream: positions 2i and 2i + 1, which are random partners since the order is shuffled.
+They stay together however a batch is divided, as long as each share is even (``group``). Each of the two has a weight,
+and a box, of its own. Labels become shares of the classes, float32 of shape [batch, classes].
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from keras import ops
+from numpy.typing import NDArray
+
+from modelyard.data.augment import Batch, ImageInfo
+from modelyard.data.catalog import CutoutOptions, MixOptions
+from modelyard.data.dataset import IMAGE, LABEL
+from modelyard.data.draws import Draws, index_type
+from modelyard.errors import DataError
+
+_QUANTILES = 4096
+
+
+def beta_table(alpha: float, size: int = _QUANTILES) -> NDArray[np.float32]:
+    """Numbers that stand for equal shares of the distribution Beta(alpha, alpha), in order."""
+    # Half of it, as x = t**power / 2 with t from 0 to 1: for alpha < 1 the density in t is finite, unlike that in x.
+    power = max(1.0, 1.0 / alpha)
+    t = (np.arange(200_000) + 0.5) / 200_000
+    x = 0.5 * t**power
+    exponent = (alpha - 1) * power + power - 1  # of t, where x**(alpha - 1) dx is written with t
+    logs = exponent * np.log(t) + (alpha - 1) * np.log1p(-x)
+    share = np.cumsum(np.exp(logs - logs.max()))
+    share = (share - share[0] / 2) / share[-1] / 2
+    lower = 0.5 * np.interp((np.arange(size // 2) + 0.5) / size, share, t) ** power
+    return np.concatenate([lower, 1 - lower[::-1]]).astype(np.float32)
+
+
+def _index(draws: Draws, high: int) -> Any:
+    """A whole number below ``high`` for each example."""
+    return ops.cast(draws.integers(high), index_type())[:, 0]
+
+
+def _inside(centre: Any, before: Any, after: Any, size: int) -> tuple[Any, Any]:
+    """Which of ``size`` places lie in [centre - before, centre + after), and how many; all of shape [batch]."""
+    start, stop = ops.maximum(centre - before, 0), ops.minimum(centre + after, size)
+    places = ops.arange(size, dtype=index_type())[None, :]
+    inside = ops.logical_and(places >= start[:, None], places < stop[:, None])
+    return inside, stop - start
+
+
+def _partners(values: Any) -> Any:
+    """Each example's neighbour in its place."""
+    shape = tuple(values.shape)
+    paired = ops.flip(ops.reshape(values, (shape[0] // 2, 2, *shape[1:])), axis=1)
+    return ops.reshape(paired, shape)
+
+
+class Cutout:
+    """Paints a square black, at a random place; at the edges a part of it is outside."""
+
+    def __init__(self, options: CutoutOptions) -> None:
+        self.size = options.size
+
+    def __call__(self, batch: Batch, draws: Draws) -> Batch:
+        """One place an example."""
+        images = batch[IMAGE]
+        _, height, width, _ = images.shape
+        before, after = self.size // 2, self.size - self.size // 2
+        rows, _ = _inside(_index(draws, height), before, after, height)
+        columns, _ = _inside(_index(draws, width), before, after, width)
+        visible = ops.logical_not(ops.logical_and(rows[:, :, None, None], columns[:, None, :, None]))
+        return {**batch, IMAGE: images * ops.cast(visible, images.dtype)}
+
+
+class _Mix:
+    """What mixup and cutmix share: how much of an example is its own, and what becomes of the labels."""
+
+    group = 2
+
+    def __init__(self, options: MixOptions) -> None:
+        self.probability = options.probability if options.alpha > 0 else 0.0
+        self.table = beta_table(options.alpha) if options.alpha > 0 else np.ones(1, np.float32)
+
+    def prepare(self, info: ImageInfo) -> None:
+        """Labels must name classes."""
+        if not info.classes:
+            raise DataError(f"augmentation {info.name!r} mixes labels, but these examples have no class as a label.")
+        self.classes = info.classes
+
+    def own_share(self, draws: Draws) -> Any:
+        """From 0 to 1, float32 of shape [batch]."""
+        share = ops.take(ops.convert_to_tensor(self.table), _index(draws, len(self.table)), axis=0)
+        return ops.where(ops.less(draws.uniform()[:, 0], self.probability), share, 1.0)
+
+    def mixed_labels(self, labels: Any, share: Any) -> Any:
+        """Shares of the classes."""
+        if len(labels.shape) == 1:
+            labels = ops.one_hot(labels, self.classes, dtype="float32")
+        share = share[:, None]
+        return labels * share + _partners(labels) * (1.0 - share)
+
+
+class Mixup(_Mix):
+    """Lays the neighbour over an image."""
+
+    def __call__(self, batch: Batch, draws: Draws) -> Batch:
+        """One weight an example."""
+        images, share = ops.cast(batch[IMAGE], "float32"), self.own_share(draws)
+        weight = share[:, None, None, None]
+        mixed = images * weight + _partners(images) * (1.0 - weight)
+        return {**batch, IMAGE: mixed, LABEL: self.mixed_labels(batch[LABEL], share)}
+
+
+class Cutmix(_Mix):
+    """Puts a box of the neighbour into an image; labels count by the area that is seen."""
+
+    def __call__(self, batch: Batch, draws: Draws) -> Batch:
+        """One box an example."""
+        images = batch[IMAGE]
+        count, height, width, channels = images.shape
+        half = 0.5 * ops.sqrt(1.0 - self.own_share(draws))
+        half_height, half_width = (ops.cast(ops.floor(half * size), index_type()) for size in (height, width))
+        rows, tall = _inside(_index(draws, height), half_height, half_height, height)
+        columns, wide = _inside(_index(draws, width), half_width, half_width, width)
+        example = ops.arange(count, dtype=index_type())[:, None, None]
+        inside = ops.cast(ops.logical_and(rows[:, :, None], columns[:, None, :]), index_type())
+        place = ops.arange(height * width, dtype=index_type())
+        place = ops.reshape(place, (1, height, width)) + ops.bitwise_xor(example, inside) * (height * width)
+        mixed = ops.take(ops.reshape(images, (-1, channels)), place, axis=0)
+        share = 1.0 - ops.cast(tall * wide, "float32") / float(height * width)
+        return {**batch, IMAGE: mixed, LABEL: self.mixed_labels(batch[LABEL], share)}

@@ -1,0 +1,132 @@
+"""Keeps the examples of generators as records in the cache."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import inspect
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from modelyard.data.convert_shard import Recipe, encode_item, recipe_for
+from modelyard.data.dataset import IMAGE, LABEL, SPLITS, TRAIN, DataContext, Dataset
+from modelyard.data.example import encode_example
+from modelyard.data.feature_map import FeatureMap
+from modelyard.data.generator import GeneratorDataset
+from modelyard.data.items import Items, Stored
+from modelyard.data.records import RecordItems
+from modelyard.data.stored import StoredDataset, with_validation_items
+from modelyard.data.tfrecord import frame
+from modelyard.errors import DataError, unknown
+from modelyard.registry import Entry, Options
+from modelyard.run.console import bar
+from modelyard.run.files import explain, remove_partial, whole_folder
+
+log = logging.getLogger("modelyard")
+_FACTS = "generated.json"
+
+
+def materialise(generated: GeneratorDataset, entry: Entry, options: Options, context: DataContext) -> Dataset:
+    """The dataset of the generated examples, generated now if they are not in the cache.
+
+    Raises:
+        DataError: if an example is not as it should be, naming its number.
+    """
+    if TRAIN not in generated.splits:
+        raise DataError(f"the dataset {entry.name!r} generates no train split.")
+    key = hashlib.sha256(
+        json.dumps(
+            [
+                entry.name,
+                options.model_dump(mode="json"),
+                generated.version,
+                list(generated.classes or []),
+                _code(entry),
+            ]
+        ).encode()
+    ).hexdigest()[:24]
+    place = context.cache_dir / "generated" / f"{entry.name}-{key}"
+    folder = place / "records"
+    with explain(place, "write to the cache", DataError):
+        place.mkdir(parents=True, exist_ok=True)
+        with open(place / ".lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (folder / _FACTS).is_file():
+                remove_partial(place)
+                log.info("generating the examples of %s, once; they are kept in %s", entry.name, place)
+                with whole_folder(folder) as partial:
+                    _write(generated, partial, entry.name)
+    facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
+    features = FeatureMap(**facts["features"])
+    splits: dict[str, Items] = {
+        split: RecordItems([folder / f"{split}.tfrecord"], features, place) for split in generated.splits
+    }
+    return StoredDataset(with_validation_items(splits, context), facts["classes"], size=generated.image_size)
+
+
+def _write(generated: GeneratorDataset, folder: Path, name: str) -> None:
+    recipe: Recipe | None = None
+    highest = -1
+    for split, generate in generated.splits.items():
+        if split not in SPLITS:
+            raise DataError(unknown("split", split, SPLITS))
+        with bar(f"generating {split}", None) as progress, open(folder / f"{split}.tfrecord", "wb") as file:
+            number = -1
+            for number, example in enumerate(generate()):
+                where = f"example {number} of the {split} split of {name}"
+                stored, label = _checked(example, generated.classes, where)
+                recipe = recipe or recipe_for(stored, "keep", None, 95, where)
+                encoded = encode_item(stored, recipe, where)
+                features: dict[str, Any] = {
+                    recipe.features.image: encoded.payload,
+                    recipe.features.label: label,
+                    "image/format": encoded.format,
+                }
+                if encoded.size is not None:
+                    features["image/height"], features["image/width"], _ = encoded.size
+                file.write(frame(encode_example(features)))
+                highest = max(highest, label)
+                progress(number + 1)
+            if number < 0:
+                raise DataError(f"the {split} split of {name} is empty: its function yields nothing.")
+    assert recipe is not None
+    classes = list(generated.classes) if generated.classes is not None else [str(i) for i in range(highest + 1)]
+    facts = {"features": recipe.features.as_dict(), "classes": classes}
+    (folder / _FACTS).write_text(json.dumps(facts), encoding="utf-8")
+
+
+def _checked(example: Any, classes: Sequence[str] | None, where: str) -> tuple[Stored, int]:
+    if not isinstance(example, Mapping) or IMAGE not in example or LABEL not in example:
+        raise DataError(f"{where} must be a dictionary with 'image' and 'label'; got {type(example).__name__}.")
+    label = example[LABEL]
+    if isinstance(label, str):
+        if classes is None or label not in classes:
+            raise DataError(f"{where}: {unknown('class', label, classes or ())}")
+        label = list(classes).index(label)
+    if isinstance(label, bool) or not isinstance(label, int | np.integer) or not 0 <= int(label) < 1 << 20:
+        raise DataError(f"{where}: its label is {label!r}; give the number of a class, from 0.")
+    if classes is not None and int(label) >= len(classes):
+        raise DataError(f"{where}: its label is {label}, but there are {len(classes)} classes.")
+    image = example[IMAGE]
+    if isinstance(image, bytes):
+        return image, int(label)
+    array = np.asarray(image)
+    if array.dtype == np.float64:
+        array = array.astype(np.float32)
+    if array.dtype.kind not in "uif" or array.ndim == 0:
+        raise DataError(f"{where}: its image is {array.dtype} of shape {array.shape}; give an array of numbers.")
+    return array, int(label)
+
+
+def _code(entry: Entry) -> str:
+    """A hash of the file that the dataset is written in."""
+    try:
+        file = inspect.getsourcefile(entry.load())
+        return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
+    except (OSError, TypeError):
+        return ""

@@ -1,0 +1,324 @@
+"""Batches read ahead: in order, whole, in fixed memory, and no thread is left."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from modelyard.data.dataset import Arrays, Feature
+from modelyard.data.stream import PIECE, Stream, places_for, read_all
+
+FEATURES = {"image": Feature((2, 3), "uint8"), "number": Feature((), "int64")}
+LIMIT = 20
+"""Seconds after which something hangs."""
+
+
+def within_limit(work: Callable[[], None]) -> None:
+    """Runs ``work`` in a thread; it must end, and without an error."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(LIMIT)
+    assert not thread.is_alive(), "it hangs"
+    if errors:
+        raise errors[0]
+
+
+class Source:
+    """Examples that tell their batch and place, and what was asked for."""
+
+    def __init__(self, batch_size: int, slow: float = 0.0) -> None:
+        self.batch_size, self.slow = batch_size, slow
+        self.asked: list[tuple[int, int, int]] = []
+        self.bad: dict[int, BaseException] = {}
+
+    def read(self, batch: int, start: int, stop: int, out: Arrays) -> None:
+        self.asked.append((batch, start, stop))
+        if self.slow:
+            time.sleep(self.slow * ((batch + start) % 3))
+        if batch in self.bad and start == 0:
+            raise self.bad[batch]
+        numbers = np.arange(start, stop) + batch * self.batch_size
+        out["number"][...] = numbers
+        out["image"][...] = (numbers % 251)[:, None, None]
+
+    def check(self, arrays: Arrays, first: int, count: int) -> None:
+        numbers = np.arange(first * self.batch_size, (first + count) * self.batch_size)
+        assert np.array_equal(arrays["number"], numbers)
+        assert np.array_equal(arrays["image"], np.broadcast_to((numbers % 251)[:, None, None], (len(numbers), 2, 3)))
+
+
+@contextlib.contextmanager
+def opened(source: Source, places: int = 4, threads: int = 3) -> Iterator[Stream]:
+    stream = Stream(source.read, FEATURES, source.batch_size, places=places, threads=threads)
+    try:
+        yield stream
+    finally:
+        stream.close()
+
+
+def go_through(stream: Stream, source: Source, first: int, stop: int, most: int) -> list[int]:
+    """Takes the batches one after the other; gives back how many came at a time."""
+    counts = []
+    while first < stop:
+        with stream.batches(first, min(most, stop - first)) as (arrays, count):
+            source.check(arrays, first, count)
+        counts.append(count)
+        first += count
+    assert first == stop
+    return counts
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    batch_size=st.integers(1, 11),
+    places=st.integers(1, 7),
+    threads=st.integers(1, 6),
+    most=st.integers(1, 9),
+    first=st.integers(0, 40),
+    length=st.integers(1, 25),
+)
+def test_every_batch_comes_once_in_order_and_whole(
+    batch_size: int, places: int, threads: int, most: int, first: int, length: int
+) -> None:
+    source = Source(batch_size)
+
+    def work() -> None:
+        with opened(source, places, threads) as stream:
+            counts = go_through(stream, source, first, first + length, most)
+            assert all(1 <= count <= most for count in counts)
+
+    within_limit(work)
+    asked = [ask for ask in source.asked if ask[0] < first + length]
+    assert len(asked) == len(set(asked)) == length * -(-batch_size // PIECE)
+    assert max(batch for batch, _, _ in source.asked) < first + length + places
+
+
+@settings(max_examples=30, deadline=None)
+@given(jumps=st.lists(st.tuples(st.integers(0, 30), st.integers(1, 5), st.integers(1, 4)), min_size=1, max_size=8))
+def test_jumps_in_either_direction_give_the_right_batches(jumps: list[tuple[int, int, int]]) -> None:
+    source = Source(5, slow=0.0005)
+
+    def work() -> None:
+        with opened(source) as stream:
+            for first, length, most in jumps:
+                go_through(stream, source, first, first + length, most)
+
+    within_limit(work)
+
+
+def test_the_same_batch_again_is_the_same() -> None:
+    source = Source(6)
+
+    def work() -> None:
+        with opened(source) as stream:
+            for _ in range(5):
+                go_through(stream, source, 7, 8, 1)
+
+    within_limit(work)
+
+
+def test_how_many_batches_come_at_a_time_does_not_hang_on_the_clock() -> None:
+    def counts(slow: float) -> list[int]:
+        source = Source(4, slow)
+        with opened(source, places=6, threads=4) as stream:
+            return go_through(stream, source, 3, 40, 8)
+
+    assert counts(0) == counts(0.001)
+
+
+# -- errors ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("most", [1, 2, 8])
+def test_an_error_is_raised_at_its_batch_and_not_before(most: int) -> None:
+    source = Source(6)
+    bad = source.bad[5] = OSError("the disk is gone")
+
+    def work() -> None:
+        with opened(source, places=8) as stream:
+            with stream.batches(0, 1) as (arrays, count):
+                deadline = time.monotonic() + LIMIT
+                while not any(batch == 7 for batch, _, _ in source.asked):  # it was read ahead and failed already
+                    assert time.monotonic() < deadline
+                    time.sleep(0.001)
+                source.check(arrays, 0, count)
+            go_through(stream, source, 1, 5, most)
+            with pytest.raises(OSError, match="the disk is gone") as raised, stream.batches(5, most):
+                raise AssertionError("batch 5 came")
+            assert raised.value is bad
+
+    within_limit(work)
+
+
+def test_after_an_error_other_batches_are_read_and_the_same_when_it_is_mended() -> None:
+    source = Source(6)
+    source.bad[2] = ValueError("broken")
+
+    def work() -> None:
+        with opened(source) as stream:
+            for _ in range(3):
+                with pytest.raises(ValueError, match="broken"), stream.batches(2, 1):
+                    pass
+            go_through(stream, source, 3, 9, 3)
+            source.bad.clear()
+            go_through(stream, source, 0, 9, 2)
+
+    within_limit(work)
+
+
+def test_an_error_ahead_is_forgotten_by_a_jump() -> None:
+    source = Source(6)
+    source.bad[1] = ValueError("broken")
+
+    def work() -> None:
+        with opened(source) as stream:
+            with stream.batches(0, 1):
+                deadline = time.monotonic() + LIMIT
+                while not any(batch == 3 for batch, _, _ in source.asked):
+                    assert time.monotonic() < deadline
+                    time.sleep(0.001)
+            go_through(stream, source, 50, 60, 2)
+
+    within_limit(work)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3), MemoryError()])
+def test_errors_of_every_class_come_through(error: BaseException) -> None:
+    source = Source(6)
+    source.bad[0] = error
+
+    def work() -> None:
+        with opened(source) as stream, pytest.raises(type(error)), stream.batches(0, 1):
+            pass
+
+    within_limit(work)
+
+
+def test_an_error_of_the_consumer_comes_through_and_the_stream_goes_on() -> None:
+    source = Source(6)
+
+    def work() -> None:
+        with opened(source) as stream:
+            go_through(stream, source, 0, 3, 1)
+            with pytest.raises(ZeroDivisionError), stream.batches(3, 1):
+                raise ZeroDivisionError
+            go_through(stream, source, 3, 9, 2)
+            with pytest.raises(ZeroDivisionError), stream.batches(9, 1):
+                raise ZeroDivisionError
+            go_through(stream, source, 10, 15, 2)
+
+    within_limit(work)
+
+
+# -- memory and threads ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("places", [1, 2, 3, 6])
+def test_a_batch_in_use_is_not_overwritten_however_slow_its_user_is(places: int) -> None:
+    source = Source(7)
+
+    def work() -> None:
+        with opened(source, places, threads=6) as stream:
+            first = 0
+            while first < 12:
+                with stream.batches(first, 3) as (arrays, count):
+                    source.check(arrays, first, count)
+                    before = -1
+                    while before != len(source.asked):  # until the threads have filled all places there are
+                        before = len(source.asked)
+                        time.sleep(0.01)
+                    source.check(arrays, first, count)
+                    assert max(batch for batch, _, _ in source.asked) < first + places
+                first += count
+
+    within_limit(work)
+
+
+def test_memory_is_that_of_the_places() -> None:
+    source = Source(5)
+    with opened(source, places=3) as stream:
+        bases = set()
+        first = 0
+        while first < 20:
+            with stream.batches(first, 2) as (arrays, count):
+                base = arrays["number"].base
+                assert base is not None
+                bases.add(id(base))
+                assert base.shape == (15,)
+            first += count
+    assert len(bases) == 1
+
+
+def test_close_ends_all_threads_even_while_they_read() -> None:
+    before = set(threading.enumerate())
+    source = Source(8, slow=0.002)
+    stream = Stream(source.read, FEATURES, 8, places=5, threads=6)
+    with stream.batches(0, 1):
+        assert len(set(threading.enumerate()) - before) == 6
+    within_limit(stream.close)
+    assert set(threading.enumerate()) - before == set()
+    within_limit(stream.close)
+    with pytest.raises(ValueError, match="closed"), stream.batches(1, 1):
+        pass
+
+
+def test_a_stream_that_was_never_used_has_no_threads() -> None:
+    before = set(threading.enumerate())
+    stream = Stream(Source(8).read, FEATURES, 8, places=5, threads=6)
+    assert set(threading.enumerate()) == before
+    stream.close()
+
+
+def test_places_fill_the_budget_but_are_never_fewer_than_three() -> None:
+    assert places_for(FEATURES, 10, budget=140 * 50) == 50
+    assert places_for(FEATURES, 10, budget=1) == 3
+    assert places_for(FEATURES, 1, budget=1 << 40) == 256
+
+
+# -- all at once ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("size", "threads"), itertools.product([1, 31, 32, 33, 200], [1, 5]))
+def test_reading_all_fills_every_row(size: int, threads: int) -> None:
+    out = {"number": np.full(size, -1)}
+    told: list[tuple[int, int]] = []
+
+    def read(indices: NDArray[np.int64], part: Arrays) -> None:
+        part["number"][...] = indices * 3
+
+    read_all(read, size, out, threads, lambda done, of: told.append((done, of)))
+    assert np.array_equal(out["number"], np.arange(size) * 3)
+    assert told[-1] == (size, size)
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+
+
+def test_reading_all_gives_the_first_error_and_stops() -> None:
+    asked: list[int] = []
+
+    def read(indices: NDArray[np.int64], part: Any) -> None:
+        asked.append(int(indices[0]))
+        if indices[0] == 64:
+            raise OSError("gone")
+        time.sleep(0.001)
+
+    with pytest.raises(OSError, match="gone"):
+        read_all(read, 32 * 1000, {"number": np.zeros(32000)}, 2)
+    assert len(asked) < 100

@@ -1,0 +1,38 @@
+"""A real S3 server on this machine, for tests: moto's, spoken to through s3fs like any other."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+BUCKET = "yard"
+
+
+@contextmanager
+def object_store() -> Iterator[dict[str, str]]:
+    """A server with one empty bucket, on a port that the system gives; yields the environment to reach it."""
+    server_module = pytest.importorskip("moto.server")
+    s3fs = pytest.importorskip("s3fs")
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server: Any = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    environment = {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        s3fs.S3FileSystem.clear_instance_cache()
+        s3fs.S3FileSystem(use_listings_cache=False).mkdir(BUCKET)
+        yield environment
+        s3fs.S3FileSystem.clear_instance_cache()
+    server.stop()

@@ -1,0 +1,306 @@
+"""A run folder on an object store, whatever moment the process dies at. In fsspec's memory; the protocol is tested
+with whole runs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from modelyard import storage
+from modelyard.errors import CheckpointError, RunError, StorageError
+from modelyard.run.checkpoint import (
+    Checkpoint,
+    NewerFormatError,
+    folder_name,
+    list_checkpoints,
+    load_newest,
+    prune,
+    read_checkpoint,
+    write_checkpoint,
+)
+from modelyard.run.directory import RunDirectory, find_runs, is_running, open_run_folder, remote_run_folder
+from modelyard.run.files import remove_folder
+from modelyard.run.journal import JOURNAL, log_result
+
+pytest.importorskip("fsspec")
+URL = "memory://bucket/runs/one"
+KEEP = 2
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing after it happens."""
+
+
+@pytest.fixture(autouse=True)
+def _empty_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    monkeypatch.setattr(MemoryFileSystem, "store", {})
+    monkeypatch.setattr(MemoryFileSystem, "pseudo_dirs", [""])
+    monkeypatch.setenv("MODELYARD_CACHE", str(tmp_path / "looking"))
+
+
+def machine(path: Path) -> RunDirectory:
+    """The run folder as a machine with this cache sees it."""
+    directory = remote_run_folder(URL, path)
+    directory.create()
+    return directory
+
+
+def checkpoint(step: int, **memory: Any) -> Checkpoint:
+    array = np.full((4,), step, np.float32)
+    return Checkpoint(step, {"w": array}, {"m": array + 1}, memory)
+
+
+def save(directory: RunDirectory, step: int) -> None:
+    """As the hooks do: rows, a best model now and then, a checkpoint, old ones removed."""
+    directory.config.write_text("model: mlp\n")
+    with open(directory.metrics, "a") as file:
+        file.write(json.dumps({"step": step}) + "\n")
+    if step % 20 == 0:
+        write_checkpoint(directory.best, checkpoint(step, best={"value": step, "mode": "max"}))
+        for old in list(list_checkpoints(directory.best).values())[:-1]:
+            remove_folder(old)
+        directory.push()
+    write_checkpoint(directory.checkpoints, checkpoint(step))
+    prune(directory.checkpoints, KEEP)
+    directory.push(KEEP)
+
+
+def take_over() -> None:
+    """The lock of a process that is known to be dead is deleted by hand."""
+    storage.remove(f"{URL}/.lock")
+
+
+def committed() -> list[str]:
+    names = storage.names_below(URL)
+    return [name.removesuffix("/state.json") for name in names if name.endswith("/state.json")]
+
+
+def test_another_machine_goes_on_with_the_newest_checkpoint(tmp_path: Path) -> None:
+    with machine(tmp_path / "a") as first:
+        for step in (10, 20, 30):
+            save(first, step)
+    with machine(tmp_path / "b") as second:
+        assert list(list_checkpoints(second.checkpoints)) == [30]  # older ones need not come
+        assert list(list_checkpoints(second.best)) == [20]
+        newest = load_newest(second.checkpoints)
+        assert newest is not None
+        assert newest.step == 30
+        assert second.metrics.read_text().count("\n") == 3
+        save(second, 40)
+    assert committed() == ["best/step-00000040", "checkpoints/step-00000030", "checkpoints/step-00000040"]
+
+
+def kill_at(number: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """From its N-th change of the store on, the process is dead. Returns how many changes there were."""
+    count = itertools.count(1)
+    seen = [0]
+
+    def deadly(function: Callable[..., None]) -> Callable[..., None]:
+        def call(*arguments: Any, **named: Any) -> None:
+            seen[0] = next(count)
+            if seen[0] >= number:
+                raise Killed
+            function(*arguments, **named)
+
+        return call
+
+    for name in ("write_bytes", "upload", "remove"):
+        monkeypatch.setattr(storage, name, deadly(getattr(storage, name)))
+    return lambda: seen[0]
+
+
+def test_whatever_change_it_dies_at_the_last_committed_checkpoint_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # the disk here does not matter
+    for number in itertools.count(1):
+        for name in storage.names_below(URL):
+            storage.remove(f"{URL}/{name}")
+        done = 0
+        with monkeypatch.context() as patch:
+            changes = kill_at(number, patch)
+            try:
+                with machine(tmp_path / f"a{number}") as first:
+                    for step in range(0, 40, 10):
+                        save(first, step)
+                        done = step
+            except Killed:
+                pass
+            else:
+                assert changes() < number > 30
+                return
+        take_over()
+        with machine(tmp_path / f"b{number}") as second:
+            newest = load_newest(second.checkpoints)
+            if newest is None:
+                assert done == 0
+                continue
+            assert newest.step >= done
+            assert newest.weights["w"][0] == newest.step
+            assert second.metrics.read_text().count("\n") * 10 > newest.step
+            assert [read_checkpoint(path).weights["w"][0] for path in list_checkpoints(second.best).values()] != []
+            save(second, newest.step + 10)
+            assert 1 <= len([name for name in committed() if name.startswith("checkpoints")]) <= KEEP
+        folders = {name.rpartition("/")[0] for name in storage.names_below(URL) if "/step-" in name}
+        assert folders == set(committed())  # nothing that was cut off stays
+
+
+def test_the_state_of_a_step_that_is_saved_again_is_replaced_in_one_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed: list[str] = []
+    with machine(tmp_path / "a") as directory:
+        save(directory, 10)
+        real = storage.write_bytes
+        write_checkpoint(directory.checkpoints, checkpoint(10, evaluated=True))
+        with monkeypatch.context() as patch:
+            patch.setattr(storage, "write_bytes", lambda url, data: (changed.append(url), real(url, data)))
+            patch.setattr(storage, "upload", pytest.fail)
+            patch.setattr(storage, "remove", pytest.fail)
+            directory.push(KEEP)
+    assert f"{URL}/checkpoints/step-00000010/state.json" in changed
+    state = json.loads(storage.read_bytes(f"{URL}/checkpoints/step-00000010/state.json"))
+    assert state["memory"] == {"evaluated": True}
+
+
+def test_what_the_remote_side_does_not_have_is_dropped_here(tmp_path: Path) -> None:
+    with machine(tmp_path / "a") as first:
+        save(first, 10)
+        kept = (first.checkpoints / folder_name(10) / "weights.safetensors").stat().st_mtime_ns
+        write_checkpoint(first.checkpoints, checkpoint(500))  # never uploaded: the machine lost its network
+        (first.events / "train").mkdir(parents=True)
+        (first.events / "train" / "events.out.tfevents.1").write_bytes(b"1")
+        assert first.mirror is not None
+        first.mirror.push = lambda *_, **__: None  # type: ignore[method-assign]
+    with machine(tmp_path / "a") as again:
+        assert list(list_checkpoints(again.checkpoints)) == [10]
+        assert (again.checkpoints / folder_name(10) / "weights.safetensors").stat().st_mtime_ns == kept
+        assert not again.events.exists()
+    shutil.rmtree(tmp_path / "a")
+    for name in storage.names_below(URL):
+        storage.remove(f"{URL}/{name}")
+    with machine(tmp_path / "b") as empty:
+        assert not empty.exists()
+
+
+def test_a_copy_here_that_was_damaged_is_fetched_again(tmp_path: Path) -> None:
+    with machine(tmp_path / "a") as first:
+        save(first, 10)
+    (first.checkpoints / folder_name(10) / "weights.safetensors").write_bytes(b"damaged")
+    with machine(tmp_path / "a") as again:
+        assert read_checkpoint(again.checkpoints / folder_name(10)).step == 10
+
+
+@pytest.mark.parametrize("damage", ["flip", "missing", "state"])
+def test_a_damaged_checkpoint_is_passed_over_and_set_aside(tmp_path: Path, damage: str) -> None:
+    with machine(tmp_path / "a") as first:
+        for step in (10, 30):
+            save(first, step)
+    newest = f"{URL}/checkpoints/{folder_name(30)}"
+    if damage == "missing":
+        storage.remove(f"{newest}/optimizer.safetensors")
+    else:
+        storage.write_bytes(f"{newest}/{'state.json' if damage == 'state' else 'weights.safetensors'}", b"?")
+    with machine(tmp_path / "b") as second:
+        assert list(list_checkpoints(second.checkpoints)) == [10]
+    assert committed() == ["checkpoints/step-00000010"]
+    assert storage.exists(f"{newest}/damaged-state.json")
+    storage.write_bytes(f"{URL}/checkpoints/{folder_name(10)}/weights.safetensors", b"?")
+    with pytest.raises(CheckpointError, match=f"all checkpoints in {URL}/checkpoints are damaged"):
+        machine(tmp_path / "c").lock()
+    assert not storage.exists(f"{URL}/.lock")
+
+
+def test_a_checkpoint_of_a_newer_format_is_left_alone(tmp_path: Path) -> None:
+    with machine(tmp_path / "a") as first:
+        save(first, 10)
+    state = f"{URL}/checkpoints/{folder_name(10)}/state.json"
+    storage.write_bytes(state, storage.read_bytes(state).replace(b'"format_version": 1', b'"format_version": 99'))
+    before = storage.names_below(URL)
+    with pytest.raises(NewerFormatError):
+        machine(tmp_path / "b").lock()
+    assert storage.names_below(URL) == before
+
+
+def test_storage_that_fails_for_a_while_does_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> None:
+        raise StorageError("can't write there.")
+
+    with machine(tmp_path / "a") as directory:
+        save(directory, 10)
+        with monkeypatch.context() as patch:
+            patch.setattr(storage, "upload", fail)
+            save(directory, 30)
+            save(directory, 50)
+        assert committed() == ["checkpoints/step-00000010"]
+        assert "can't write there. What is missing there is uploaded with the next checkpoint." in caplog.text
+        save(directory, 70)
+        assert committed() == [f"checkpoints/{folder_name(step)}" for step in (50, 70)]
+        write_checkpoint(directory.checkpoints, checkpoint(90))
+        monkeypatch.setattr(storage, "upload", fail)
+        with pytest.raises(StorageError, match="can't write there"):  # there is no next time
+            directory.unlock()
+
+
+def test_names_that_would_lead_out_of_the_folder_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with machine(tmp_path / "a") as first:
+        save(first, 10)
+    names = [
+        *storage.names_below(URL),
+        "events/../../../../out",
+        "events//out",
+        "checkpoints/../step-00000099/state.json",
+    ]
+    monkeypatch.setattr(storage, "names_below", lambda _: names)
+    with machine(tmp_path / "b") as second:
+        assert list(list_checkpoints(second.checkpoints)) == [10]
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_journal_keeps_what_others_add(tmp_path: Path) -> None:
+    journal = f"memory://bucket/runs/{JOURNAL}"
+    with machine(tmp_path / "a") as directory:
+        save(directory, 10)
+        log_result(directory.journal, "one", {"step": 10})
+        directory.push()
+        storage.write_bytes(journal, storage.read_bytes(journal) + b"\nA note of mine.\n")
+        log_result(directory.journal, "one", {"step": 20})
+    text = storage.read_bytes(journal).decode()
+    assert text.count("# Training log") == 1
+    assert text.index("- step: 10") < text.index("A note of mine.") < text.index("- step: 20")
+    assert text.count("**Results of one**") == 2
+
+
+def test_looking_at_a_run_brings_no_weights_and_disturbs_nobody(tmp_path: Path) -> None:
+    with machine(tmp_path / "a") as writer:
+        save(writer, 20)
+        before = storage.names_below(URL)
+        for seen in (open_run_folder(URL), *find_runs("memory://bucket/runs")):
+            assert seen.address == URL
+            assert is_running(seen)
+            assert list(list_checkpoints(seen.checkpoints)) == [20]
+            path = seen.checkpoints / folder_name(20)
+            assert [file.name for file in path.iterdir()] == ["state.json"]
+            seen.bring_weights(path)
+            assert read_checkpoint(path).step == 20
+        assert storage.names_below(URL) == before
+    assert not is_running(open_run_folder(URL))
+    with pytest.raises(RunError, match=r"memory://bucket/none is not a run folder"):
+        open_run_folder("memory://bucket/none")
+
+
+def test_one_machine_holds_a_remote_run_once(tmp_path: Path) -> None:
+    with machine(tmp_path / "a"), pytest.raises(RunError, match=f"{URL} is in use by process"):
+        machine(tmp_path / "a").lock()

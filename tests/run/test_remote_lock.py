@@ -1,0 +1,132 @@
+"""One writer on an object store, as well as it can be had."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from modelyard import storage
+from modelyard.errors import RunError
+from modelyard.run.remote_lock import STALE_SECONDS, RemoteLock, _here, is_alive
+
+pytest.importorskip("fsspec")
+URL = "memory://locks/run/.lock"
+
+
+@pytest.fixture(autouse=True)
+def _free() -> None:
+    storage.remove(URL)
+
+
+def lock() -> RemoteLock:
+    return RemoteLock(URL, "memory://locks/run")
+
+
+def held_by(**who: Any) -> dict[str, Any]:
+    holder = {"host": "elsewhere", "pid_space": "", "pid": 7, "time": time.time(), "mark": "other", **who}
+    storage.write_bytes(URL, json.dumps(holder).encode())
+    return holder
+
+
+def a_dead_pid() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait(timeout=60)
+    return process.pid
+
+
+def test_it_says_who_writes_and_is_gone_afterwards() -> None:
+    mine = lock()
+    mine.acquire()
+    found = json.loads(storage.read_bytes(URL))
+    assert (found["host"], found["pid"]) == (socket.gethostname(), os.getpid())
+    assert abs(found["time"] - time.time()) < 60
+    mine.release()
+    assert not storage.exists(URL)
+
+
+def test_a_living_holder_elsewhere_is_refused_and_how_to_override_it_is_said() -> None:
+    held_by(time=time.time() - STALE_SECONDS / 2)
+    with pytest.raises(RunError, match=rf"in use by process 7 on elsewhere, last seen 1\d\d seconds.* delete {URL}"):
+        lock().acquire()
+    storage.remove(URL)
+    lock().acquire()
+
+
+def test_a_holder_that_was_not_seen_for_long_is_taken_over() -> None:
+    held_by(time=time.time() - STALE_SECONDS - 1)
+    lock().acquire()
+    assert json.loads(storage.read_bytes(URL))["pid"] == os.getpid()
+
+
+def test_a_dead_process_of_this_machine_is_taken_over_at_once() -> None:
+    held_by(**_here(), pid=a_dead_pid())
+    lock().acquire()
+
+
+def test_an_earlier_process_with_the_same_number_is_taken_over_at_once() -> None:
+    held_by(**_here(), pid=os.getpid())
+    lock().acquire()
+    with pytest.raises(RunError, match="in use by process"):  # this one lives
+        lock().acquire()
+
+
+def test_a_living_process_of_this_machine_is_not() -> None:
+    held_by(**_here(), pid=os.getppid())
+    with pytest.raises(RunError, match="in use by process"):
+        lock().acquire()
+
+
+def test_a_dead_number_in_another_container_of_the_same_name_says_nothing() -> None:
+    assert is_alive(held_by(**{**_here(), "pid_space": "pid:[1]"}, pid=a_dead_pid()))
+
+
+@pytest.mark.parametrize("how", ["taken", "removed"])
+def test_who_loses_the_lock_writes_no_more_and_leaves_the_other_alone(how: str) -> None:
+    mine = lock()
+    mine.acquire()
+    if how == "taken":
+        held_by()
+    else:
+        storage.remove(URL)
+    before = storage.read_if_there(URL)
+    for call in (mine.renew, mine.check):
+        with pytest.raises(
+            RunError, match="process 7 on elsewhere took it" if how == "taken" else "someone removed it"
+        ):
+            call()
+    mine.release()
+    assert storage.read_if_there(URL) == before
+
+
+def test_renewing_says_that_the_holder_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = lock()
+    mine.acquire()
+    first = json.loads(storage.read_bytes(URL))["time"]
+    monkeypatch.setattr(time, "time", lambda: first + 100)
+    mine.renew()
+    assert json.loads(storage.read_bytes(URL))["time"] == first + 100
+    mine.release()
+
+
+def test_it_is_renewed_without_being_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("modelyard.run.remote_lock._RENEW_SECONDS", 0.01)
+    mine = lock()
+    mine.acquire()
+    first, deadline = storage.read_bytes(URL), time.monotonic() + 10
+    while storage.read_bytes(URL) == first:
+        assert time.monotonic() < deadline
+    mine.release()
+    assert not storage.exists(URL)
+
+
+def test_an_object_that_is_no_lock_is_named() -> None:
+    storage.write_bytes(URL, b"{}")
+    with pytest.raises(RunError, match=f"{URL} is not a lock of Modelyard"):
+        lock().acquire()

@@ -1,0 +1,286 @@
+"""Files at URLs: a real S3 server on loopback, read and written through s3fs."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from modelyard import storage
+from modelyard.errors import DataError, RunError, StorageError
+from object_store import BUCKET, object_store
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[dict[str, str]]:
+    with object_store() as environment:
+        yield environment
+
+
+@pytest.fixture
+def url(store: dict[str, str], request: pytest.FixtureRequest) -> str:
+    return f"s3://{BUCKET}/{request.node.name}"
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+def cached(cache: Path) -> list[Path]:
+    return [path for path in cache.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize(
+    ("path", "remote"),
+    [
+        ("s3://b/x", True),
+        ("gs://b/x", True),
+        ("memory://x", True),
+        ("/data/x", False),
+        ("a:b//c", False),
+        ("x", False),
+        (Path("s3://b/x"), False),
+    ],
+)
+def test_a_url_is_told_from_a_path(path: str | Path, remote: bool) -> None:
+    assert storage.is_remote(path) is remote
+
+
+def test_urls_are_put_together_and_taken_apart() -> None:
+    assert storage.join("s3://b/runs/", "x", "/y/z") == "s3://b/runs/x/y/z"
+    assert storage.parent("s3://b/runs/x/") == "s3://b/runs"
+    assert storage.parent("s3://b/runs") == "s3://b"
+    assert storage.parent("s3://b") == "s3://b"
+
+
+def test_the_cache_is_where_option_environment_or_home_say(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("MODELYARD_CACHE", raising=False)
+    assert storage.cache_folder() == tmp_path / "home/.cache/modelyard"
+    monkeypatch.setenv("MODELYARD_CACHE", str(tmp_path / "there"))
+    assert storage.cache_folder() == tmp_path / "there"
+    assert storage.cache_folder(str(tmp_path / "here")) == tmp_path / "here"
+
+
+def test_a_local_path_is_its_own_copy(cache: Path) -> None:
+    assert storage.local_copy("some/file.npz", cache) == Path("some/file.npz")
+    assert not cache.exists()
+
+
+def test_a_remote_file_is_downloaded_once(url: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage.write_bytes(f"{url}/train.npz", b"0123456789")
+    seen: list[tuple[int, int]] = []
+    path = storage.local_copy(f"{url}/train.npz", cache, lambda done, size: seen.append((done, size)))
+    assert path.read_bytes() == b"0123456789"
+    assert path.name == "train.npz"
+    assert seen[-1] == (10, 10)
+    monkeypatch.setattr(storage, "download", pytest.fail)
+    assert storage.local_copy(f"{url}/train.npz", cache) == path
+
+
+def test_a_changed_remote_file_is_fetched_anew(url: str, cache: Path) -> None:
+    storage.write_bytes(f"{url}/a", b"first")
+    before = storage.local_copy(f"{url}/a", cache)
+    storage.write_bytes(f"{url}/a", b"other")  # as long as before
+    assert storage.local_copy(f"{url}/a", cache).read_bytes() == b"other"
+    assert before.read_bytes() == b"first"  # someone may be reading it
+
+
+def test_files_of_one_name_in_two_places_are_not_mixed_up(url: str, cache: Path) -> None:
+    storage.write_bytes(f"{url}/one/a", b"1")
+    storage.write_bytes(f"{url}/two/a", b"2")
+    assert [storage.local_copy(f"{url}/{place}/a", cache).read_bytes() for place in ("one", "two")] == [b"1", b"2"]
+
+
+def test_a_download_that_breaks_off_leaves_nothing(url: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage.write_bytes(f"{url}/a", b"x" * 1000)
+    system, _ = storage._system(url)
+
+    def cut(remote: str, local: str, **_: object) -> None:
+        Path(local).write_bytes(b"x" * 500)
+        raise ConnectionResetError("connection reset by peer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(system, "get_file", cut)
+        with pytest.raises(
+            StorageError, match=r"can't read s3://.*/a: the storage can't be reached \(connection reset"
+        ):
+            storage.local_copy(f"{url}/a", cache)
+    assert cached(cache) == []
+    assert storage.local_copy(f"{url}/a", cache).read_bytes() == b"x" * 1000
+
+
+def test_a_killed_download_is_not_taken_for_the_file(url: str, cache: Path, store: dict[str, str]) -> None:
+    storage.write_bytes(f"{url}/a", b"x" * 1000)
+    code = (
+        "import os, signal, sys\nfrom pathlib import Path\nfrom modelyard import storage\n"
+        "system, _ = storage._system(sys.argv[1])\n"
+        "def cut(remote, local, **_):\n"
+        "    Path(local).write_bytes(b'x' * 500)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "system.get_file = cut\n"
+        "storage.local_copy(sys.argv[1], Path(sys.argv[2]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, f"{url}/a", str(cache)], timeout=60, check=False)
+    assert done.returncode == -9
+    assert len(cached(cache)) == 1
+    assert storage.local_copy(f"{url}/a", cache).read_bytes() == b"x" * 1000
+
+
+def test_a_file_that_changes_while_it_comes_is_read_again(
+    url: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage.write_bytes(f"{url}/a", b"first")
+    real = storage.download
+    changes = iter([b"later", None])
+
+    def download(source: str, local: Path, progress: storage.Progress | None = None) -> None:
+        if new := next(changes):
+            storage.write_bytes(source, new)
+        real(source, local, progress)
+
+    monkeypatch.setattr(storage, "download", download)
+    assert storage.local_copy(f"{url}/a", cache).read_bytes() == b"later"
+    assert [path.read_bytes() for path in cached(cache)] == [b"later"]
+
+
+def test_many_at_once_get_the_same_whole_file(url: str, cache: Path) -> None:
+    data = bytes(range(256)) * 4000
+    storage.write_bytes(f"{url}/a", data)
+    with ThreadPoolExecutor(8) as pool:
+        paths = list(pool.map(lambda _: storage.local_copy(f"{url}/a", cache), range(16)))
+    assert set(paths) == set(cached(cache))
+    assert paths[0].read_bytes() == data
+
+
+def test_remote_and_local_files_are_listed_alike(url: str, tmp_path: Path) -> None:
+    names = ["b/train-1", "b/train-2", "b/test-1", "a", "bb/train-3"]
+    for name in names:
+        storage.write_bytes(f"{url}/{name}", b"1")
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"1")
+    for top in (url, str(tmp_path)):
+        assert storage.list_files(top) == [f"{top}/{name}" for name in sorted(names)]
+        assert storage.list_files(f"{top}/b") == [f"{top}/b/{name}" for name in ("test-1", "train-1", "train-2")]
+        assert storage.list_files(f"{top}/b/train-*") == [f"{top}/b/train-1", f"{top}/b/train-2"]
+        assert storage.list_files(f"{top}/*/train-?") == [f"{top}/{n}" for n in names if "train" in n]
+        assert storage.list_files(f"{top}/a") == [f"{top}/a"]
+        assert storage.list_files(f"{top}/nothing") == []
+
+
+def test_files_are_written_read_measured_and_removed(url: str, tmp_path: Path) -> None:
+    (tmp_path / "here").write_bytes(b"hello")
+    storage.upload(tmp_path / "here", f"{url}/there")
+    assert storage.exists(f"{url}/there")
+    assert storage.exists(url)
+    assert storage.size(f"{url}/there") == storage.size(tmp_path / "here") == 5
+    assert storage.read_bytes(f"{url}/there") == storage.read_bytes(str(tmp_path / "here")) == b"hello"
+    storage.download(f"{url}/there", tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == b"hello"
+    storage.remove(f"{url}/there")
+    storage.remove(f"{url}/there")
+    assert not storage.exists(f"{url}/there")
+    assert storage.read_if_there(f"{url}/there") is None
+
+
+def test_what_others_wrote_meanwhile_is_seen(url: str, store: dict[str, str]) -> None:
+    assert storage.list_files(url) == []
+    code = "import sys\nfrom modelyard import storage\nstorage.write_bytes(sys.argv[1], b'1')\n"
+    subprocess.run([sys.executable, "-c", code, f"{url}/a"], timeout=60, check=True)
+    assert storage.list_files(url) == [f"{url}/a"]
+
+
+def test_fsspecs_memory_is_storage_too(cache: Path) -> None:
+    pytest.importorskip("fsspec")
+    storage.write_bytes("memory://top/a/b", b"1")
+    assert storage.list_files("memory://top") == ["memory://top/a/b"]
+    assert storage.local_copy("memory://top/a/b", cache).read_bytes() == b"1"
+
+
+def test_a_missing_file_and_a_missing_bucket_are_named(url: str, cache: Path) -> None:
+    with pytest.raises(DataError, match=rf"^can't read {url}/none: it does not exist\.$"):
+        storage.local_copy(f"{url}/none", cache)
+    for call in (storage.list_files, lambda place: storage.write_bytes(place, b"1")):
+        with pytest.raises(RunError, match=r"s3://nobucket/x: The specified bucket does not exist\.$"):
+            call("s3://nobucket/x")
+    storage.write_bytes(f"{url}/folder/a", b"1")
+    with pytest.raises(StorageError, match="is a folder; a file is needed"):
+        storage.local_copy(f"{url}/folder", cache)
+
+
+@contextlib.contextmanager
+def fresh_connection(**variables: str | None) -> Iterator[None]:
+    import s3fs
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.delenv(name) if value is None else patch.setenv(name, value)
+        s3fs.S3FileSystem.clear_instance_cache()
+        yield
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
+def test_missing_credentials_are_said(url: str) -> None:
+    nowhere = "/nowhere/credentials"
+    with (
+        fresh_connection(
+            AWS_ACCESS_KEY_ID=None,
+            AWS_SECRET_ACCESS_KEY=None,
+            AWS_SHARED_CREDENTIALS_FILE=nowhere,
+            AWS_CONFIG_FILE=nowhere,
+        ),
+        pytest.raises(StorageError, match=f"can't read {url}: there are no credentials for it .*AWS_ACCESS_KEY_ID"),
+    ):
+        storage.read_bytes(url)
+
+
+def test_denied_access_is_said(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    system, _ = storage._system(url)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError("Access Denied")
+
+    monkeypatch.setattr(system, "cat_file", refuse)
+    with pytest.raises(StorageError, match=rf"can't read {url}: permission denied \(Access Denied\)"):
+        storage.read_bytes(url)
+
+
+def test_storage_that_does_not_answer_is_said(url: str) -> None:
+    once = {"AWS_MAX_ATTEMPTS": "1", "AWS_RETRY_MODE": "standard"}
+    with (
+        fresh_connection(AWS_ENDPOINT_URL="http://127.0.0.1:9", **once),
+        pytest.raises(StorageError, match=rf"can't read {url}: the storage can't be reached .*Check the network"),
+    ):
+        storage.read_bytes(url)
+
+
+def test_a_kind_nobody_knows_is_said() -> None:
+    pytest.importorskip("fsspec")
+    with pytest.raises(StorageError, match=r"s4://b/x: there is no storage of kind s4://"):
+        storage.exists("s4://b/x")
+
+
+@pytest.mark.parametrize(("package", "scheme"), [("fsspec", "s3"), ("s3fs", "s3"), ("gcsfs", "gs")])
+def test_without_the_packages_it_says_what_to_install(package: str, scheme: str) -> None:
+    code = (
+        f"import sys\nsys.modules[{package!r}] = None\nfrom modelyard import storage\n"
+        f"try:\n    storage.exists('{scheme}://bucket/x')\nexcept storage.StorageError as error:\n    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert "pip install 'modelyard[cloud]'" in done.stdout
+    assert f"{scheme}://bucket/x needs the package" in done.stdout
+
+
+def test_fsspec_is_not_imported_for_local_paths(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom modelyard import storage\nfrom modelyard.run import directory\n"
+        "storage.list_files('.'), storage.exists('x')\nprint([m for m in sys.modules if m.startswith('fsspec')])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
