@@ -49,7 +49,8 @@ def filled(
     stored: bytes | Pixels, height: int, width: int, fit: Fit = "crop", channels: int = 3, **more: Any
 ) -> Pixels:
     out = np.full((height, width, channels), 99, more.pop("dtype", np.uint8))
-    fill(out, stored, fit, more.pop("box", None), "it.jpg")
+    box = more.pop("box", None)
+    fill(out, stored, fit, None if box is None else lambda height, width: box, lambda: "it.jpg")
     return out
 
 
@@ -241,7 +242,7 @@ def test_floating_point_pixels_are_refused_in_words() -> None:
 def test_what_is_no_whole_image_is_named(data: bytes) -> None:
     for read in (
         lambda: decode(data, 3, "a/b.jpg"),
-        lambda: fill(np.empty((8, 8, 3), np.uint8), data, "crop", None, "a/b.jpg"),
+        lambda: fill(np.empty((8, 8, 3), np.uint8), data, "crop", None, lambda: "a/b.jpg"),
     ):
         with pytest.raises(DataError, match=r"a/b\.jpg can't be decoded"):
             read()
@@ -273,7 +274,7 @@ def test_a_small_file_that_claims_to_be_huge_is_refused_at_once_and_without_its_
         with pytest.raises(DataError, match=r"bomb\.x"):
             decode(data, 3, "bomb.x")
         with pytest.raises(DataError, match=r"bomb\.x"):
-            fill(np.empty((8, 8, 3), np.uint8), data, "crop", None, "bomb.x")
+            fill(np.empty((8, 8, 3), np.uint8), data, "crop", None, lambda: "bomb.x")
         assert tracemalloc.get_traced_memory()[1] < 10 << 20
     finally:
         tracemalloc.stop()
@@ -293,7 +294,7 @@ def test_damage_anywhere_gives_pixels_or_a_sentence_and_never_a_traceback(kind: 
         for read in (
             lambda: decode(bytes(data), 3, "x"),  # noqa: B023
             lambda: size_of(bytes(data), "x"),  # noqa: B023
-            lambda: fill(np.empty((8, 8, 3), np.uint8), bytes(data), "crop", None, "x"),  # noqa: B023
+            lambda: fill(np.empty((8, 8, 3), np.uint8), bytes(data), "crop", None, lambda: "x"),  # noqa: B023
         ):
             try:
                 read()

@@ -149,15 +149,25 @@ def _resize_into(pixels: Pixels, out: Pixels) -> None:
     if pixels.shape[:2] == out.shape[:2]:
         out[...] = pixels
         return
-    down, across = max(pixels.shape[0] // out.shape[0], 1), max(pixels.shape[1] // out.shape[1], 1)
+    down, across = _factor(pixels.shape[0], out.shape[0]), _factor(pixels.shape[1], out.shape[1])
     if max(down, across) >= 2:  # every pixel counts: bilinear alone would look at a few of them
         tall, wide = pixels.shape[0] // down, pixels.shape[1] // across
-        # By whole factors, for which it is quick; at most a pixel or so at the edge is lost.
-        pixels = cv2.resize(pixels[: tall * down, : wide * across], (wide, tall), interpolation=cv2.INTER_AREA)
+        top, left = pixels.shape[0] % down // 2, pixels.shape[1] % across // 2
+        pixels = pixels[top : top + tall * down, left : left + wide * across]
+        pixels = cv2.resize(pixels, (wide, tall), interpolation=cv2.INTER_AREA)
     target = out[..., 0] if out.shape[2] == 1 else out
     result = cv2.resize(pixels, (out.shape[1], out.shape[0]), dst=target, interpolation=cv2.INTER_LINEAR)
     if result is not target:
         target[...] = result
+
+
+def _factor(length: int, wanted: int) -> int:
+    """How many pixels become one before the rest is left to bilinear resizing, which is then by less than two.
+
+    A whole number, for which averaging is quick; the one that leaves over the fewest pixels at the edges.
+    """
+    most = length // wanted
+    return min(range(most, most // 2, -1), key=lambda factor: length % factor) if most > 1 else 1
 
 
 def _channels(pixels: Pixels, out: Pixels, name: Callable[[], str]) -> Pixels:
