@@ -50,7 +50,7 @@ def filled(
 ) -> Pixels:
     out = np.full((height, width, channels), 99, more.pop("dtype", np.uint8))
     box = more.pop("box", None)
-    fill(out, stored, fit, box and (lambda height, width: box), lambda: "it.jpg")
+    fill(out, stored, fit, None if box is None else lambda height, width: box, lambda: "it.jpg")
     return out
 
 

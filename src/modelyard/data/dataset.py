@@ -240,7 +240,7 @@ def _images(split: str, images: NDArray[np.generic]) -> NDArray[np.generic]:
             )
         images = images.astype(np.uint8)
     elif images.dtype.kind == "f":
-        images = images.astype(np.float32)
+        images = images.astype(np.float32, copy=False)  # it may be mapped from a file
         if not np.isfinite(images).all():
             raise DataError(f"images of the {split} split hold values that are not finite.")
     elif images.dtype != np.uint8:

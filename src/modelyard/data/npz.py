@@ -44,6 +44,8 @@ def read_npz(path: Path, context: DataContext) -> ArrayDataset:
 def read_npy_folder(folder: Path, context: DataContext) -> ArrayDataset:
     """The same from x_train.npy, y_train.npy and so on in ``folder``; mapped into memory, not loaded.
 
+    Without a validation split they are copied: one is taken from train.
+
     Raises:
         DataError: if a file is missing, damaged, or holds Python objects.
     """
