@@ -5,6 +5,8 @@ import hashlib
 import io
 import multiprocessing
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -478,3 +480,23 @@ def _raise(error: type[BaseException]) -> Callable[..., Any]:
         raise error
 
     return raises
+
+
+def test_a_script_without_a_guard_can_convert_in_several_processes(tmp_path: Path) -> None:
+    for number in range(8):
+        place = tmp_path / "photos" / f"class-{number % 2}"
+        place.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(place / f"{number}.png")
+    code = "import modelyard; print(modelyard.convert('photos', 'records', shards=2, processes=2).examples)"
+    (tmp_path / "unguarded.py").write_text(code)
+    for words, piped in ((["unguarded.py"], None), (["-"], code.replace("'records'", "'again'"))):
+        done = subprocess.run(
+            [sys.executable, *words],
+            cwd=tmp_path,
+            input=piped,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.stdout == "{'train': 8}\n", done.stderr
