@@ -348,7 +348,7 @@ def test_a_byte_order_mark_spaces_and_quotes_are_no_obstacle(pets: Path) -> None
 @pytest.mark.parametrize(
     ("rows", "options", "message"),
     [
-        ([("path", "label"), ("images/0.png", "a"), ("images/9.png", "a")], {}, r":3: there is no file .*images/9\.png"),
+        ([("path", "label"), ("images/0.png", "a"), ("images/9.png", "a")], {}, r":3: there is no file .*9\.png"),
         ([("path", "label"), ("", "a")], {}, r"pets\.csv:2: there is no file \(the path is empty\)"),
         ([("path", "label"), ("images/0.png", " ")], {}, r"pets\.csv:2: the label is empty"),
         ([("path", "label"), ("images/0.png", "a"), ("images/1.png",)], {}, r"pets\.csv:3: 1 columns where .* names 2"),
@@ -357,7 +357,7 @@ def test_a_byte_order_mark_spaces_and_quotes_are_no_obstacle(pets: Path) -> None
         ([("path", "labels"), ("images/0.png", "a")], {}, r"no column 'label'.* mean 'labels'\? .*--label_column"),
         ([("path", "label"), ("images/0.png", "a")], {"split_column": "part"}, r"no column 'part'.*--split_column"),
         ([("path", "path", "label"), ("a", "b", "c")], {}, "two columns are named 'path'"),
-        ([("path", "label", "split"), ("images/0.png", "a", "trian")], {}, r":2: there is no split 'trian'.* mean 'train'"),
+        ([("path", "label", "split"), ("images/0.png", "a", "trian")], {}, r":2: there is no split .* mean 'train'"),
         ([("path", "label")], {}, "holds no rows"),
         ([], {}, "is empty; its first line must name the columns"),
         ([("path", "label", "split"), ("images/0.png", "a", "val")], {}, "there are no training examples"),

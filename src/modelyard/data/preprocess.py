@@ -42,11 +42,11 @@ def build_preprocessing(calls: Sequence[Call]) -> list[Any]:
 
 def batch_preprocessing(calls: Sequence[Call]) -> Callable[[Batch, bool], Batch]:
     """What happens to batches, as one function of (batch, training)."""
-    steps = [made.batch for made in build_preprocessing(calls) if hasattr(made, "batch")]
+    steps = _steps(calls, "batch")
 
     def preprocess(batch: Batch, training: bool) -> Batch:
-        for step in steps:
-            batch = step(batch, training)
+        for name, step in steps:
+            batch = _checked(name, step(batch, training), "batch")
         return batch
 
     return preprocess
@@ -54,15 +54,29 @@ def batch_preprocessing(calls: Sequence[Call]) -> Callable[[Batch, bool], Batch]
 
 def with_example_preprocessing(dataset: Dataset, calls: Sequence[Call]) -> Dataset:
     """``dataset`` with what happens to each example."""
-    steps = [made.example for made in build_preprocessing(calls) if hasattr(made, "example")]
-    return _PreprocessedDataset(dataset, steps, [str(call) for call in calls]) if steps else dataset
+    steps = _steps(calls, "example")
+    return _PreprocessedDataset(dataset, steps) if steps else dataset
+
+
+def _steps(calls: Sequence[Call], method: str) -> list[tuple[str, Callable[[Any, bool], Any]]]:
+    """The calls that have ``method``, and that method."""
+    found = [
+        (str(call), getattr(made, method, None)) for call, made in zip(calls, build_preprocessing(calls), strict=True)
+    ]
+    return [(name, step) for name, step in found if callable(step)]
+
+
+def _checked(name: str, returned: Any, what: str) -> dict[str, Any]:
+    if not isinstance(returned, dict):
+        raise UserError(f"the preprocessing {name} returned {type(returned).__name__}; it must return the {what}.")
+    return returned
 
 
 class _PreprocessedDataset(Dataset):
     """A dataset whose examples go through functions of a user."""
 
-    def __init__(self, dataset: Dataset, steps: Sequence[Callable[[Example, bool], Example]], names: list[str]) -> None:
-        self._dataset, self._steps, self._names = dataset, steps, names
+    def __init__(self, dataset: Dataset, steps: Sequence[tuple[str, Callable[[Example, bool], Example]]]) -> None:
+        self._dataset, self._steps = dataset, steps
         self.classes = dataset.classes
         first = self._one(TRAIN, dataset.read(TRAIN, np.array([0])), 0)
         self._features = {name: Feature(np.shape(v), np.asarray(v).dtype.name) for name, v in first.items()}
@@ -96,28 +110,30 @@ class _PreprocessedDataset(Dataset):
         for place, index in enumerate(indices.tolist()):
             example = self._one(split, found, place)
             for name, array in out.items():
-                if name not in example or np.shape(example[name]) != array.shape[1:]:
-                    got = f"shape {np.shape(example[name])}" if name in example else "nothing"
+                value = np.asarray(example[name]) if name in example else None
+                # A fraction must not become a whole number unseen.
+                if (
+                    value is None
+                    or value.shape != array.shape[1:]
+                    or not np.can_cast(value.dtype, array.dtype, "same_kind")
+                ):
+                    got = f"{value.dtype} of shape {value.shape}" if value is not None else "nothing"
                     raise DataError(
                         f"preprocessing gave {got} as {name} of {self.name(split, index)} ({split}); "
-                        f"of the first example it gave shape {array.shape[1:]}."
+                        f"of the first example it gave {array.dtype} of shape {array.shape[1:]}."
                     )
-                array[place] = example[name]
+                array[place] = value
 
     def _one(self, split: str, found: Arrays, place: int) -> Example:
         example: Example = {name: array[place] for name, array in found.items()}
-        for step, name in zip(self._steps, self._names, strict=False):
-            example = step(example, split == TRAIN)
-            if not isinstance(example, dict):
-                raise UserError(
-                    f"the preprocessing {name} returned {type(example).__name__}; it must return the example."
-                )
+        for name, step in self._steps:
+            example = _checked(name, step(example, split == TRAIN), "example")
         return example
 
     def fingerprint(self) -> str:
         """That of the dataset, the calls, and their code."""
         digest = hashlib.sha256(self._dataset.fingerprint().encode())
-        for name, step in zip(self._names, self._steps, strict=False):
+        for name, step in self._steps:
             try:
                 code = inspect.getsource(type(getattr(step, "__self__", step)))
             except (OSError, TypeError):

@@ -1,0 +1,81 @@
+"""Kill it in the middle of an epoch while images are read ahead and cropped while decoding: the bits do not notice."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from conftest import COMMAND, environment
+from photos import photo_folder
+
+STEPS = 120
+OPTIONS = (
+    "train-and-evaluate --model mlp --image_size 16 --deterministic --threads 1 --train_batch_size 8 "
+    f"--train_steps {STEPS} --eval_every 60 --log_every 20 --save_every 4 --resident never --hooks -tensorboard"
+).split()
+AUGMENT = ("--augment", "random_resized_crop, flip_left_right")
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return photo_folder(tmp_path_factory.mktemp("photos") / "photos", 60)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> Path:
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    run_to_end(photos, folder, threads=2)
+    return folder
+
+
+def start(photos: Path, folder: Path, threads: int) -> subprocess.Popen[str]:
+    words = [*COMMAND, *OPTIONS, *AUGMENT, "--dataset", str(photos), "--model_dir", str(folder)]
+    words += ["--input_threads", str(threads)]
+    return subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def run_to_end(photos: Path, folder: Path, threads: int) -> str:
+    process = start(photos, folder, threads)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    return errors
+
+
+def final_state(folder: Path) -> dict[str, bytes]:
+    last = folder / "checkpoints" / f"step-{STEPS:08d}"
+    return {name: (last / name).read_bytes() for name in ("weights.safetensors", "optimizer.safetensors")}
+
+
+def newest_step(folder: Path) -> int:
+    steps = [int(path.name[5:]) for path in (folder / "checkpoints").glob("step-*")]
+    return max(steps, default=-1)
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Waits until something is so, or the process has ended."""
+    deadline = time.monotonic() + 120
+    while not condition() and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def test_a_run_that_reads_ahead_and_is_killed_ends_with_the_same_weights(
+    tmp_path: Path, photos: Path, undisturbed: Path
+) -> None:
+    folder = tmp_path / "run"
+    process = start(photos, folder, threads=3)
+    wait_for(
+        lambda: newest_step(folder) >= 40, process
+    )  # an epoch has 6.75 steps: only step 108 would be at an end of one
+    process.kill()
+    process.wait()
+    assert process.returncode == -signal.SIGKILL, "it was alive"
+    assert 40 <= newest_step(folder) < STEPS
+    errors = run_to_end(photos, folder, threads=1)
+    assert "cropped while they are decoded" in errors
+    assert final_state(folder) == final_state(undisturbed)
