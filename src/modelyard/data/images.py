@@ -149,8 +149,14 @@ def _resize_into(pixels: Pixels, out: Pixels) -> None:
     if pixels.shape[:2] == out.shape[:2]:
         out[...] = pixels
         return
-    while pixels.shape[0] >= 2 * out.shape[0] or pixels.shape[1] >= 2 * out.shape[1]:
-        pixels = _halved(pixels, pixels.shape[0] >= 2 * out.shape[0], pixels.shape[1] >= 2 * out.shape[1])
+    while True:
+        down, across = pixels.shape[0] / out.shape[0], pixels.shape[1] / out.shape[1]
+        if min(down, across) >= 2:
+            pixels = _halved(pixels, True, True)
+        elif max(down, across) >= 3:  # up to there bilinear still looks at most of the pixels
+            pixels = _halved(pixels, down >= 3, across >= 3)
+        else:
+            break
     target = out[..., 0] if out.shape[2] == 1 else out
     result = cv2.resize(pixels, (out.shape[1], out.shape[0]), dst=target, interpolation=cv2.INTER_LINEAR)
     if result is not target:

@@ -31,7 +31,7 @@ log = logging.getLogger("modelyard")
 
 RESIDENT_BYTES = 2 << 30
 """What all splits together may take where `resident` is auto."""
-STREAM_BYTES = 256 << 20
+STREAM_BYTES = 128 << 20
 """What batches that are read ahead may take, in use or waiting; three batches always."""
 
 
