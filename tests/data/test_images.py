@@ -281,6 +281,11 @@ def test_a_small_file_that_claims_to_be_huge_is_refused_at_once_and_without_its_
     assert time.monotonic() - began < 2
 
 
+def test_an_image_of_more_pixels_than_are_allowed_is_told_its_size() -> None:
+    with pytest.raises(DataError, match=r"it claims to be 16000×16000 pixels; the most is 200,000,000"):
+        decode(png(4, 4, 8, 2, bytes(52), (16000, 16000)), 3, "it")
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow tells what it makes of damaged tags
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF"])
 def test_damage_anywhere_gives_pixels_or_a_sentence_and_never_a_traceback(kind: str) -> None:
@@ -386,6 +391,18 @@ def test_a_box_is_stretched_to_the_size_whatever_the_fit(fit: Fit) -> None:
     for source in (pixels, encoded(pixels, "PNG")):
         assert np.array_equal(filled(source, 9, 9, fit, box=(5.0, 7.0, 9.0, 9.0)), pixels[5:14, 7:16])
         assert np.array_equal(filled(source, 12, 6, fit, box=(0.0, 50.0, 6.0, 10.0)), resize(pixels[:6, 50:], 12, 6))
+
+
+def test_a_box_of_a_jpeg_is_stretched_too() -> None:
+    data, box = jpeg(smooth(40, 60)), (0.0, 50.0, 6.0, 10.0)
+    assert np.array_equal(filled(data, 12, 6, "pad", box=box), resize(decode(data, 3, "it")[:6, 50:], 12, 6))
+
+
+def test_what_averaging_leaves_over_is_left_over_on_both_sides() -> None:
+    pixels = noise(59, 59, 3)  # to 14: three become one, two are over
+    small = filled(pixels, 14, 14)
+    assert far(filled(pixels[:, ::-1], 14, 14), small[:, ::-1]) <= 1
+    assert far(filled(pixels[::-1], 14, 14), small[::-1]) <= 1
 
 
 def test_a_box_of_a_large_jpeg_is_the_same_part_as_of_its_pixels() -> None:
