@@ -92,9 +92,7 @@ def _measure_memory(folder: Path, seconds: float) -> None:
         _make_thumbnails(place, count)
         found[count] = _in_process(sys.executable, "memory", place, seconds)["megabytes"]
     ratio = found[100_000] / found[1_000]
-    print(
-        f"memory: {found[1_000]:.0f} MB at 1,000 records, {found[100_000]:.0f} MB at 100,000: {ratio:.3f}  goal 1.10"
-    )
+    print(f"memory: {found[1_000]:.0f} MB at 1,000 records, {found[100_000]:.0f} MB at 100,000: {ratio:.3f}  goal 1.10")
 
 
 def _measure_resident(folder: Path, seconds: float, rounds: int) -> None:
