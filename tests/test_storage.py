@@ -148,6 +148,7 @@ def test_a_file_that_changes_while_it_comes_is_read_again(
     monkeypatch.setattr(storage, "download", download)
     assert storage.local_copy(f"{url}/a", cache).read_bytes() == b"later"
     assert [path.read_bytes() for path in cached(cache)] == [b"later"]
+    assert list(changes) == []  # it was read twice
 
 
 def test_many_at_once_get_the_same_whole_file(url: str, cache: Path) -> None:
@@ -190,10 +191,11 @@ def test_files_are_written_read_measured_and_removed(url: str, tmp_path: Path) -
 
 
 def test_what_others_wrote_meanwhile_is_seen(url: str, store: dict[str, str]) -> None:
-    assert storage.list_files(url) == []
+    storage.write_bytes(f"{url}/a", b"1")
+    assert storage.list_files(f"{url}/*") == storage.list_files(url) == [f"{url}/a"]
     code = "import sys\nfrom modelyard import storage\nstorage.write_bytes(sys.argv[1], b'1')\n"
-    subprocess.run([sys.executable, "-c", code, f"{url}/a"], timeout=60, check=True)
-    assert storage.list_files(url) == [f"{url}/a"]
+    subprocess.run([sys.executable, "-c", code, f"{url}/b"], timeout=60, check=True)
+    assert storage.list_files(f"{url}/*") == storage.list_files(url) == [f"{url}/a", f"{url}/b"]
 
 
 def test_fsspecs_memory_is_storage_too(cache: Path) -> None:

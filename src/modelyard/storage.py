@@ -11,6 +11,7 @@ import errno
 import glob
 import hashlib
 import importlib
+import logging
 import os
 import re
 import tempfile
@@ -29,6 +30,8 @@ _MAGIC = re.compile(r"[*?\[]")
 _PARTIAL = ".partial-"
 _PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}
 _TRIES = 3
+for _name in set(_PACKAGES.values()):  # they would print the traceback of what becomes a sentence here
+    logging.getLogger(_name).addHandler(logging.NullHandler())
 
 
 def is_remote(path: str | Path) -> bool:

@@ -3,8 +3,10 @@
 import errno
 import hashlib
 import io
-import json
+import multiprocessing
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -312,6 +314,7 @@ class TestBadExamples:
         items = FileItems(tmp_path, paths, [0] * 12)
         with pytest.raises(DataError, match=r"^4\.png can't be decoded"):
             convert_items({"train": items}, CLASSES, tmp_path / "out", shards=6, processes=2)
+        assert multiprocessing.active_children() == []
         assert list((tmp_path / "out").glob(".partial-*")) == []
 
     def test_a_cut_off_image_is_bad_though_its_bytes_would_be_kept(self, photos: list[Stored], to: Path) -> None:
@@ -472,57 +475,28 @@ class TestFolders:
         assert self.convert(photos, to).kept_shards == 1
 
 
-class TestOpening:
-    """A converted folder comes from strangers too."""
-
-    @pytest.fixture
-    def made(self, photos: list[Stored], to: Path) -> Path:
-        convert_items({"train": MadeItems(photos)}, CLASSES, to, shards=2)
-        return to
-
-    def change(self, folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
-        described = json.loads((folder / "dataset.json").read_text())
-        change(described)
-        (folder / "dataset.json").write_text(json.dumps(described))
-
-    @pytest.mark.parametrize("file", ["../secret", "/etc/passwd", "a/b", "", ".hidden", "..", "a\\b\0"])
-    def test_no_file_outside_the_folder_is_opened(self, made: Path, file: str) -> None:
-        self.change(made, lambda d: d["splits"]["train"]["shards"][0].update(file=file))
-        with pytest.raises(DataError, match=r"another version: splits\.train\.shards\.0\.file"):
-            open_converted(made)
-
-    @pytest.mark.parametrize(
-        ("change", "message"),
-        [
-            (lambda d: d.update(format=2), "another version: format"),
-            (lambda d: d.pop("classes"), "classes"),
-            (lambda d: d["features"].update(coding="pickle"), "features"),
-            (lambda d: d["features"].update(shape=[-1]), "no shape of an image"),
-            (lambda d: d["splits"].update(other={}), "splits"),
-            (lambda d: d["splits"]["train"].update(examples=23), "has 24 train examples; dataset.json says 23"),
-            (lambda d: d.update(classes=["cat"]), "its label 2 is out of range, there are 1 classes"),
-            (lambda d: d["splits"]["train"]["shards"][1].update(bytes=5), "says 5"),
-            (lambda d: d["splits"]["train"]["shards"][1].update(file="none"), "none is missing"),
-        ],
-    )
-    def test_a_description_that_does_not_fit_is_told(self, made: Path, change: Any, message: str) -> None:
-        self.change(made, change)
-        with pytest.raises(DataError, match=message):
-            open_converted(made)
-
-    @pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 100_000])
-    def test_nonsense_is_no_description(self, made: Path, text: str) -> None:
-        (made / "dataset.json").write_text(text)
-        with pytest.raises(DataError, match=r"dataset\.json is damaged"):
-            read_dataset_json(made)
-
-    def test_an_unfinished_folder_is_told(self, tmp_path: Path) -> None:
-        with pytest.raises(DataError, match="it is no converted dataset, or unfinished"):
-            read_dataset_json(tmp_path)
-
-
 def _raise(error: type[BaseException]) -> Callable[..., Any]:
     def raises(*_: Any, **__: Any) -> Any:
         raise error
 
     return raises
+
+
+def test_a_script_without_a_guard_can_convert_in_several_processes(tmp_path: Path) -> None:
+    for number in range(8):
+        place = tmp_path / "photos" / f"class-{number % 2}"
+        place.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(place / f"{number}.png")
+    code = "import modelyard; print(modelyard.convert('photos', 'records', shards=2, processes=2).examples)"
+    (tmp_path / "unguarded.py").write_text(code)
+    for words, piped in ((["unguarded.py"], None), (["-"], code.replace("'records'", "'again'"))):
+        done = subprocess.run(
+            [sys.executable, *words],
+            cwd=tmp_path,
+            input=piped,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.stdout == "{'train': 8}\n", done.stderr

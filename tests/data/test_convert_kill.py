@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -105,7 +106,7 @@ def alive(process: int) -> bool:
 
 
 def wait_for(condition: object, process: subprocess.Popen[str] | None = None) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 30
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < end
         assert process is None or process.poll() is None, process.communicate()
@@ -119,9 +120,14 @@ def test_killed_with_all_processes_at_work_it_ends_with_the_same_bytes(source: P
     wait_for(lambda: list(to.glob(".train-*.json")), process)
     workers = children(process.pid)
     process.kill()
-    process.communicate()
+    process.wait()
     assert len(workers) >= 2
-    wait_for(lambda: not any(map(alive, workers)))  # nobody goes on writing behind our back
+    try:
+        wait_for(lambda: not any(map(alive, workers)))  # nobody goes on writing behind our back
+    finally:
+        for worker in filter(alive, workers):
+            os.kill(worker, signal.SIGKILL)
+        process.communicate()
     done = [path.name.removeprefix(".").removesuffix(".json") for path in to.glob(".train-*.json")]
     assert 0 < len(done) < shards
     assert not (to / "dataset.json").exists()

@@ -122,6 +122,18 @@ def test_only_wanted_features_are_found_and_where_they_are() -> None:
     assert found["label"].kind == "ints"
 
 
+def test_of_features_of_one_name_the_last_counts() -> None:
+    first, last = (encode_example({"label": value}) for value in (1, 2))
+    assert listed(parse_example(first + last)) == {"label": [2]}
+
+
+def test_a_list_that_ends_inside_a_number_is_refused() -> None:
+    record = encode_example({"label": 5})
+    assert record.endswith(b"\x05")
+    with pytest.raises(ValueError, match="a number is cut off"):
+        find_features(record[:-1] + b"\x85")
+
+
 def test_a_length_beyond_the_record_allocates_nothing() -> None:
     with pytest.raises(ValueError, match="beyond its end"):
         parse_example(b"\x0a\xff\xff\xff\xff\xff\xff\xff\x7f")

@@ -446,8 +446,8 @@ def test_a_long_image_that_is_stretched_is_averaged_along_its_length(shape: tupl
 def test_a_small_picture_is_the_mean_of_its_areas() -> None:
     pixels = noise(64, 96, 3)
     means = pixels.reshape(8, 8, 12, 8, 3).mean(axis=(1, 3))
-    assert far(filled(pixels, 8, 12), means) <= 1
-    assert far(filled(encoded(pixels, "PNG"), 8, 12), means) <= 1
+    assert far(filled(pixels, 8, 12), means) <= 2  # halved three times, rounded each time
+    assert far(filled(encoded(pixels, "PNG"), 8, 12), means) <= 2
     assert far(filled(jpeg(pixels, quality=100), 8, 12), means) <= 4
 
 

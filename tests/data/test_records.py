@@ -2,11 +2,8 @@
 
 import gzip
 import io
-import json
-import logging
 import os
 import pickle
-import shutil
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,8 +15,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from record_files import PLAIN, numbered, payload, write
 
-from modelyard.data import record_index, tfrecord
+from modelyard.data import tfrecord
 from modelyard.data.example import encode_example
 from modelyard.data.feature_map import FeatureMap
 from modelyard.data.record_index import index_path
@@ -30,23 +28,9 @@ from modelyard.errors import DataError
 CIFAR = FeatureMap(image="image", label="label", coding="raw", layout="chw", shape=(32, 32, 3))
 IMAGENET = FeatureMap(height="image/height", width="image/width", first_label=1)
 FLOATS = FeatureMap(image="image", label="label", coding="floats", shape=(28, 28, 1))
-PLAIN = FeatureMap(image="image", label="label")
 
 Write = Callable[..., Path]
 random = np.random.default_rng(0)
-
-
-def payload(number: int) -> bytes:
-    return f"image {number} ".encode() * (number % 7 + 1)
-
-
-def write(path: Path, records: Sequence[dict[str, Any]]) -> Path:
-    path.write_bytes(b"".join(frame(encode_example(record)) for record in records))
-    return path
-
-
-def numbered(path: Path, count: int = 5, first: int = 0) -> Path:
-    return write(path, [{"image": payload(n), "label": n % 3} for n in range(first, first + count)])
 
 
 def jpeg(height: int, width: int) -> bytes:
@@ -160,6 +144,11 @@ def test_text_labels_become_sorted_classes_over_all_files(tmp_path: Path) -> Non
     assert given_order.labels.tolist() == [0, 1, 0]
     with pytest.raises(DataError, match=r"b, record 0: its label 'emu' is none of the 3 classes: ant, cat, dog"):
         RecordItems([tmp_path / "b"], PLAIN, classes=["ant", "cat", "dog"])
+
+
+def test_texts_of_an_index_do_not_depend_on_the_order_of_the_records(tmp_path: Path) -> None:
+    items = RecordItems([write(tmp_path / "a", [{"image": b"x", "label": name} for name in "cab"])], PLAIN)
+    assert items.places()[0][1].texts == ("a", "b", "c")
 
 
 def test_labels_that_are_numbers_have_no_class_names(tmp_path: Path) -> None:
@@ -373,151 +362,26 @@ class TestDamage:
         os.utime(packed, ns=(1, 1))
         assert RecordItems([packed], PLAIN, cache).load(2) == payload(12)
 
+    @pytest.mark.parametrize("length", [0x8B1F, 0x0178])
+    def test_a_length_that_looks_like_compression_is_a_length(self, tmp_path: Path, length: int) -> None:
+        around = length - len(encode_example({"image": bytes(length - 50), "label": 0}))
+        path = write(tmp_path / "a", [{"image": bytes(length - 50 + around), "label": 0}])
+        assert int.from_bytes(path.read_bytes()[:8], "little") == length
+        assert len(RecordItems([path], PLAIN)) == 1
+
+    def test_a_file_that_changes_under_our_hands_is_told(self, tmp_path: Path) -> None:
+        path = numbered(tmp_path / "a")
+        items = RecordItems([path], PLAIN)
+        other = b"".join(frame(encode_example({"image": payload(n)[::-1], "label": n % 3})) for n in range(5))
+        assert len(other) == path.stat().st_size
+        path.write_bytes(other)
+        with pytest.raises(DataError, match=r"a has changed since it was opened: another record is at byte \d+"):
+            items.load(3)
+
     def test_a_compressed_file_without_a_cache_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "a.gz").write_bytes(gzip.compress(numbered(tmp_path / "a").read_bytes()))
         with pytest.raises(DataError, match=r"compressed \(gzip\)"):
             RecordItems([tmp_path / "a.gz"], PLAIN)
-
-
-class TestIndex:
-    """An index is made once, and never believed blindly."""
-
-    @pytest.fixture
-    def path(self, tmp_path: Path) -> Path:
-        path = numbered(tmp_path / "a.tfrecord", 30)
-        RecordItems([path], PLAIN)
-        return path
-
-    @pytest.fixture
-    def built(self, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-        """The files whose index was made, as it happens."""
-        built: list[Path] = []
-        build = record_index.build_index
-        monkeypatch.setattr(record_index, "build_index", lambda path, *rest: built.append(path) or build(path, *rest))
-        return built
-
-    def sound(self, items: RecordItems, count: int = 30) -> bool:
-        return [items.load(n) for n in range(count)] == [payload(n) for n in range(count)]
-
-    def test_it_is_made_once(self, path: Path, built: list[Path]) -> None:
-        assert self.sound(RecordItems([path], PLAIN))
-        assert built == []
-        assert isinstance(RecordItems([path], PLAIN).places()[0][1].entries, np.memmap)
-
-    def test_a_missing_one_is_made(self, path: Path, built: list[Path]) -> None:
-        index_path(path).unlink()
-        assert self.sound(RecordItems([path], PLAIN))
-        assert built == [path]
-        assert index_path(path).exists()
-
-    def test_one_of_another_file_is_not_used(self, path: Path, tmp_path: Path, built: list[Path]) -> None:
-        records = [{"image": payload(n)[::-1], "label": 1} for n in range(30)]
-        other = write(tmp_path / "b.tfrecord", records)
-        assert other.stat().st_size == path.stat().st_size
-        RecordItems([other], PLAIN)
-        shutil.copy(index_path(other), index_path(path))
-        items = RecordItems([path], PLAIN)
-        assert self.sound(items)
-        assert items.labels.tolist() == [n % 3 for n in range(30)]
-        assert built == [other, path]
-
-    def test_one_of_another_feature_map_is_not_used(self, path: Path, built: list[Path]) -> None:
-        shifted = RecordItems([path], FeatureMap("image", "label", first_label=-1))
-        assert shifted.labels.tolist() == [n % 3 + 1 for n in range(30)]
-        assert built == [path]
-
-    @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-    @given(st.data())
-    def test_a_damaged_one_is_made_anew(self, path: Path, data: st.DataObject) -> None:
-        place = index_path(path)
-        sound = place.read_bytes()
-        if data.draw(st.booleans(), label="cut"):
-            place.write_bytes(sound[: data.draw(st.integers(0, len(sound) - 1))])
-        else:
-            damaged = bytearray(sound)
-            damaged[data.draw(st.integers(0, len(sound) - 1))] ^= data.draw(st.integers(1, 255))
-            place.write_bytes(damaged)
-        items = RecordItems([path], PLAIN)
-        assert self.sound(items)
-        assert items.labels.tolist() == [n % 3 for n in range(30)]
-        place.write_bytes(sound)
-
-    @pytest.mark.parametrize(
-        ("column", "value"),
-        [
-            ("offset", 1 << 60),
-            ("length", (1 << 32) - 1),
-            ("image_offset", 1 << 30),
-            ("image_length", 1 << 30),
-            ("label", -1),
-        ],
-    )
-    def test_a_forged_one_reads_nothing_outside_its_records(
-        self, path: Path, built: list[Path], column: str, value: int
-    ) -> None:
-        made = RecordItems([path], PLAIN).places()[0][1]
-        entries = np.array(made.entries)
-        entries[column][3] = value
-        with open(index_path(path), "wb") as out:
-            forged = record_index.Index(entries, made.texts)
-            record_index.write_index(out, forged, PLAIN, path.stat().st_size)
-        assert self.sound(RecordItems([path], PLAIN))
-        assert built == [path]
-
-    @pytest.mark.parametrize("header", [b"[]", b"{}", b"1", b'{"records": "x"}', b"[" * 100_000, b"\xff", b""])
-    def test_a_header_of_nonsense_is_no_matter(self, path: Path, built: list[Path], header: bytes) -> None:
-        index_path(path).write_bytes(record_index._MAGIC + header + b"\n")
-        assert self.sound(RecordItems([path], PLAIN))
-        assert built == [path]
-
-    def test_an_older_version_is_made_anew(self, path: Path, built: list[Path]) -> None:
-        place = index_path(path)
-        place.write_bytes(place.read_bytes().replace(b"index 1\n", b"index 0\n"))
-        assert self.sound(RecordItems([path], PLAIN))
-        assert built == [path]
-
-    def test_where_its_folder_is_read_only_it_goes_to_the_cache(
-        self, path: Path, tmp_path: Path, built: list[Path], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        index_path(path).unlink()
-        real = record_index.whole_file
-
-        def refused(place: Path) -> Any:
-            if place.parent == path.parent:
-                raise PermissionError(13, "Permission denied")
-            return real(place)
-
-        monkeypatch.setattr(record_index, "whole_file", refused)
-        for _ in range(2):
-            assert self.sound(RecordItems([path], PLAIN, tmp_path / "cache"))
-        assert built == [path]
-        assert not index_path(path).exists()
-        assert len(list((tmp_path / "cache/index").iterdir())) == 1
-
-    def test_where_nothing_can_be_written_it_stays_in_memory(
-        self, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        index_path(path).unlink()
-        (tmp_path / "file").touch()
-
-        def refused(place: Path) -> Any:
-            raise PermissionError(13, "Permission denied")
-
-        monkeypatch.setattr(record_index, "whole_file", refused)
-        with caplog.at_level(logging.WARNING):
-            assert self.sound(RecordItems([path], PLAIN, tmp_path / "file" / "cache"))
-        assert "kept in memory" in caplog.text
-
-    def test_progress_tells_all_bytes(self, path: Path) -> None:
-        index_path(path).unlink()
-        seen: list[int] = []
-        RecordItems([path], PLAIN, progress=seen.append)
-        assert sum(seen) == path.stat().st_size
-
-    def test_its_header_is_readable(self, path: Path) -> None:
-        header = json.loads(index_path(path).read_bytes().split(b"\n")[1])
-        assert (header["records"], header["size"]) == (30, path.stat().st_size)
-        assert header["features"]["image"] == "image"
 
 
 def test_many_threads_read_right_while_files_are_opened_and_closed(

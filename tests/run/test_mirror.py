@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from modelyard import storage
-from modelyard.errors import CheckpointError, RunError, StorageError
+from modelyard.errors import CheckpointError, Interrupted, RunError, StorageError
 from modelyard.run.checkpoint import (
     Checkpoint,
     NewerFormatError,
@@ -252,6 +252,30 @@ def test_storage_that_fails_for_a_while_does_not_end_the_run(
         monkeypatch.setattr(storage, "upload", fail)
         with pytest.raises(StorageError, match="can't write there"):  # there is no next time
             directory.unlock()
+
+
+@pytest.mark.parametrize(
+    ("under_way", "raised"),
+    [(Interrupted(15, 10, URL), StorageError), (ValueError("of the user"), ValueError)],
+    ids=["interrupted", "failed"],
+)
+def test_a_last_upload_that_fails_is_said_but_hides_no_error(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    under_way: BaseException,
+    raised: type[BaseException],
+) -> None:
+    def leave(directory: RunDirectory) -> None:
+        with directory:
+            save(directory, 10)
+            write_checkpoint(directory.checkpoints, checkpoint(20))
+            monkeypatch.setattr(storage, "upload", lambda *_: storage.read_bytes("memory://nothing"))
+            raise under_way
+
+    with pytest.raises(raised) as caught:
+        leave(machine(tmp_path / "a"))
+    assert "memory://nothing" in (caplog.text if raised is ValueError else str(caught.value))
 
 
 def test_names_that_would_lead_out_of_the_folder_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

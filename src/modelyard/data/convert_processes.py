@@ -5,11 +5,14 @@ They are started afresh rather than forked: a fork of a process with threads (Te
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
@@ -50,7 +53,8 @@ def write_shards(
     with ProcessPoolExecutor(
         processes, context, _start, (dict(splits), classes, recipe, on_bad, counter, stop)
     ) as pool:
-        futures = [pool.submit(_write, task) for task in tasks]
+        with _without_the_users_script():
+            futures = [pool.submit(_write, task) for task in tasks]
         told = 0
         try:
             for future in futures:
@@ -69,6 +73,19 @@ def write_shards(
             stop.set()  # also on Ctrl-C: the others end at their next example and leave nothing unfinished
             pool.shutdown(cancel_futures=True)
             raise
+
+
+@contextlib.contextmanager
+def _without_the_users_script() -> Iterator[None]:
+    """Processes that are started here do not import what called us: a script without a guard would convert again, and
+    what was typed or piped into Python can't be imported at all.
+    """
+    script = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script
 
 
 def _tell(progress: Callable[[int], None] | None, counter: Any, told: int) -> int:

@@ -189,7 +189,9 @@ def plain_file(path: Path, cache: Path | None) -> Path:
     if kind is None:
         return path
     if cache is None:
-        raise DataError(f"{path} is compressed ({kind}); reading it needs a folder for a plain copy.")
+        raise DataError(
+            f"{path} has no record at byte 0; it seems compressed ({kind}), and there is no folder for a plain copy."
+        )
     with explain(path, "read", DataError):
         found = path.stat()
     key = hashlib.sha256(f"{path.resolve()}\0{found.st_size}\0{found.st_mtime_ns}".encode()).hexdigest()[:16]
@@ -212,7 +214,9 @@ def _unpack(path: Path, kind: str, to: BinaryIO) -> None:
     except EOFError as error:
         raise DataError(f"{path} is cut off: its compressed records end too early. Copy it again.") from error
     except (gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{path} is damaged: {error}.") from error
+        raise DataError(
+            f"{path} is damaged: as {kind} it can't be unpacked ({error}), and as it is, it has no record at byte 0."
+        ) from error
 
 
 class _Inflating(io.RawIOBase):

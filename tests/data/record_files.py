@@ -1,0 +1,24 @@
+"""Files of records for tests."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from modelyard.data.example import encode_example
+from modelyard.data.feature_map import FeatureMap
+from modelyard.data.tfrecord import frame
+
+PLAIN = FeatureMap(image="image", label="label")
+
+
+def payload(number: int) -> bytes:
+    return f"image {number} ".encode() * (number % 7 + 1)
+
+
+def write(path: Path, records: Sequence[dict[str, Any]]) -> Path:
+    path.write_bytes(b"".join(frame(encode_example(record)) for record in records))
+    return path
+
+
+def numbered(path: Path, count: int = 5, first: int = 0) -> Path:
+    return write(path, [{"image": payload(n), "label": n % 3} for n in range(first, first + count)])

@@ -1,0 +1,65 @@
+"""A converted folder comes from strangers too: what it says about itself is checked."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from modelyard.data.convert import convert_items
+from modelyard.data.converted import open_converted, read_dataset_json
+from modelyard.data.items import ArrayItems
+from modelyard.errors import DataError
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    items = ArrayItems(np.zeros((24, 4, 4, 3), np.uint8), np.arange(24, dtype=np.int32) % 3)
+    return convert_items({"train": items}, ("cat", "dog", "emu"), tmp_path / "made", shards=2).folder
+
+
+def change_description(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    described = json.loads((folder / "dataset.json").read_text())
+    change(described)
+    (folder / "dataset.json").write_text(json.dumps(described))
+
+
+@pytest.mark.parametrize("file", ["../secret", "/etc/passwd", "a/b", "", ".hidden", "..", "a\\b\0"])
+def test_no_file_outside_the_folder_is_opened(made: Path, file: str) -> None:
+    change_description(made, lambda d: d["splits"]["train"]["shards"][0].update(file=file))
+    with pytest.raises(DataError, match=r"another version: splits\.train\.shards\.0\.file"):
+        open_converted(made)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d.update(format=2), "another version: format"),
+        (lambda d: d.pop("classes"), "classes"),
+        (lambda d: d["features"].update(coding="pickle"), "features"),
+        (lambda d: d["features"].update(shape=[-1]), "no shape of an image"),
+        (lambda d: d["splits"].update(other={}), "splits"),
+        (lambda d: d["splits"]["train"].update(examples=23), "has 24 train examples; dataset.json says 23"),
+        (lambda d: d.update(classes=["cat"]), "its label 2 is out of range, there are 1 classes"),
+        (lambda d: d["splits"]["train"]["shards"][1].update(bytes=5), "says 5"),
+        (lambda d: d["splits"]["train"]["shards"][1].update(file="none"), "none is missing"),
+    ],
+)
+def test_a_description_that_does_not_fit_is_told(made: Path, change: Any, message: str) -> None:
+    change_description(made, change)
+    with pytest.raises(DataError, match=message):
+        open_converted(made)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 100_000])
+def test_nonsense_is_no_description(made: Path, text: str) -> None:
+    (made / "dataset.json").write_text(text)
+    with pytest.raises(DataError, match=r"dataset\.json is damaged"):
+        read_dataset_json(made)
+
+
+def test_an_unfinished_folder_is_told(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="it is no converted dataset, or unfinished"):
+        read_dataset_json(tmp_path)
