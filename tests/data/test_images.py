@@ -400,11 +400,12 @@ def test_a_box_of_a_jpeg_is_stretched_too() -> None:
     assert np.array_equal(filled(data, 12, 6, "pad", box=box), resize(decode(data, 3, "it")[:6, 50:], 12, 6))
 
 
-def test_what_averaging_leaves_over_is_left_over_on_both_sides() -> None:
-    pixels = noise(59, 59, 3)  # to 14: three become one, two are over
-    small = filled(pixels, 14, 14)
-    assert far(filled(pixels[:, ::-1], 14, 14), small[:, ::-1]) <= 1
-    assert far(filled(pixels[::-1], 14, 14), small[::-1]) <= 1
+@pytest.mark.parametrize("width", [59, 200, 255, 257, 1023])
+def test_what_is_lost_at_the_edges_is_less_than_a_pixel_of_the_result(width: int) -> None:
+    ramp = np.linspace(0, 1, width)
+    small = filled(np.tile(ramp[None, :, None], (16, 1, 1)), 16, 16, "stretch", channels=1, dtype=np.float32)
+    exact = np.interp((np.arange(16) + 0.5) / 16, (np.arange(width) + 0.5) / width, ramp)
+    assert np.abs(small[0, :, 0] - exact).max() < 1 / 16
 
 
 def test_a_box_of_a_large_jpeg_is_the_same_part_as_of_its_pixels() -> None:
