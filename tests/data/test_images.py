@@ -261,12 +261,13 @@ def huge_jpeg() -> bytes:
         huge_jpeg(),
         png(4, 4, 8, 2, bytes(52), (60000, 60000)),
         png(4, 4, 8, 2, bytes(52), (2**31 - 1, 2**31 - 1)),
-        png(4, 4, 8, 2, bytes(52), (16000, 16000)),
+        png(4, 4, 8, 2, bytes(52), (13100, 13100)),
         b"BM" + struct.pack("<IIIIiiHHIIIIII", 60, 0, 54, 40, 100000, 100000, 1, 24, 0, 0, 0, 0, 0, 0),
         b"GIF89a" + struct.pack("<HHBBB", 65535, 65535, 0, 0, 0) + b"," + struct.pack("<HHHHB", 0, 0, 65535, 65535, 0),
     ],
     ids=["jpeg", "png", "largest png", "just too large", "bmp", "gif"],
 )
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_a_small_file_that_claims_to_be_huge_is_refused_at_once_and_without_its_memory(data: bytes) -> None:
     tracemalloc.start()
     began = time.monotonic()
@@ -279,6 +280,12 @@ def test_a_small_file_that_claims_to_be_huge_is_refused_at_once_and_without_its_
     finally:
         tracemalloc.stop()
     assert time.monotonic() - began < 2
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_an_image_of_more_pixels_than_are_allowed_is_told_its_size() -> None:
+    with pytest.raises(DataError, match=r"it claims to be 13100×13100 pixels; the most is 170,000,000"):
+        decode(png(4, 4, 8, 2, bytes(52), (13100, 13100)), 3, "it")
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow tells what it makes of damaged tags
@@ -386,6 +393,19 @@ def test_a_box_is_stretched_to_the_size_whatever_the_fit(fit: Fit) -> None:
     for source in (pixels, encoded(pixels, "PNG")):
         assert np.array_equal(filled(source, 9, 9, fit, box=(5.0, 7.0, 9.0, 9.0)), pixels[5:14, 7:16])
         assert np.array_equal(filled(source, 12, 6, fit, box=(0.0, 50.0, 6.0, 10.0)), resize(pixels[:6, 50:], 12, 6))
+
+
+def test_a_box_of_a_jpeg_is_stretched_too() -> None:
+    data, box = jpeg(smooth(40, 60)), (0.0, 50.0, 6.0, 10.0)
+    assert np.array_equal(filled(data, 12, 6, "pad", box=box), resize(decode(data, 3, "it")[:6, 50:], 12, 6))
+
+
+@pytest.mark.parametrize("width", [59, 200, 255, 257, 1023])
+def test_what_is_lost_at_the_edges_is_less_than_a_pixel_of_the_result(width: int) -> None:
+    ramp = np.linspace(0, 1, width)
+    small = filled(np.tile(ramp[None, :, None], (16, 1, 1)), 16, 16, "stretch", channels=1, dtype=np.float32)
+    exact = np.interp((np.arange(16) + 0.5) / 16, (np.arange(width) + 0.5) / width, ramp)
+    assert np.abs(small[0, :, 0] - exact).max() < 1 / 16
 
 
 def test_a_box_of_a_large_jpeg_is_the_same_part_as_of_its_pixels() -> None:

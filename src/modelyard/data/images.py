@@ -29,8 +29,8 @@ Choose = Callable[[int, int], Box]
 Fit = Literal["crop", "stretch", "pad"]
 
 cv2.setNumThreads(0)  # examples are read side by side already
-MOST_PIXELS = 200_000_000
-"""A larger image is refused: a small file may claim to be huge."""
+MOST_PIXELS = 170_000_000
+"""A larger image is refused: a small file may claim to be huge. (Pillow itself stops at 179 million.)"""
 
 _JPEG = b"\xff\xd8\xff"
 _ORIENTATION = 0x0112
