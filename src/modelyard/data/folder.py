@@ -24,15 +24,23 @@ Labelled = list[tuple[str, str]]
 
 
 def split_folders(folder: Path) -> dict[str, Path]:
-    """The folders of the splits in ``folder``, if all its folders are such."""
+    """The folders of the splits in ``folder``, if it has some: a class may be called ``train`` too, so there must be a
+    second one, or no other folder.
+    """
     found: dict[str, Path] = {}
+    others = []
     for path in _folders(folder):
         split = next((s for s, names in SPLIT_NAMES.items() if path.name.lower() in names), None)
         if split is None:
-            return {}
-        if split in found:
+            others.append(path.name)
+        elif split in found:
             raise DataError(f"{folder} has two folders for {split}: {found[split].name} and {path.name}. Keep one.")
-        found[split] = path
+        else:
+            found[split] = path
+    if others and (TRAIN not in found or len(found) < 2):
+        return {}
+    if others:
+        log.warning("%s has folders for splits; %s beside them is left out", folder, ", ".join(others))
     return found
 
 
