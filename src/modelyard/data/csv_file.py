@@ -123,7 +123,7 @@ def _add_row(
     if columns.image is not None:
         image = row[columns.image].strip()
         if not image:
-            raise DataError(f"{where}: the path is empty.")
+            raise DataError(f"{where}: there is no file (the path is empty).")
         if folder is not None and not (folder / image).is_file():
             raise DataError(f"{where}: there is no file {folder / image}.")
         rows.paths.append(image)
