@@ -30,7 +30,8 @@ def object_store() -> Iterator[dict[str, str]]:
         "AWS_EC2_METADATA_DISABLED": "true",
     }
     # What it holds outlives it, in this process: another module's objects must not be there.
-    urllib.request.urlopen(urllib.request.Request(f"http://{host}:{port}/moto-api/reset", method="POST")).close()
+    reset = urllib.request.Request(f"http://{host}:{port}/moto-api/reset", method="POST")
+    urllib.request.build_opener(urllib.request.ProxyHandler({})).open(reset).close()
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)
