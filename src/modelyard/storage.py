@@ -186,7 +186,8 @@ def list_files(url_or_glob: str) -> list[str]:
     with _remote(url_or_glob, "list") as (system, path):
         found = system.glob(path, detail=True)
         start = len(system._strip_protocol(above).rstrip("/"))
-    return sorted(join(above, name[start:]) for name, info in found.items() if info.get("type") == "file")
+    files = (name for name, info in found.items() if info.get("type") == "file" and not name.endswith("/"))
+    return sorted(join(above, name[start:]) for name in files)
 
 
 def names_below(url: str) -> list[str]:
@@ -194,7 +195,9 @@ def names_below(url: str) -> list[str]:
     with _remote(url, "list") as (system, path):
         path = path.rstrip("/")
         found = system.find(path)
-    inside = (str(name) for name in found if str(name) == path or str(name).startswith(f"{path}/"))
+    # Consoles make empty objects named "photos/" to show a folder; they are no files.
+    files = (str(name) for name in found if not str(name).endswith("/"))
+    inside = (name for name in files if name == path or name.startswith(f"{path}/"))
     return sorted(name[len(path) :].lstrip("/") for name in inside)
 
 

@@ -303,6 +303,12 @@ def _command_of(words: list[str]) -> str:
     return " ".join(named) if " ".join(named) in COMMANDS else named[0]
 
 
+def _underscored(word: str) -> str:
+    """Dashes in the name of an option are underscores."""
+    name, equals, value = word.partition("=")
+    return f"--{name[2:].replace('-', '_')}{equals}{value}" if word.startswith("--") else word
+
+
 def main(arguments: list[str] | None = None) -> None:
     """The command ``modelyard``. A user's own script gets every command and option by calling it.
 
@@ -318,6 +324,8 @@ def main(arguments: list[str] | None = None) -> None:
             from modelyard.cli.options import normalize
 
             words = normalize(words)
+        elif command in COMMANDS:
+            words = [_underscored(word) for word in words]
         build_app(None if completing else command)(words, standalone_mode=True)
     except UserError as error:
         _print_error(error)

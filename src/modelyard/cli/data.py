@@ -78,6 +78,8 @@ def info(source: str, options: dict[str, Any], *, as_json: bool) -> None:
     if found["sizes"]:
         low, high = found["sizes"]
         out.print(f"stored sizes (height×width): from {low[0]}×{low[1]} to {high[0]}×{high[1]}")
+    if found["record"]:
+        out.print("a record has:", *found["record"], sep="\n  ", markup=False, soft_wrap=True)
 
 
 def verify(source: str, options: dict[str, Any], *, as_json: bool) -> None:

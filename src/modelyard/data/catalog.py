@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
 from modelyard.config.calls import parse_list
 from modelyard.registry import AUGMENTATIONS, DATASETS, Options
@@ -77,6 +77,12 @@ class FilesOptions(Options):
     record_height: str | None = Field(None, description="records: feature that holds the height of raw images")
     record_width: str | None = Field(None, description="records: feature that holds the width of raw images")
     record_first_label: int = Field(0, ge=0, description="records: 1 if labels are counted from 1")
+
+    @field_validator("image_channels", mode="before")
+    @classmethod
+    def _number(cls, value: Any) -> Any:
+        """On the command line everything is text, and pydantic compares choices as they are."""
+        return int(value) if isinstance(value, str) and value.strip().isdecimal() else value
 
 
 class PadAndCropOptions(Options):

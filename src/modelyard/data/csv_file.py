@@ -28,13 +28,20 @@ class CsvRows:
     values: list[NDArray[np.float32]] = field(default_factory=list)
 
 
-def read_csv(path: Path, options: FilesOptions, split: str = TRAIN) -> dict[str, CsvRows]:
+def named_images(path: Path, options: FilesOptions) -> list[str]:
+    """The images that ``path`` names, there or not."""
+    every = read_csv(path, options.model_copy(update={"split_column": ""}), look=False)
+    return [image for rows in every.values() for image in rows.paths]
+
+
+def read_csv(path: Path, options: FilesOptions, split: str = TRAIN, look: bool = True) -> dict[str, CsvRows]:
     """The rows of ``path`` by split.
 
     Args:
         path: the file; its first line names the columns.
         options: which columns hold what.
         split: the split of rows that name none.
+        look: whether the images must be there.
 
     Raises:
         DataError: with the line, for a missing column, a missing file, a value that is no number.
@@ -52,7 +59,7 @@ def read_csv(path: Path, options: FilesOptions, split: str = TRAIN) -> dict[str,
                     raise DataError(
                         f"{path}:{reader.line_num}: {len(row)} columns where the first line names {len(columns)}."
                     )
-                _add_row(row, found, wanted, split, f"{path}:{reader.line_num}", path.parent)
+                _add_row(row, found, wanted, split, f"{path}:{reader.line_num}", path.parent if look else None)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} can't be read as a CSV file in UTF-8: {error}.") from error
     if not found:
@@ -100,7 +107,7 @@ def _columns(path: Path, columns: Sequence[str], options: FilesOptions) -> _Colu
 
 
 def _add_row(
-    row: list[str], found: dict[str, CsvRows], columns: _Columns, split: str, where: str, folder: Path
+    row: list[str], found: dict[str, CsvRows], columns: _Columns, split: str, where: str, folder: Path | None
 ) -> None:
     if columns.split is not None and row[columns.split].strip():
         named = row[columns.split].strip().lower()
@@ -115,8 +122,10 @@ def _add_row(
     rows.labels.append(label)
     if columns.image is not None:
         image = row[columns.image].strip()
-        if not image or not (folder / image).is_file():
-            raise DataError(f"{where}: there is no file {folder / image if image else '(the path is empty)'}.")
+        if not image:
+            raise DataError(f"{where}: there is no file (the path is empty).")
+        if folder is not None and not (folder / image).is_file():
+            raise DataError(f"{where}: there is no file {folder / image}.")
         rows.paths.append(image)
         return
     values = np.empty(len(columns.values), np.float32)

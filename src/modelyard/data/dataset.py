@@ -82,8 +82,10 @@ class Dataset(ABC):
     def fingerprint(self) -> str:
         """Changes when the data changes."""
 
-    crops = False
-    """Whether `read_into` can take a part of each image while decoding."""
+    @property
+    def crops(self) -> bool:
+        """Whether `read_into` can take a part of each image while decoding."""
+        return False
 
     def read_into(self, split: str, indices: NDArray[np.int64], out: Arrays, crop: Crop | None = None) -> None:
         """The same, written into ``out``, which may lack features. May be called from several threads at once.

@@ -10,13 +10,14 @@ import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from modelyard.config.schema import PATH_DATASET
 from modelyard.data.catalog import FilesOptions
-from modelyard.data.csv_file import CsvRows, read_csv
+from modelyard.data.csv_file import CsvRows, named_images, read_csv
 from modelyard.data.dataset import TEST, TRAIN, VALIDATION, ArrayDataset, DataContext, Dataset
 from modelyard.data.feature_map import FeatureMap
 from modelyard.data.folder import IMAGE_ENDINGS, Labelled, class_names, images_by_class, split_folders
@@ -70,14 +71,14 @@ def files(options: FilesOptions, context: DataContext) -> Dataset:
     found = _at_path(context.source, options, context) if context.source else _by_split(patterns, options, context)
     if isinstance(found, ArrayDataset):
         _refuse_unused("arrays", options)
-        found.classes = _named_classes(options, found.classes)
+        found.classes = _named_classes(options, found.classes, context)
         if options.image_size is None and options.image_channels is None:
             return found
         found = Source("arrays", items_of(found), found.classes)
     _refuse_unused(found.kind, options)
     return StoredDataset(
         with_validation_items(found.splits, context),
-        _named_classes(options, found.classes),
+        _named_classes(options, found.classes, context),
         size=options.image_size,
         channels=options.image_channels,
         fit=options.image_fit,
@@ -85,7 +86,7 @@ def files(options: FilesOptions, context: DataContext) -> Dataset:
 
 
 def _at_path(path: str, options: FilesOptions, context: DataContext) -> Source | ArrayDataset:
-    place = _local(path, context)
+    place = _local(path, options, context)
     lower = place.name.lower()
     if lower.endswith(".npz"):
         return read_npz(place, context)
@@ -121,7 +122,7 @@ def _at_path(path: str, options: FilesOptions, context: DataContext) -> Source |
 
 def _by_split(patterns: dict[str, str], options: FilesOptions, context: DataContext) -> Source:
     """A folder, a file or a pattern for each split, all of one kind."""
-    places = {split: _local(pattern, context) for split, pattern in patterns.items()}
+    places = {split: _local(pattern, options, context) for split, pattern in patterns.items()}
     if all(_holds_records(place) for place in places.values()):
         return _of_records({split: _matching(str(place)) for split, place in places.items()}, options, context)
     if all(place.name.lower().endswith(".csv") for place in places.values()):
@@ -196,11 +197,12 @@ def _of_records(files: dict[str, list[Path]], options: FilesOptions, context: Da
 # -- paths ----------------------------------------------------------------------------------------------------------
 
 
-def _local(path: str, context: DataContext) -> Path:
+def _local(path: str, options: FilesOptions, context: DataContext) -> Path:
     """A path on this machine; what is in cloud storage is brought to the cache first."""
-    if is_remote(path):
-        return local_tree(path, context.cache_dir)
-    return Path(path).expanduser()
+    if not is_remote(path):
+        return Path(path).expanduser()
+    names_images = path.lower().endswith(".csv") and not options.value_columns
+    return local_tree(path, context.cache_dir, partial(named_images, options=options) if names_images else None)
 
 
 def _is_records(name: str) -> bool:
@@ -250,11 +252,11 @@ def _refuse_unused(kind: str, options: FilesOptions) -> None:
         raise ConfigError(problems)
 
 
-def _named_classes(options: FilesOptions, found: Sequence[str]) -> tuple[str, ...]:
+def _named_classes(options: FilesOptions, found: Sequence[str], context: DataContext) -> tuple[str, ...]:
     """The names from a file, where one is given."""
     if options.labels_file is None:
         return tuple(found)
-    path = Path(options.labels_file).expanduser()
+    path = _local(options.labels_file, options, context)
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
     except (OSError, UnicodeDecodeError) as error:

@@ -7,7 +7,7 @@ import hashlib
 import inspect
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,13 @@ log = logging.getLogger("modelyard")
 _FACTS = "generated.json"
 
 
+class _FromUserError(Exception):
+    """What a user's function raised, so that nothing on the way takes it for an error of our own files."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
 def materialise(generated: GeneratorDataset, entry: Entry, options: Options, context: DataContext) -> Dataset:
     """The dataset of the generated examples, generated now if they are not in the cache.
 
@@ -44,7 +51,9 @@ def materialise(generated: GeneratorDataset, entry: Entry, options: Options, con
             [
                 entry.name,
                 options.model_dump(mode="json"),
+                [str(context.data_dir.absolute()), context.split_seed],
                 generated.version,
+                list(generated.splits),
                 list(generated.classes or []),
                 _code(entry),
             ]
@@ -52,15 +61,21 @@ def materialise(generated: GeneratorDataset, entry: Entry, options: Options, con
     ).hexdigest()[:24]
     place = context.cache_dir / "generated" / f"{entry.name}-{key}"
     folder = place / "records"
-    with explain(place, "write to the cache", DataError):
-        place.mkdir(parents=True, exist_ok=True)
-        with open(place / ".lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not (folder / _FACTS).is_file():
-                remove_partial(place)
-                log.info("generating the examples of %s, once; they are kept in %s", entry.name, place)
-                with whole_folder(folder) as partial:
-                    _write(generated, partial, entry.name)
+    raised: Exception | None = None
+    try:
+        with explain(place, "write to the cache", DataError):
+            place.mkdir(parents=True, exist_ok=True)
+            with open(place / ".lock", "w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not (folder / _FACTS).is_file():
+                    remove_partial(place)
+                    log.info("generating the examples of %s, once; they are kept in %s", entry.name, place)
+                    with whole_folder(folder) as partial:
+                        _write(generated, partial, entry.name)
+    except _FromUserError as wrapped:
+        raised = wrapped.error
+    if raised is not None:  # here, where nothing of ours gets into its chain of causes
+        raise raised
     facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
     features = FeatureMap(**facts["features"])
     splits: dict[str, Items] = {
@@ -71,13 +86,14 @@ def materialise(generated: GeneratorDataset, entry: Entry, options: Options, con
 
 def _write(generated: GeneratorDataset, folder: Path, name: str) -> None:
     recipe: Recipe | None = None
+    first_size: tuple[int, ...] | None = None
     highest = -1
     for split, generate in generated.splits.items():
         if split not in SPLITS:
             raise DataError(unknown("split", split, SPLITS))
         with bar(f"generating {split}", None) as progress, open(folder / f"{split}.tfrecord", "wb") as file:
             number = -1
-            for number, example in enumerate(generate()):
+            for number, example in enumerate(_examples(generate)):
                 where = f"example {number} of the {split} split of {name}"
                 stored, label = _checked(example, generated.classes, where)
                 recipe = recipe or recipe_for(stored, "keep", None, 95, where)
@@ -87,6 +103,12 @@ def _write(generated: GeneratorDataset, folder: Path, name: str) -> None:
                     recipe.features.label: label,
                     "image/format": encoded.format,
                 }
+                first_size = first_size or encoded.size
+                if generated.image_size is None and encoded.size != first_size:
+                    raise DataError(
+                        f"{where} is {_by(encoded.size)}, the first one {_by(first_size)}. "
+                        "Give one size for all: GeneratorDataset(…, image_size=(height, width))."
+                    )
                 if encoded.size is not None:
                     features["image/height"], features["image/width"], _ = encoded.size
                 file.write(frame(encode_example(features)))
@@ -98,6 +120,17 @@ def _write(generated: GeneratorDataset, folder: Path, name: str) -> None:
     classes = list(generated.classes) if generated.classes is not None else [str(i) for i in range(highest + 1)]
     facts = {"features": recipe.features.as_dict(), "classes": classes}
     (folder / _FACTS).write_text(json.dumps(facts), encoding="utf-8")
+
+
+def _examples(generate: Callable[[], Iterable[Any]]) -> Iterator[Any]:
+    try:
+        yield from generate()
+    except Exception as error:
+        raise _FromUserError(error) from error
+
+
+def _by(size: tuple[int, ...] | None) -> str:
+    return "×".join(map(str, size or ()))
 
 
 def _checked(example: Any, classes: Sequence[str] | None, where: str) -> tuple[Stored, int]:

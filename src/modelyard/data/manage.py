@@ -12,17 +12,19 @@ from numpy.typing import NDArray
 from modelyard.config import Config, resolve
 from modelyard.config.backend import select_engine
 from modelyard.config.durations import Run
-from modelyard.config.schema import is_path
+from modelyard.config.schema import PATH_DATASET, is_path
 from modelyard.data.convert import ConvertReport, convert_items
 from modelyard.data.converted import DATASET_JSON, read_dataset_json
 from modelyard.data.dataset import IMAGE, LABEL, TRAIN, Dataset
 from modelyard.data.load import load_dataset, open_dataset
+from modelyard.data.records import RecordItems, describe_record
+from modelyard.data.remote import local_tree
 from modelyard.data.stored import StoredDataset, items_of
 from modelyard.data.verify import VerifyReport, verify, verify_folder
 from modelyard.errors import DataError
 from modelyard.run.console import bar
 from modelyard.run.machine import available_cores
-from modelyard.storage import cache_folder
+from modelyard.storage import cache_folder, is_remote
 
 
 def convert(
@@ -59,9 +61,11 @@ def convert(
     Example:
         >>> modelyard.convert("photos", "photos-records", validation_fraction=0.1)
     """
+    if is_remote(str(to)):
+        raise DataError(f"{to} is not on this machine. Convert to a local folder, then copy it there.")
     config = _config(source, options, origin)
-    pointless = [key for key in ("image_size", "image_channels") if config.part_options.get(key) is not None]
-    if pointless:
+    pointless = [key for key in ("image_size", "image_fit", "image_channels") if key in options]
+    if pointless and config.entry("dataset").name == PATH_DATASET:
         raise DataError(f"{pointless[0]} is chosen when training; to store smaller images, use --max_edge.")
     dataset = open_dataset(config, validation_fraction or 0.0)
     if not isinstance(dataset, StoredDataset):
@@ -125,6 +129,7 @@ def data_info(source: str, origin: str = "Python", **options: Any) -> dict[str, 
         "splits": splits,
         "image": None if image is None else {"shape": list(image.shape), "dtype": image.dtype},
         "sizes": _sizes(dataset),
+        "record": _record(dataset),
         "fingerprint": dataset.fingerprint(),
     }
 
@@ -138,14 +143,13 @@ def verify_data(source: str, origin: str = "Python", **options: Any) -> VerifyRe
         **options: options of the dataset.
     """
     config = _config(source, options, origin)
-    folder = Path(source).expanduser()
+    cache = cache_folder(config.cache_dir)
+    folder = local_tree(source, cache) if is_remote(source) else Path(source).expanduser()
     threads = config.input_threads or available_cores()
     if is_path(source) and (folder / DATASET_JSON).is_file():
         examples = sum(split.examples for split in read_dataset_json(folder).splits.values())
         with bar("verifying", examples) as progress:
-            return verify_folder(
-                folder, cache=cache_folder(config.cache_dir), threads=threads, progress=_counted(progress)
-            )
+            return verify_folder(folder, cache=cache, threads=threads, progress=_counted(progress))
     dataset = open_dataset(config, 0.0)
     with bar("verifying", sum(dataset.sizes().values())) as progress:
         return verify(items_of(dataset), dataset.classes, threads=threads, progress=_counted(progress))
@@ -173,7 +177,7 @@ def show_data(
         **options: options of the dataset, ``augment``, ``preprocess``, ``random_seed``.
     """
     from modelyard.data.sheet import sheet, to_png
-    from modelyard.run.files import whole_file
+    from modelyard.run.files import explain, whole_file
 
     config = _config(source, options, origin)
     select_engine(config.engine)
@@ -198,8 +202,9 @@ def show_data(
     headings = ["stored", *(f"epoch {number + 1}" for number in range(seen))]
     picture = sheet(list(zip(captions, strips, strict=True)), headings, title=source, notes=notes)
     path = Path(output).expanduser()
-    with whole_file(path) as file:
-        file.write(to_png(picture))
+    data = to_png(picture)
+    with explain(path, "write", DataError), whole_file(path) as file:
+        file.write(data)
     return path
 
 
@@ -240,7 +245,14 @@ def _sizes(dataset: Dataset, most: int = 100) -> list[list[int]]:
     rows = np.unique(np.linspace(0, len(items) - 1, min(len(items), most)).astype(int)).tolist()
     stored = [(items.load(row), items.name(row)) for row in rows]
     found = [upright_size(value, name) for value, name in stored if isinstance(value, bytes) or value.ndim >= 2]
-    return [list(min(found)), list(max(found))] if found else []
+    edges = list(zip(*found, strict=True))
+    return [[min(edge) for edge in edges], [max(edge) for edge in edges]] if found else []
+
+
+def _record(dataset: Dataset) -> list[str]:
+    """Of records, the features that the first one has."""
+    items = dataset.splits[TRAIN] if isinstance(dataset, StoredDataset) else None
+    return describe_record(items.paths[0], items.cache) if isinstance(items, RecordItems) else []
 
 
 def _spread_over_classes(dataset: Dataset, split: str, count: int) -> NDArray[np.int64]:

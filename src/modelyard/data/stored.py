@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,22 +40,20 @@ class StoredDataset(Dataset):
             raise DataError("there are no training examples.")
         self.splits = {name: items for name, items in splits.items() if len(items)}
         self.classes = tuple(classes)
-        self._fit = fit
-        self._sized = size is not None
-        first = self.splits[TRAIN].load(0)
-        shape, dtype = _shape(first, size, channels, self.splits[TRAIN].name(0))
-        self.crops = len(shape) == 3
-        self._features = {
-            IMAGE: Feature(shape, dtype),
-            LABEL: Feature((), "int32"),
-            ID: Feature((), "int64"),
-        }
+        self._size, self._channels, self._fit = size, channels, fit
         self._ids = {name: items.ids for name, items in self.splits.items()}
 
-    @property
+    @cached_property
     def features(self) -> dict[str, Feature]:
-        """What an example looks like."""
-        return self._features
+        """What an example looks like, from the first one. Converting and checking go without: it may be damaged."""
+        first = self.splits[TRAIN].load(0)
+        shape, dtype = _shape(first, self._size, self._channels, self.splits[TRAIN].name(0))
+        return {IMAGE: Feature(shape, dtype), LABEL: Feature((), "int32"), ID: Feature((), "int64")}
+
+    @property
+    def crops(self) -> bool:
+        """Parts of images can be taken while they are decoded."""
+        return len(self.features[IMAGE].shape) == 3
 
     def sizes(self) -> dict[str, int]:
         """How many examples each split has."""
@@ -100,7 +98,7 @@ class StoredDataset(Dataset):
         choose: Choose | None = None
         if crop is not None:
             choose = partial(crop, place)
-        elif not self._sized:
+        elif self._size is None:
             choose = partial(_whole, out, partial(items.name, index))
         fill(out, stored, self._fit, choose, partial(items.name, index))
 
