@@ -351,6 +351,16 @@ def test_show_makes_a_picture_that_changes_with_the_augmentation(run: Run, two_d
     assert sorted(path.name for path in Path().glob("*.png")) == ["again.png", "other.png", "sheet.png"]
 
 
+def test_show_augments_on_the_device_as_training_does(run: Run, two_devices: None, photos: Path) -> None:
+    show = ("data", "show", "photos", "--image_size", "24", "--examples", "4", "--copies", "2", "--augment")
+    drawn = []
+    for probability in (0, 1):
+        run(*show, f"flip_left_right(probability={probability})")
+        drawn.append(picture())
+    differing = np.flatnonzero((drawn[0] != drawn[1]).any(axis=(1, 2)))
+    assert differing.max() > 0.7 * len(drawn[0])  # in the last example too, not in the words above alone
+
+
 @pytest.mark.parametrize("examples", ["1", "3"])
 def test_show_mixes_an_odd_number_of_digits(run: Run, two_devices: None, examples: str) -> None:
     words = ("--examples", examples, "--copies", "2", "--augment", "mixup, pad_and_crop(padding=1)")

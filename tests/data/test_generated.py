@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
 import runpy
@@ -302,6 +303,9 @@ def test_two_at_once_make_it_once(tmp_path: Path) -> None:
     first = process(_BOTH, tmp_path)
     assert first.stdout is not None
     assert first.stdout.readline() == "began\n"
+    (lock,) = tmp_path.rglob(".lock")
+    with open(lock) as file, pytest.raises(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     second = process(_BOTH, tmp_path)
     first_out, _ = first.communicate("go\n", timeout=60)
     second_out, _ = second.communicate("go\n", timeout=60)
