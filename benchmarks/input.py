@@ -361,8 +361,8 @@ def _make_thumbnails(folder: Path, count: int) -> None:
     """Records of small JPEGs, as many as asked for, the same few over and over."""
     from PIL import Image
 
-    from modelyard.data.convert import convert_items
     from modelyard.data.items import Items
+    from modelyard.data.records.convert import convert_items
 
     random = np.random.default_rng(0)
     files = []

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from modelyard.cli.app import main
     from modelyard.config import Config, load_config
     from modelyard.data.dataset import ArrayDataset, DataContext, Dataset, Feature
-    from modelyard.data.generator import GeneratorDataset
     from modelyard.data.manage import convert, data_info, fetch, show_data, verify_data
+    from modelyard.data.sources.generator import GeneratorDataset
     from modelyard.errors import UserError
     from modelyard.loop.experiment import Result, evaluate, resume, train, train_and_evaluate
     from modelyard.loop.hooks import Hook
@@ -34,7 +34,7 @@ _HOMES = {
     "modelyard.cli.app": ("main",),
     "modelyard.config": ("Config", "load_config"),
     "modelyard.data.dataset": ("ArrayDataset", "DataContext", "Dataset", "Feature"),
-    "modelyard.data.generator": ("GeneratorDataset",),
+    "modelyard.data.sources.generator": ("GeneratorDataset",),
     "modelyard.data.manage": ("convert", "data_info", "fetch", "show_data", "verify_data"),
     "modelyard.errors": ("UserError",),
     "modelyard.loop.experiment": ("Result", "evaluate", "resume", "train", "train_and_evaluate"),

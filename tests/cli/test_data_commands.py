@@ -20,7 +20,7 @@ from PIL import Image
 
 from conftest import COMMAND, environment
 from modelyard.cli.app import main
-from modelyard.data import fetch as fetching
+from modelyard.data.sources import fetch as fetching
 from photos import photo_folder, save_photo
 
 HEAVY = {"tensorflow", "jax", "keras", "sklearn", "cv2", "PIL", "simplejpeg"}

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from modelyard.data.example import encode_example
-from modelyard.data.feature_map import FeatureMap
-from modelyard.data.tfrecord import frame
+from modelyard.data.records.example import encode_example
+from modelyard.data.records.feature_map import FeatureMap
+from modelyard.data.records.tfrecord import frame
 
 PLAIN = FeatureMap(image="image", label="label")
 

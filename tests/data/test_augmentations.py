@@ -8,7 +8,7 @@ from keras import ops
 from numpy.typing import NDArray
 
 from modelyard.config.calls import Call
-from modelyard.data.augment import build_augmentation
+from modelyard.data.augment.build import build_augmentation
 from modelyard.data.dataset import ArrayDataset
 from modelyard.errors import DataError, UserError
 from modelyard.registry import AUGMENTATIONS
@@ -249,7 +249,7 @@ def plain_warp(image: Array, matrix: NDArray[np.float64]) -> NDArray[np.float64]
 
 
 def test_warp_agrees_with_plain_numpy() -> None:
-    from modelyard.data.pixels import warp
+    from modelyard.data.augment.pixels import warp
 
     matrices = np.random.default_rng(1).normal(np.eye(2, 3), [0.3, 0.3, 3], (8, 2, 3))
     made = warp(
@@ -260,7 +260,7 @@ def test_warp_agrees_with_plain_numpy() -> None:
 
 
 def test_rotation_turns_a_known_pattern_as_plain_numpy_does() -> None:
-    from modelyard.data.augment_geometry import Rotation
+    from modelyard.data.augment.geometry import Rotation
     from modelyard.data.catalog import RotationOptions
     from modelyard.data.draws import Draws
 
@@ -287,7 +287,7 @@ def test_rotation_takes_every_angle_of_its_range() -> None:
 
 
 def test_a_crop_is_the_box_resized_by_bilinear_sampling() -> None:
-    from modelyard.data.pixels import resize_boxes
+    from modelyard.data.augment.pixels import resize_boxes
 
     boxes = np.array([[0, 0, 12, 10], [2, 3, 5, 4], [11, 9, 1, 1], [0, 4, 12, 6], [3, 0, 2, 10]], np.float32)
     made = resize_boxes(ops.convert_to_tensor(IMAGES[:5]), *(ops.convert_to_tensor(v) for v in boxes.T.copy()))
@@ -303,7 +303,7 @@ def test_a_crop_is_the_box_resized_by_bilinear_sampling() -> None:
 
 
 def test_random_resized_crop_takes_the_boxes_of_the_host() -> None:
-    from modelyard.data.crop_box import crop_box
+    from modelyard.data.augment.crop_box import crop_box
     from modelyard.data.draws import HOST, Draws, fold
 
     ramp = np.broadcast_to(np.arange(40, dtype=np.float32)[:, None, None], (40, 30, 1))
@@ -444,7 +444,7 @@ def test_the_share_of_the_examples_that_are_mixed_is_as_asked_for() -> None:
 
 @pytest.mark.parametrize("alpha", [0.05, 0.2, 0.5, 1.0, 2.0, 8.0, 100.0])
 def test_the_table_has_the_moments_of_the_beta_distribution(alpha: float) -> None:
-    from modelyard.data.augment_mix import beta_table
+    from modelyard.data.augment.mix import beta_table
 
     table = beta_table(alpha).astype(float)
     assert table.min() >= 0
@@ -479,9 +479,9 @@ def test_mixing_needs_classes() -> None:
 
 def only(name: str, sign: float, images: Array, magnitude: float = 15) -> Array:
     """RandAugment that does one operation."""
-    from modelyard.data.augment import ImageInfo
+    from modelyard.data.augment.build import ImageInfo
+    from modelyard.data.augment.rand_augment import RandAugment
     from modelyard.data.catalog import RandAugmentOptions
-    from modelyard.data.rand_augment import RandAugment
 
     class Fixed:
         def integers(self, high: int, count: int) -> object:
@@ -539,9 +539,9 @@ def test_sharpness_of_rand_augment_blurs_or_sharpens_all_but_the_edge() -> None:
 
 
 def test_rand_augment_applies_its_maps_one_after_the_other() -> None:
-    from modelyard.data.augment import ImageInfo
+    from modelyard.data.augment.build import ImageInfo
+    from modelyard.data.augment.rand_augment import MOVES, RandAugment
     from modelyard.data.catalog import RandAugmentOptions
-    from modelyard.data.rand_augment import MOVES, RandAugment
 
     augment = RandAugment(RandAugmentOptions(operations=2, magnitude=30))
     augment.prepare(ImageInfo("rand_augment", (HEIGHT, WIDTH, 3), "uint8", CLASSES))

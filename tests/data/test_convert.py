@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from modelyard.data import convert, convert_shard
-from modelyard.data.convert import ConvertReport, convert_items
-from modelyard.data.converted import open_converted, read_dataset_json
-from modelyard.data.example import parse_example
 from modelyard.data.images import decode
 from modelyard.data.items import ArrayItems, ChosenItems, FileItems, Items, Stored
-from modelyard.data.tfrecord import scan
+from modelyard.data.records import convert, convert_shard
+from modelyard.data.records.convert import ConvertReport, convert_items
+from modelyard.data.records.converted import open_converted, read_dataset_json
+from modelyard.data.records.example import parse_example
+from modelyard.data.records.tfrecord import scan
 from modelyard.errors import DataError
 
 CLASSES = ("cat", "dog", "emu")

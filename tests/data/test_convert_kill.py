@@ -17,7 +17,7 @@ from conftest import environment
 
 SCRIPT = """
 import pathlib, sys
-from modelyard.data.convert import convert_items
+from modelyard.data.records.convert import convert_items
 from modelyard.data.items import FileItems
 
 def convert(source, to, processes, shards):

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modelyard.data.convert import convert_items
-from modelyard.data.converted import open_converted, read_dataset_json
 from modelyard.data.items import ArrayItems
+from modelyard.data.records.convert import convert_items
+from modelyard.data.records.converted import open_converted, read_dataset_json
 from modelyard.errors import DataError
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from modelyard.data.crop_box import SCALARS, crop_box
+from modelyard.data.augment.crop_box import SCALARS, crop_box
 from modelyard.data.draws import HOST, Draws
 
 WORDS = np.arange(20_000, dtype=np.uint32)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modelyard.data.example import describe_example, encode_example, find_features, parse_example
+from modelyard.data.records.example import describe_example, encode_example, find_features, parse_example
 
 WORDS = st.integers(-(2**63), 2**63 - 1)
 FLOATS = st.floats(width=32, allow_nan=False)

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from modelyard.config import load_config
-from modelyard.data.fetch import SOURCES, Source, fetch
 from modelyard.data.load import load_dataset
+from modelyard.data.sources.fetch import SOURCES, Source, fetch
 from modelyard.errors import DataError, RunError
 
 CONTENT = np.random.default_rng(0).bytes(1_000_000)

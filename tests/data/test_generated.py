@@ -21,7 +21,7 @@ from PIL import Image
 import modelyard
 from conftest import environment
 from modelyard.data.dataset import DataContext, Dataset
-from modelyard.data.generated import materialise
+from modelyard.data.sources.generated import materialise
 from modelyard.data.stored import StoredDataset
 from modelyard.errors import DataError, UserError
 from modelyard.registry import Entry, Options

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 import modelyard
 from modelyard.config.durations import Run
 from modelyard.data import pipeline as module
-from modelyard.data.crop_box import SCALARS, crop_box
+from modelyard.data.augment.crop_box import SCALARS, crop_box
 from modelyard.data.dataset import ArrayDataset, Arrays, Dataset
 from modelyard.data.draws import HOST, Draws, fold, halves
 from modelyard.data.images import fill

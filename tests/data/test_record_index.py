@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from record_files import PLAIN, numbered, payload, write
 
-from modelyard.data import record_index
-from modelyard.data.feature_map import FeatureMap
-from modelyard.data.record_index import index_path
-from modelyard.data.records import RecordItems
+from modelyard.data.records import index as record_index
+from modelyard.data.records.feature_map import FeatureMap
+from modelyard.data.records.index import index_path
+from modelyard.data.records.items import RecordItems
 
 
 @pytest.fixture

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from PIL import Image
 from record_files import PLAIN, numbered, payload, write
 
-from modelyard.data import tfrecord
-from modelyard.data.example import encode_example
-from modelyard.data.feature_map import FeatureMap
-from modelyard.data.record_index import index_path
-from modelyard.data.records import RecordItems, describe_record
-from modelyard.data.tfrecord import frame
+from modelyard.data.records import tfrecord
+from modelyard.data.records.example import encode_example
+from modelyard.data.records.feature_map import FeatureMap
+from modelyard.data.records.index import index_path
+from modelyard.data.records.items import RecordItems, describe_record
+from modelyard.data.records.tfrecord import frame
 from modelyard.errors import DataError
 
 CIFAR = FeatureMap(image="image", label="label", coding="raw", layout="chw", shape=(32, 32, 3))

@@ -183,7 +183,7 @@ def test_records_are_indexed_once(files: Path, url: str, monkeypatch: pytest.Mon
     for path in (files / "records").glob("*.tfrecord"):
         storage.upload(path, f"{url}/{path.name}")
     first = opened(f"{url}/*.tfrecord", image_size=8)
-    monkeypatch.setattr("modelyard.data.record_index.build_index", pytest.fail)
+    monkeypatch.setattr("modelyard.data.records.index.build_index", pytest.fail)
     assert opened(f"{url}/*.tfrecord", image_size=8).fingerprint() == first.fingerprint()
 
 

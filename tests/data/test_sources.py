@@ -17,10 +17,10 @@ import modelyard
 from modelyard.config.durations import Run
 from modelyard.config.schema import is_path
 from modelyard.data.dataset import ArrayDataset, Dataset
-from modelyard.data.example import encode_example
 from modelyard.data.load import load_dataset
 from modelyard.data.pipeline import Pipeline
-from modelyard.data.tfrecord import frame
+from modelyard.data.records.example import encode_example
+from modelyard.data.records.tfrecord import frame
 from modelyard.errors import ConfigError, DataError
 from photos import photo, photo_folder, save_photo
 

@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 from modelyard.data import verify as verify_module
-from modelyard.data.convert import convert_items
 from modelyard.data.items import ArrayItems, FileItems
-from modelyard.data.record_index import index_path
+from modelyard.data.records.convert import convert_items
+from modelyard.data.records.index import index_path
 from modelyard.data.verify import VerifyReport, verify, verify_folder
 
 CLASSES = ("cat", "dog", "emu")

@@ -154,28 +154,32 @@ class RandAugmentOptions(Options):
 
 DATASETS.declare(
     "digits",
-    "modelyard.data.digits:digits",
+    "modelyard.data.sources.digits:digits",
     summary="1,797 handwritten digits, 8×8 grey, 10 classes; comes with scikit-learn, needs no download",
 )
 DATASETS.declare(
     "synthetic",
-    "modelyard.data.synthetic:synthetic",
+    "modelyard.data.sources.synthetic:synthetic",
     options=SyntheticOptions,
     summary="noisy class patterns of any size and shape, made on the spot",
 )
-DATASETS.declare("mnist", "modelyard.data.official:mnist", summary="70,000 handwritten digits, 28×28 grey, 10 classes")
+DATASETS.declare(
+    "mnist", "modelyard.data.sources.official:mnist", summary="70,000 handwritten digits, 28×28 grey, 10 classes"
+)
 DATASETS.declare(
     "fashion_mnist",
-    "modelyard.data.official:fashion_mnist",
+    "modelyard.data.sources.official:fashion_mnist",
     summary="70,000 pieces of clothing, 28×28 grey, 10 classes",
 )
-DATASETS.declare("cifar10", "modelyard.data.official:cifar10", summary="60,000 photographs, 32×32 colour, 10 classes")
 DATASETS.declare(
-    "cifar100", "modelyard.data.official:cifar100", summary="60,000 photographs, 32×32 colour, 100 classes"
+    "cifar10", "modelyard.data.sources.official:cifar10", summary="60,000 photographs, 32×32 colour, 10 classes"
+)
+DATASETS.declare(
+    "cifar100", "modelyard.data.sources.official:cifar100", summary="60,000 photographs, 32×32 colour, 100 classes"
 )
 DATASETS.declare(
     "files",
-    "modelyard.data.files:files",
+    "modelyard.data.sources.files:files",
     options=FilesOptions,
     summary="your own files: --dataset PATH of a folder per class, a .csv, .npz or .npy file, or records; "
     "or --train_files, --eval_files, --test_files",
@@ -183,85 +187,85 @@ DATASETS.declare(
 
 AUGMENTATIONS.declare(
     "pad_and_crop",
-    "modelyard.data.augment_geometry:PadAndCrop",
+    "modelyard.data.augment.geometry:PadAndCrop",
     options=PadAndCropOptions,
     summary="pad with black and crop at random to the old size",
 )
 AUGMENTATIONS.declare(
     "random_resized_crop",
-    "modelyard.data.augment_geometry:RandomResizedCrop",
+    "modelyard.data.augment.geometry:RandomResizedCrop",
     options=RandomResizedCropOptions,
     summary="a random part of the image, resized to the old size",
 )
 AUGMENTATIONS.declare(
     "flip_left_right",
-    "modelyard.data.augment_geometry:FlipLeftRight",
+    "modelyard.data.augment.geometry:FlipLeftRight",
     options=FlipOptions,
     summary="mirror images at random",
 )
 AUGMENTATIONS.declare(
     "flip_up_down",
-    "modelyard.data.augment_geometry:FlipUpDown",
+    "modelyard.data.augment.geometry:FlipUpDown",
     options=FlipOptions,
     summary="turn images upside down at random",
 )
 AUGMENTATIONS.declare(
     "rotation",
-    "modelyard.data.augment_geometry:Rotation",
+    "modelyard.data.augment.geometry:Rotation",
     options=RotationOptions,
     summary="turn images about their centre; black comes in at the corners",
 )
 AUGMENTATIONS.declare(
     "brightness",
-    "modelyard.data.augment_colour:Brightness",
+    "modelyard.data.augment.colour:Brightness",
     options=AmountOptions,
     summary="add the same to all pixels",
 )
 AUGMENTATIONS.declare(
     "contrast",
-    "modelyard.data.augment_colour:Contrast",
+    "modelyard.data.augment.colour:Contrast",
     options=AmountOptions,
     summary="move values away from the mean of their channel, or towards it",
 )
 AUGMENTATIONS.declare(
     "saturation",
-    "modelyard.data.augment_colour:Saturation",
+    "modelyard.data.augment.colour:Saturation",
     options=AmountOptions,
     summary="move colours away from grey, or towards it",
 )
 AUGMENTATIONS.declare(
     "hue",
-    "modelyard.data.augment_colour:Hue",
+    "modelyard.data.augment.colour:Hue",
     options=HueOptions,
     summary="turn colours around the circle of hues",
 )
 AUGMENTATIONS.declare(
     "noise",
-    "modelyard.data.augment_colour:Noise",
+    "modelyard.data.augment.colour:Noise",
     options=NoiseOptions,
     summary="add normal noise to every value",
 )
 AUGMENTATIONS.declare(
     "cutout",
-    "modelyard.data.augment_mix:Cutout",
+    "modelyard.data.augment.mix:Cutout",
     options=CutoutOptions,
     summary="paint a square black, at a random place",
 )
 AUGMENTATIONS.declare(
     "mixup",
-    "modelyard.data.augment_mix:Mixup",
+    "modelyard.data.augment.mix:Mixup",
     options=MixOptions,
     summary="lay the neighbour in the batch over the image; labels are mixed alike",
 )
 AUGMENTATIONS.declare(
     "cutmix",
-    "modelyard.data.augment_mix:Cutmix",
+    "modelyard.data.augment.mix:Cutmix",
     options=MixOptions,
     summary="put a box of the neighbour in the batch into the image; labels count by area",
 )
 AUGMENTATIONS.declare(
     "rand_augment",
-    "modelyard.data.rand_augment:RandAugment",
+    "modelyard.data.augment.rand_augment:RandAugment",
     options=RandAugmentOptions,
     summary="a few operations out of a list, chosen anew for each example",
 )

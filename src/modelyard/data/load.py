@@ -6,8 +6,8 @@ from pathlib import Path
 
 from modelyard.config.schema import Config, is_path
 from modelyard.data.dataset import DataContext, Dataset
-from modelyard.data.generator import GeneratorDataset
 from modelyard.data.preprocess import with_example_preprocessing
+from modelyard.data.sources.generator import GeneratorDataset
 from modelyard.errors import DataError
 from modelyard.storage import cache_folder
 
@@ -34,7 +34,7 @@ def open_dataset(config: Config, validation_fraction: float) -> Dataset:
     entry, options = config.entry("dataset"), config.options_of("dataset")
     loaded = entry.load()(options, context)
     if isinstance(loaded, GeneratorDataset):
-        from modelyard.data.generated import materialise
+        from modelyard.data.sources.generated import materialise
 
         return materialise(loaded, entry, options, context)
     if not isinstance(loaded, Dataset):

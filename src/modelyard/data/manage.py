@@ -13,12 +13,12 @@ from modelyard.config import Config, resolve
 from modelyard.config.backend import select_engine
 from modelyard.config.durations import Run
 from modelyard.config.schema import PATH_DATASET, is_path
-from modelyard.data.convert import ConvertReport, convert_items
-from modelyard.data.converted import DATASET_JSON, read_dataset_json
 from modelyard.data.dataset import IMAGE, LABEL, TRAIN, Dataset
 from modelyard.data.load import load_dataset, open_dataset
-from modelyard.data.records import RecordItems, describe_record
-from modelyard.data.remote import local_tree
+from modelyard.data.records.convert import ConvertReport, convert_items
+from modelyard.data.records.converted import DATASET_JSON, read_dataset_json
+from modelyard.data.records.items import RecordItems, describe_record
+from modelyard.data.sources.remote import local_tree
 from modelyard.data.stored import StoredDataset, items_of
 from modelyard.data.verify import VerifyReport, verify, verify_folder
 from modelyard.errors import DataError
@@ -96,7 +96,7 @@ def fetch(name: str, data_dir: str | Path = "data", archive: str | Path | None =
         data_dir: the folder for them.
         archive: a local copy to take them from, instead of their official address.
     """
-    from modelyard.data.fetch import fetch as bring
+    from modelyard.data.sources.fetch import fetch as bring
 
     local = None if archive is None else Path(archive).expanduser()
     with bar(f"fetching {name}", None) as progress:
@@ -271,7 +271,7 @@ def _augmented(config: Config, dataset: Dataset, rows: NDArray[np.int64], copy: 
     """The examples as training sees them, at positions of another epoch for every copy."""
     from keras import ops
 
-    from modelyard.data.augment import build_augmentation
+    from modelyard.data.augment.build import build_augmentation
     from modelyard.data.draws import halves
     from modelyard.data.pipeline import Pipeline
     from modelyard.data.preprocess import batch_preprocessing

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from modelyard.config.durations import Run
 from modelyard.config.schema import Config
-from modelyard.data.crop_box import SCALARS, crop_box
+from modelyard.data.augment.crop_box import SCALARS, crop_box
 from modelyard.data.dataset import ID, TRAIN, Arrays, Crop, Dataset, Feature
 from modelyard.data.draws import HOST, Draws, fold, halves
 from modelyard.data.order import Order

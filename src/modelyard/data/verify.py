@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from modelyard.data.converted import DATASET_JSON, LABELS, ConvertedInfo, ShardInfo, read_dataset_json
 from modelyard.data.dataset import TRAIN
 from modelyard.data.images import decode as decode_image
 from modelyard.data.items import Items, Stored
-from modelyard.data.records import RecordItems
+from modelyard.data.records.converted import DATASET_JSON, LABELS, ConvertedInfo, ShardInfo, read_dataset_json
+from modelyard.data.records.items import RecordItems
 from modelyard.errors import DataError
 from modelyard.run.files import explain
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from modelyard.config.durations import Run
 from modelyard.config.schema import Config
-from modelyard.data.augment import build_augmentation
+from modelyard.data.augment.build import build_augmentation
 from modelyard.data.dataset import Arrays, Dataset
 from modelyard.data.draws import halves
 from modelyard.data.pipeline import Pipeline

@@ -17,14 +17,14 @@ import numpy as np
 
 from modelyard.config.schema import PATH_DATASET
 from modelyard.data.catalog import FilesOptions
-from modelyard.data.csv_file import CsvRows, named_images, read_csv
 from modelyard.data.dataset import TEST, TRAIN, VALIDATION, ArrayDataset, DataContext, Dataset
-from modelyard.data.feature_map import FeatureMap
-from modelyard.data.folder import IMAGE_ENDINGS, Labelled, class_names, images_by_class, split_folders
 from modelyard.data.items import ArrayItems, FileItems, Items
-from modelyard.data.npz import read_npy_folder, read_npz
-from modelyard.data.records import RecordItems
-from modelyard.data.remote import local_tree
+from modelyard.data.records.feature_map import FeatureMap
+from modelyard.data.records.items import RecordItems
+from modelyard.data.sources.csv_file import CsvRows, named_images, read_csv
+from modelyard.data.sources.folder import IMAGE_ENDINGS, Labelled, class_names, images_by_class, split_folders
+from modelyard.data.sources.npz import read_npy_folder, read_npz
+from modelyard.data.sources.remote import local_tree
 from modelyard.data.stored import StoredDataset, items_of, with_validation_items
 from modelyard.errors import ConfigError, DataError, Problem
 from modelyard.storage import is_remote, list_files
@@ -101,7 +101,7 @@ def _at_path(path: str, options: FilesOptions, context: DataContext) -> Source |
     if not place.is_dir():
         raise DataError(f"there is no folder {place}." if not place.exists() else f"{place} is no kind of file I know.")
     if (place / "dataset.json").is_file():
-        from modelyard.data.converted import open_converted
+        from modelyard.data.records.converted import open_converted
 
         return Source("converted", *open_converted(place, context.cache_dir))
     if (place / "x_train.npy").is_file():

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modelyard.data.dataset import TEST, TRAIN, ArrayDataset, Arrays, DataContext, Dataset
-from modelyard.data.npz import read_npz
+from modelyard.data.sources.npz import read_npz
 from modelyard.data.splits import with_validation
 from modelyard.errors import DataError
 from modelyard.registry import Options

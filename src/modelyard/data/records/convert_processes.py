@@ -17,8 +17,8 @@ from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
-from modelyard.data.convert_shard import OnBad, Recipe, ShardResult, ShardTask, write_shard
 from modelyard.data.items import Items
+from modelyard.data.records.convert_shard import OnBad, Recipe, ShardResult, ShardTask, write_shard
 from modelyard.errors import DataError
 
 _LOOK_SECONDS = 0.2

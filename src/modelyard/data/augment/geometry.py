@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from keras import ops
 
-from modelyard.data.augment import Batch
+from modelyard.data.augment.build import Batch
+from modelyard.data.augment.crop_box import crop_box
+from modelyard.data.augment.pixels import resize_boxes, take_pixels, take_rows, warp
 from modelyard.data.catalog import FlipOptions, PadAndCropOptions, RandomResizedCropOptions, RotationOptions
-from modelyard.data.crop_box import crop_box
 from modelyard.data.dataset import IMAGE
 from modelyard.data.draws import Draws, index_type
-from modelyard.data.pixels import resize_boxes, take_pixels, take_rows, warp
 
 _ANGLES = 4096
 

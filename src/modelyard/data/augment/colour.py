@@ -6,7 +6,7 @@ from typing import Any
 
 from keras import ops
 
-from modelyard.data.augment import Batch, ImageInfo
+from modelyard.data.augment.build import Batch, ImageInfo
 from modelyard.data.catalog import AmountOptions, HueOptions, NoiseOptions
 from modelyard.data.dataset import IMAGE
 from modelyard.data.draws import Draws

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from PIL import Image
 from pydantic import BaseModel
 
-from modelyard.data.converted import Encoding
-from modelyard.data.example import Value, encode_example
-from modelyard.data.feature_map import FeatureMap, RawType
 from modelyard.data.images import decode, resize
 from modelyard.data.items import Items, Stored
-from modelyard.data.record_index import build_index, index_path, write_index
-from modelyard.data.tfrecord import frame
+from modelyard.data.records.converted import Encoding
+from modelyard.data.records.example import Value, encode_example
+from modelyard.data.records.feature_map import FeatureMap, RawType
+from modelyard.data.records.index import build_index, index_path, write_index
+from modelyard.data.records.tfrecord import frame
 from modelyard.errors import DataError
 from modelyard.run.files import explain, whole_file
 

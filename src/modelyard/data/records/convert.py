@@ -20,8 +20,10 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from modelyard.data.convert_processes import write_shards
-from modelyard.data.convert_shard import (
+from modelyard.data.dataset import SPLITS
+from modelyard.data.items import Items
+from modelyard.data.records.convert_processes import write_shards
+from modelyard.data.records.convert_shard import (
     OnBad,
     Recipe,
     ShardResult,
@@ -31,7 +33,7 @@ from modelyard.data.convert_shard import (
     result_path,
     unskipped,
 )
-from modelyard.data.converted import (
+from modelyard.data.records.converted import (
     BAD,
     DATASET_JSON,
     FORMAT,
@@ -42,9 +44,7 @@ from modelyard.data.converted import (
     SplitInfo,
     read_dataset_json,
 )
-from modelyard.data.dataset import SPLITS
-from modelyard.data.items import Items
-from modelyard.data.record_index import index_path
+from modelyard.data.records.index import index_path
 from modelyard.errors import DataError
 from modelyard.run.files import PARTIAL, explain, remove_partial, whole_file
 

@@ -13,7 +13,7 @@ import numpy as np
 from keras import ops
 from numpy.typing import NDArray
 
-from modelyard.data.augment import Batch, ImageInfo
+from modelyard.data.augment.build import Batch, ImageInfo
 from modelyard.data.catalog import CutoutOptions, MixOptions
 from modelyard.data.dataset import IMAGE, LABEL
 from modelyard.data.draws import Draws, index_type

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from modelyard.data.feature_map import FeatureMap
 from modelyard.data.items import Items
-from modelyard.data.records import RecordItems
+from modelyard.data.records.feature_map import FeatureMap
+from modelyard.data.records.items import RecordItems
 from modelyard.errors import DataError
 
 DATASET_JSON, LABELS, BAD = "dataset.json", "labels.txt", "bad.txt"

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from modelyard.data.example import describe_example, find_features
-from modelyard.data.feature_map import FeatureMap
 from modelyard.data.items import Items, Stored
-from modelyard.data.record_index import IN_PIECES, Index, open_index
-from modelyard.data.tfrecord import RecordFile, plain_file, scan
+from modelyard.data.records.example import describe_example, find_features
+from modelyard.data.records.feature_map import FeatureMap
+from modelyard.data.records.index import IN_PIECES, Index, open_index
+from modelyard.data.records.tfrecord import RecordFile, plain_file, scan
 from modelyard.errors import DataError
 
 __all__ = ["FeatureMap", "RecordItems", "describe_record"]

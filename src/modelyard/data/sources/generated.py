@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from modelyard.data.convert_shard import Recipe, encode_item, recipe_for
 from modelyard.data.dataset import IMAGE, LABEL, SPLITS, TRAIN, DataContext, Dataset
-from modelyard.data.example import encode_example
-from modelyard.data.feature_map import FeatureMap
-from modelyard.data.generator import GeneratorDataset
 from modelyard.data.items import Items, Stored
-from modelyard.data.records import RecordItems
+from modelyard.data.records.convert_shard import Recipe, encode_item, recipe_for
+from modelyard.data.records.example import encode_example
+from modelyard.data.records.feature_map import FeatureMap
+from modelyard.data.records.items import RecordItems
+from modelyard.data.records.tfrecord import frame
+from modelyard.data.sources.generator import GeneratorDataset
 from modelyard.data.stored import StoredDataset, with_validation_items
-from modelyard.data.tfrecord import frame
 from modelyard.errors import DataError, unknown
 from modelyard.registry import Entry, Options
 from modelyard.run.console import bar

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from modelyard.data.catalog import FilesOptions
 from modelyard.data.dataset import TRAIN
-from modelyard.data.folder import SPLIT_NAMES
+from modelyard.data.sources.folder import SPLIT_NAMES
 from modelyard.errors import DataError, unknown
 
 _LARGEST = float(np.finfo(np.float32).max)

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from modelyard.data.augment import Batch, ImageInfo
-from modelyard.data.augment_colour import to_grey
+from modelyard.data.augment.build import Batch, ImageInfo
+from modelyard.data.augment.colour import to_grey
+from modelyard.data.augment.pixels import warp
 from modelyard.data.catalog import RandAugmentOptions
 from modelyard.data.dataset import IMAGE
 from modelyard.data.draws import Draws
-from modelyard.data.pixels import warp
 
 MOVES = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
 COLOURS = ("brightness", "contrast", "sharpness", "posterize", "solarize", "autocontrast")

@@ -18,9 +18,9 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from modelyard.data.example import Found, Kind, describe_example, find_features
-from modelyard.data.feature_map import FeatureMap
-from modelyard.data.tfrecord import HEAD, TAIL, RecordFile, checksum, scan
+from modelyard.data.records.example import Found, Kind, describe_example, find_features
+from modelyard.data.records.feature_map import FeatureMap
+from modelyard.data.records.tfrecord import HEAD, TAIL, RecordFile, checksum, scan
 from modelyard.errors import DataError
 from modelyard.run.files import whole_file
 

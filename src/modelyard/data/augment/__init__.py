@@ -1,0 +1,1 @@
+"""Augmentation: arithmetic on the device, from draws that are arithmetic too."""

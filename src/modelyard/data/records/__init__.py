@@ -1,0 +1,1 @@
+"""TFRecord files with an index: read, written, converted into."""
