@@ -1,6 +1,7 @@
 """Brings the official files of a dataset into ``data_dir``: from the network or from a local copy, checksum first.
 
-Nothing is unpacked: `official.py` reads the archives in place. A file takes its name only when all of it and its MD5 is right; what has come of a broken download waits as NAME.part.
+Nothing is unpacked: `official.py` reads the archives in place. A file takes its name only when all of it has come and
+its MD5 is right; what has come of a broken download waits as NAME.part.
 """
 
 from __future__ import annotations
