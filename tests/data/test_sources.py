@@ -401,7 +401,7 @@ def test_columns_of_numbers_are_values(tmp_path: Path) -> None:
     some = load(path, value_columns="z, x")
     assert np.array_equal(some.read("test", np.arange(2))["image"], [[-8, 8], [-9, 9]])
     with pytest.raises(DataError, match="image_size and image_channels are for images"):
-        load(path, value_columns="all", image_size=8).features
+        assert load(path, value_columns="all", image_size=8).features
 
 
 def test_a_table_for_each_split(pets: Path) -> None:
