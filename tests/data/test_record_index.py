@@ -41,7 +41,7 @@ def sound_items(items: RecordItems, count: int = 30) -> bool:
 def test_it_is_made_once(path: Path, built: list[Path]) -> None:
     assert sound_items(RecordItems([path], PLAIN))
     assert built == []
-    assert isinstance(RecordItems([path], PLAIN).places()[0][1].entries, np.memmap)
+    assert isinstance(RecordItems([path], PLAIN).places()[0][1].entries.base, np.memmap)
 
 
 def test_a_missing_one_is_made(path: Path, built: list[Path]) -> None:

@@ -9,7 +9,6 @@ bilinearly.
 from __future__ import annotations
 
 import io
-import threading
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -35,7 +34,6 @@ MOST_PIXELS = 170_000_000
 _JPEG = b"\xff\xd8\xff"
 _ORIENTATION = 0x0112
 _MAY_TURN = (b"Exif\0\0", b"tiff:Orientation")
-_scratch = threading.local()
 
 
 def decode(data: bytes, channels: int | None, name: str) -> Pixels:
@@ -55,7 +53,7 @@ def decode(data: bytes, channels: int | None, name: str) -> Pixels:
             wanted = channels or (1 if opened.grey else 3)
             pixels = opened.pixels(wanted, 1)
             if pixels is not None:
-                return np.array(pixels)
+                return pixels
     return _with_pillow(data, channels, name)
 
 
@@ -220,18 +218,11 @@ class _JpegFile:
         return cls(data, height, width, space == "Gray", orientation)
 
     def pixels(self, channels: int, shrink: int) -> Pixels | None:
-        """Upright pixels at 1/``shrink`` of the size; they are overwritten by the next image of this thread."""
-        height, width = -(-self.raw_height // shrink), -(-self.raw_width // shrink)
-        buffer = getattr(_scratch, "buffer", None)
-        if buffer is None or len(buffer) < height * width * channels:
-            buffer = _scratch.buffer = np.empty(height * width * channels, np.uint8)
+        """Upright pixels at 1/``shrink`` of the size."""
+        least = (-(-self.raw_height // shrink), -(-self.raw_width // shrink)) if shrink > 1 else (0, 0)
         try:
             pixels = simplejpeg.decode_jpeg(
-                self.data,
-                "RGB" if channels == 3 else "GRAY",
-                min_height=height if shrink > 1 else 0,
-                min_width=width if shrink > 1 else 0,
-                buffer=buffer,
+                self.data, "RGB" if channels == 3 else "GRAY", min_height=least[0], min_width=least[1]
             )
         except ValueError:
             return None

@@ -20,7 +20,7 @@ from modelyard.data.dataset import Arrays, Feature
 ReadInto = Callable[[int, int, int, Arrays], None]
 """``read(batch, start, stop, out)``: fills ``out`` with the examples ``start`` to ``stop`` of a batch."""
 
-PIECE = 8
+PIECE = 16
 """Examples a thread takes at a time: few enough that the last batch is not waited for, enough to be worth a turn."""
 
 

@@ -116,7 +116,7 @@ class RecordFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self._name = path, str(path)
         with explain(path, "read", DataError):
             found = path.stat()
         self.size = found.st_size
@@ -124,8 +124,11 @@ class RecordFile:
 
     def read(self, at: int, length: int) -> bytes:
         """At most ``length`` bytes at the offset ``at``; fewer at the end of the file."""
-        with explain(self.path, "read", DataError):
-            return _opened(str(self.path), self._mark).read(at, length)
+        try:
+            return _opened(self._name, self._mark).read(at, length)
+        except OSError as error:
+            with explain(self.path, "read", DataError):
+                raise error
 
     def record(self, at: int, length: int, crc: int, number: int) -> bytes:
         """The data of the record at the offset ``at``, which is known to have this length and checksum.
