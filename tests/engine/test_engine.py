@@ -194,6 +194,15 @@ def test_data_that_is_not_resident_gives_the_same_bits(make: Make, monkeypatch: 
     assert same_bits(resident.state(), streamed.state())
 
 
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_devices_get_their_own_shares_of_batches_that_are_read_ahead(make: Make, pieces: int) -> None:
+    options = {"augment": AUGMENT, "precision": "float64", "deterministic": True, "gradient_accumulation": pieces}
+    resident, streamed = (make(cpu_devices=2, resident=how, **options) for how in ("always", "never"))
+    losses = [engine.train(0, 10)["loss"] for engine in (resident, streamed)]
+    np.testing.assert_array_equal(*losses)
+    assert same_bits(resident.state(), streamed.state())
+
+
 def test_accumulated_gradients_are_those_of_the_whole_batch(make: Make) -> None:
     options = {"model": "mlp", "precision": "float64", "optimizer": "sgd", "l2_regularization": 1e-3}
     whole, pieces = make(**options), make(gradient_accumulation=4, **options)
