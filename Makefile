@@ -32,8 +32,9 @@ format: install  ## let ruff put the code in shape
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-benchmark: install  ## ratios against Keras's fit, in one run
+benchmark: install  ## ratios against peers, in one run: the loop against Keras's fit, the input against others
 	$(BIN)/python benchmarks/loop.py
+	$(BIN)/python benchmarks/input.py
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache
