@@ -216,9 +216,24 @@ def test_a_damaged_checkpoint_is_passed_over_and_set_aside(tmp_path: Path, damag
     assert committed() == ["checkpoints/step-00000010"]
     assert storage.exists(f"{newest}/damaged-state.json")
     storage.write_bytes(f"{URL}/checkpoints/{folder_name(10)}/weights.safetensors", b"?")
-    with pytest.raises(CheckpointError, match=f"all checkpoints in {URL}/checkpoints are damaged"):
-        machine(tmp_path / "c").lock()
-    assert not storage.exists(f"{URL}/.lock")
+    for again in ("c", "c", "d"):  # at every start: a second one must not begin at step 0
+        with pytest.raises(CheckpointError, match=f"all checkpoints in {URL}/checkpoints are damaged"):
+            machine(tmp_path / again).lock()
+        assert not storage.exists(f"{URL}/.lock")
+
+
+def test_a_run_that_has_no_checkpoint_yet_starts(tmp_path: Path) -> None:
+    with machine(tmp_path / "a") as first:
+        save(first, 20)
+    for name in storage.names_below(URL):
+        if name.startswith("checkpoints/"):
+            storage.remove(f"{URL}/{name}")
+    storage.write_bytes(
+        f"{URL}/best/{folder_name(20)}/weights.safetensors", b"?"
+    )  # a best model is nothing to go on from
+    for again in ("b", "c"):
+        with machine(tmp_path / again) as second:
+            assert load_newest(second.checkpoints) is None
 
 
 def test_a_checkpoint_of_a_newer_format_is_left_alone(tmp_path: Path) -> None:

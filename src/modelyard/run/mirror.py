@@ -92,7 +92,7 @@ class Mirror:
             self._states = self._committed(names)
             self._drop_what_was_cut_off(names)
             best = [name for name in self._states if name.startswith(f"{BEST}/")]
-            kept = {name for name in best if self._bring_checkpoint(name)} | set(self._bring_newest())
+            kept = {name for name in best if self._bring_checkpoint(name)} | set(self._bring_newest(names))
             self._forget_all_but(kept)
             for name in names:
                 if PurePosixPath(name).parts[0] in _BROUGHT:
@@ -178,13 +178,13 @@ class Mirror:
             target.parent.mkdir(parents=True, exist_ok=True)
         storage.download(self._at(name), target)
 
-    def _bring_newest(self) -> list[str]:
+    def _bring_newest(self, names: list[str]) -> list[str]:
         """The newest checkpoint that is not damaged; damaged ones are uncommitted, so that they are passed over."""
         newest_first = sorted((n for n in self._states if n.startswith(f"{CHECKPOINTS}/")), key=_step, reverse=True)
         for name in newest_first:
             if self._bring_checkpoint(name):
                 return [name]
-        if newest_first:
+        if newest_first or any(_is_set_aside(name) for name in names):  # now, or at an earlier start
             raise CheckpointError(
                 f"all checkpoints in {self._at(CHECKPOINTS)} are damaged; there is nothing to go on from. "
                 "Restore them from a copy, or start a new run with another --model_dir."
@@ -318,6 +318,11 @@ def _name(url: str) -> str:
 def _is_checkpoint(name: str) -> bool:
     kind, _, folder = name.partition("/")
     return kind in (CHECKPOINTS, BEST) and is_folder_name(folder)
+
+
+def _is_set_aside(name: str) -> bool:
+    folder, _, file = name.rpartition("/")
+    return folder.startswith(f"{CHECKPOINTS}/") and _is_checkpoint(folder) and file == f"{DAMAGED}{STATE}"
 
 
 def _step(name: str) -> int:
