@@ -228,9 +228,8 @@ def test_a_run_that_has_no_checkpoint_yet_starts(tmp_path: Path) -> None:
     for name in storage.names_below(URL):
         if name.startswith("checkpoints/"):
             storage.remove(f"{URL}/{name}")
-    storage.write_bytes(
-        f"{URL}/best/{folder_name(20)}/weights.safetensors", b"?"
-    )  # a best model is nothing to go on from
+    # A best model is nothing to go on from.
+    storage.write_bytes(f"{URL}/best/{folder_name(20)}/weights.safetensors", b"?")
     for again in ("b", "c"):
         with machine(tmp_path / again) as second:
             assert load_newest(second.checkpoints) is None
@@ -267,6 +266,31 @@ def test_storage_that_fails_for_a_while_does_not_end_the_run(
         monkeypatch.setattr(storage, "upload", fail)
         with pytest.raises(StorageError, match="can't write there"):  # there is no next time
             directory.unlock()
+
+
+def test_a_last_upload_that_fails_does_not_lock_the_process_out_of_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise StorageError("can't write there.")
+
+    directory = machine(tmp_path / "a")
+    directory.lock()
+    save(directory, 10)
+    write_checkpoint(directory.checkpoints, checkpoint(30))
+    with monkeypatch.context() as patch:
+        for name in ("upload", "write_bytes", "remove"):
+            patch.setattr(storage, name, fail)
+        with pytest.raises(StorageError, match="can't write there"):
+            directory.unlock()
+    assert storage.exists(f"{URL}/.lock")  # nothing can be removed while nothing can be reached
+    with machine(tmp_path / "a") as again:
+        assert list(list_checkpoints(again.checkpoints)) == [10]
+        write_checkpoint(again.checkpoints, checkpoint(30))
+        monkeypatch.setattr(storage, "upload", fail)
+        with pytest.raises(StorageError, match="can't write there"):
+            again.unlock()
+        assert not storage.exists(f"{URL}/.lock")
 
 
 @pytest.mark.parametrize(

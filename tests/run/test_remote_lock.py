@@ -7,13 +7,14 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
 import pytest
 
 from modelyard import storage
-from modelyard.errors import RunError
+from modelyard.errors import RunError, StorageError
 from modelyard.run.remote_lock import STALE_SECONDS, RemoteLock, _here, is_alive
 
 pytest.importorskip("fsspec")
@@ -124,6 +125,48 @@ def test_it_is_renewed_without_being_asked(monkeypatch: pytest.MonkeyPatch) -> N
         assert time.monotonic() < deadline
     mine.release()
     assert not storage.exists(URL)
+
+
+def renewing() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "run-lock"]
+
+
+def fail(*_: Any) -> bytes:
+    raise StorageError("can't be reached.")
+
+
+def test_a_lock_that_can_not_be_removed_is_let_go(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = renewing()
+    mine = lock()
+    mine.acquire()
+    (thread,) = (thread for thread in renewing() if thread not in before)
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "remove", fail)
+        mine.release()
+    assert "can't be reached. Others have to wait" in caplog.text
+    thread.join(10)
+    assert not thread.is_alive()
+    lock().acquire()  # the process itself need not wait
+
+
+@pytest.mark.parametrize("trouble", ["read_if_there", "write_bytes"])
+def test_a_lock_that_was_not_read_back_is_not_kept(monkeypatch: pytest.MonkeyPatch, trouble: str) -> None:
+    threads, real, calls = renewing(), getattr(storage, trouble), iter(range(100))
+
+    def fails_once(*arguments: Any) -> Any:
+        """When the lock is read back, or after it was written: the answer got lost."""
+        number, found = next(calls), real(*arguments)
+        return fail() if number == (1 if trouble == "read_if_there" else 0) else found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, trouble, fails_once)
+        with pytest.raises(StorageError, match="can't be reached"):
+            lock().acquire()
+    assert not storage.exists(URL)
+    assert renewing() == threads
+    lock().acquire()
 
 
 def test_an_object_that_is_no_lock_is_named() -> None:

@@ -133,9 +133,11 @@ class Mirror:
             failed: an error is under way, which says more than one from here.
         """
         try:
-            if (self.folder / CONFIG).is_file():
-                self.push(final=True)
-            self._lock.release()
+            try:
+                if (self.folder / CONFIG).is_file():
+                    self.push(final=True)
+            finally:
+                self._lock.release()
         except Exception as error:
             if not failed:
                 raise

@@ -6,6 +6,7 @@ instant may both believe they are alone; what they write is checked against the 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -56,10 +57,15 @@ class RemoteLock:
             )
         if holder is not None:
             log.info("taking over from process %s on %s, which is gone", holder["pid"], holder["host"])
-        self._write()
         self._held = True
         _marks.add(self._mark)
-        self.check()
+        try:
+            self._write()
+            self.check()
+        except BaseException:  # it may have been written all the same
+            with contextlib.suppress(Exception):
+                self.release()
+            raise
         self._stop.clear()
         threading.Thread(target=self._renew, name="run-lock", daemon=True).start()
 
@@ -84,13 +90,21 @@ class RemoteLock:
             self._write()
 
     def release(self) -> None:
-        """Lets others write."""
+        """Lets others write. Where the object can't be removed, they wait until it is old.
+
+        Raises:
+            RunError: if the lock was lost.
+        """
         self._stop.set()
         with self._guard:  # a renewal under way would bring it back
             if self._held:
-                self.check()
-                storage.remove(self.url)
-                self._let_go()
+                try:
+                    self.check()
+                    storage.remove(self.url)
+                except StorageError as error:
+                    log.warning("%s Others have to wait for %s seconds, or delete it.", error, STALE_SECONDS)
+                finally:
+                    self._let_go()
 
     def holder(self) -> dict[str, Any] | None:
         """Who holds it: host, pid, time, mark; None where nobody does."""
