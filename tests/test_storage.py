@@ -216,6 +216,16 @@ def test_a_missing_file_and_a_missing_bucket_are_named(url: str, cache: Path) ->
         storage.local_copy(f"{url}/folder", cache)
 
 
+def test_what_is_missing_here_is_not_missing_there(url: str, tmp_path: Path) -> None:
+    storage.write_bytes(f"{url}/a", b"1")
+    with pytest.raises(StorageError) as caught:
+        storage.download(f"{url}/none", tmp_path / "a")
+    assert storage.is_missing(caught.value)
+    with pytest.raises(StorageError, match="can't write") as caught:
+        storage.download(f"{url}/a", tmp_path / "nowhere" / "a")
+    assert not storage.is_missing(caught.value)
+
+
 @contextlib.contextmanager
 def fresh_connection(**variables: str | None) -> Iterator[None]:
     import s3fs

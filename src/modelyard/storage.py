@@ -94,7 +94,12 @@ def download(url: str, local: Path, progress: Progress | None = None) -> None:
     partial = Path(name)
     try:
         with _remote(url, "read") as (system, path):
-            system.get_file(path, name, **_callback(progress))
+            try:
+                system.get_file(path, name, **_callback(progress))
+            except FileNotFoundError as error:
+                if local.parent.is_dir():
+                    raise
+                raise StorageError(f"can't write {local}: its folder is gone.") from error
         with _local(local, "write"):
             with open(partial, "rb") as file:
                 os.fsync(file.fileno())
@@ -150,8 +155,8 @@ def exists(url: str | Path) -> bool:
 
 
 def is_missing(error: StorageError) -> bool:
-    """Whether the error is that nothing is there."""
-    return isinstance(error.__cause__, FileNotFoundError)
+    """Whether the error is that nothing is there, at the remote place: a missing local file is another matter."""
+    return isinstance(error, _MissingError)
 
 
 def size(url: str | Path) -> int:
@@ -204,6 +209,10 @@ def names_below(url: str) -> list[str]:
 # -- beneath --------------------------------------------------------------------------------------------------------
 
 
+class _MissingError(StorageError):
+    """There is no such remote file."""
+
+
 @contextlib.contextmanager
 def _remote(url: str, doing: str) -> Iterator[tuple[Any, str]]:
     """The file system of ``url`` and the path in it; whatever its libraries raise becomes a sentence.
@@ -215,7 +224,8 @@ def _remote(url: str, doing: str) -> Iterator[tuple[Any, str]]:
     except StorageError:
         raise
     except Exception as error:
-        raise StorageError(f"can't {doing} {url}: {_reason(url, error)}") from error
+        kind = _MissingError if isinstance(error, FileNotFoundError) else StorageError
+        raise kind(f"can't {doing} {url}: {_reason(url, error)}") from error
 
 
 def _system(url: str) -> tuple[Any, str]:

@@ -3,6 +3,9 @@ with whole runs."""
 
 from __future__ import annotations
 
+import builtins
+import errno
+import io
 import itertools
 import json
 import os
@@ -15,7 +18,7 @@ import numpy as np
 import pytest
 
 from modelyard import storage
-from modelyard.errors import CheckpointError, Interrupted, RunError, StorageError
+from modelyard.errors import CheckpointError, Interrupted, RunError, StorageError, UserError
 from modelyard.run.checkpoint import (
     Checkpoint,
     NewerFormatError,
@@ -243,6 +246,55 @@ def test_a_checkpoint_of_a_newer_format_is_left_alone(tmp_path: Path) -> None:
     before = storage.names_below(URL)
     with pytest.raises(NewerFormatError):
         machine(tmp_path / "b").lock()
+    assert storage.names_below(URL) == before
+
+
+@pytest.mark.parametrize("file", ["state.json", "weights.safetensors"])
+def test_a_local_disk_that_fails_says_nothing_about_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    with machine(tmp_path / "a") as first:
+        save(first, 10)
+    before = storage.names_below(URL)
+    with monkeypatch.context() as patch:
+        broken(patch, file)
+        for place in ("a", "b"):
+            with pytest.raises(UserError, match=rf"{file}.*Input/output error"):
+                machine(tmp_path / place).lock()
+    assert storage.names_below(URL) == before
+    with machine(tmp_path / "b") as second:
+        assert list(list_checkpoints(second.checkpoints)) == [10]
+
+
+def broken(patch: pytest.MonkeyPatch, file: str) -> None:
+    """A local file of that name can't be read, once it is where it belongs."""
+    real = io.open
+
+    def refuse(path: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
+        if "r" in mode and str(path).endswith(f"{folder_name(10)}/{file}"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return real(path, mode, *arguments, **named)
+
+    patch.setattr(io, "open", refuse)  # for pathlib
+    patch.setattr(builtins, "open", refuse)
+
+
+def test_a_local_folder_that_vanishes_says_nothing_about_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with machine(tmp_path / "a") as first:
+        save(first, 10)
+    before = storage.names_below(URL)
+    system, _ = storage._system(URL)
+
+    def lost(_: str, local: str, **__: Any) -> None:
+        shutil.rmtree(Path(local).parent)  # the user empties the cache
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), local)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(system, "get_file", lost)
+        with pytest.raises(StorageError, match="its folder is gone"):
+            machine(tmp_path / "b").lock()
     assert storage.names_below(URL) == before
 
 

@@ -23,6 +23,7 @@ from modelyard.run.checkpoint import (
     STATE,
     WEIGHTS,
     NewerFormatError,
+    UnreadableError,
     is_folder_name,
     list_checkpoints,
     read_state,
@@ -196,7 +197,9 @@ class Mirror:
     def _bring_checkpoint(self, name: str) -> bool:
         """Makes the local checkpoint the remote one. False if that is damaged; it is set aside then."""
         target, state = self.folder / name, self._states[name]
-        if (target / STATE).is_file() and (target / STATE).read_bytes() == state and _is_whole(target):
+        with explain(target / STATE, "read"):
+            same = (target / STATE).is_file() and (target / STATE).read_bytes() == state
+        if same and _is_whole(target):
             return True
         with whole_folder(target) as partial:
             (partial / STATE).write_bytes(state)
@@ -345,10 +348,11 @@ def _is_whole(path: Path) -> bool:
 
     Raises:
         NewerFormatError: if a newer Modelyard wrote it, so that this one can't tell.
+        UnreadableError: if the file system does not give a file, which says nothing about the checkpoint.
     """
     try:
         checksums = read_state(path)["sha256"]
-    except NewerFormatError:
+    except (NewerFormatError, UnreadableError):
         raise
     except CheckpointError:
         return False
