@@ -103,7 +103,7 @@ def test_a_folder_is_converted_checked_trained_on_and_evaluated(command: Any, ph
     )
     done = command("convert", "--from", "photos", "--to", "records", "--validation-fraction", "0.2", **cache)
     assert "train on it: modelyard train-and-evaluate --dataset records" in done.stdout
-    assert "everything was read; nothing is wrong." in command("data", "verify", "records", **cache).stderr
+    assert "everything was read; nothing is damaged." in command("data", "verify", "records", **cache).stderr
     splits = json.loads(command("data", "info", "records", "--json", **cache).stdout)["splits"]
     assert splits["train"] == {"examples": 11, "classes": [4, 3, 3, 1]}  # a class of one is for training
     assert splits["validation"] == {"examples": 3, "classes": [1, 1, 1, 0]}
@@ -313,7 +313,7 @@ def test_a_sound_dataset_is_said_to_be_sound(run: Run, records: Path, photos: Pa
     for source in ("records", "photos", "digits"):
         done = run("data", "verify", source, "--json")
         assert json.loads(done.out)["problems"] == []
-        assert "everything was read; nothing is wrong." in done.error
+        assert "everything was read; nothing is damaged." in done.error
 
 
 def test_every_bad_image_of_a_folder_is_listed(run: Run, photos: Path) -> None:

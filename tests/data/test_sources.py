@@ -405,12 +405,14 @@ def test_columns_of_numbers_are_values(tmp_path: Path) -> None:
 
 
 def test_a_table_for_each_split(pets: Path) -> None:
-    index = ("", "path", "label", "split")  # as pandas writes it; the column of splits has no say here
-    train = table(pets, index, *((n, f"images/{n}.png", n % 2, "test") for n in range(4)))
-    valid = table(pets.with_name("v.csv"), index, *((n, f"images/{n}.png", 5, "train") for n in (4, 5)))
+    index = ("", "path", "label", "split")  # as pandas writes it
+    train = table(pets, index, *((n, f"images/{n}.png", n % 2, "train") for n in range(4)))
+    valid = table(pets.with_name("v.csv"), index[:3], *((n, f"images/{n}.png", 5) for n in (4, 5)))
     made = sized("files", train_files=str(train), eval_files=str(valid), test_files=str(valid))
     assert made.sizes() == {"train": 4, "validation": 2, "test": 2}
     assert made.classes == ("0", "1", "5")
+    with pytest.raises(DataError, match=r"given as the test files, but its column 'split' also names train"):
+        sized("files", train_files=str(valid), test_files=str(train))
 
 
 def test_the_same_photographs_as_a_folder_and_as_a_table_give_the_same_batches(tmp_path: Path) -> None:

@@ -161,8 +161,11 @@ def stdout() -> Any:
     """The console of standard output."""
     from rich.console import Console
 
-    terminal = Console(highlight=False)
-    return terminal if terminal.is_terminal else Console(highlight=False, width=200)  # a file or a pipe has room
+    # Without markup: names of classes and files are shown as they are, brackets and all.
+    terminal = Console(highlight=False, markup=False)
+    if terminal.is_terminal:
+        return terminal
+    return Console(highlight=False, markup=False, width=200)  # a file or a pipe has room
 
 
 def runs(folders: list[str], runs_dir: str, *, as_json: bool) -> None:

@@ -12,6 +12,7 @@ from modelyard.cli.commands import print_json, stdout
 from modelyard.config.resolve import COMMAND_LINE
 from modelyard.data import manage
 from modelyard.data.dataset import SPLITS
+from modelyard.data.records.converted import read_dataset_json
 from modelyard.errors import DataError, unknown
 from modelyard.run.console import console, show_log
 
@@ -27,7 +28,11 @@ def convert(source: str, to: str, settings: dict[str, Any], options: dict[str, A
     if fraction is not None and not 0 < fraction < 1:
         raise DataError(f"validation_fraction {fraction} must be between 0 and 1.")
     show_log()
-    report = manage.convert(source, to, origin=COMMAND_LINE, **settings, **options)
+    try:
+        report = manage.convert(source, to, origin=COMMAND_LINE, **settings, **options)
+    except KeyboardInterrupt:
+        console().print("[bold]stopped.[/] Finished shards are kept: run the same command again to go on.")
+        raise
     if as_json:
         print_json({**asdict(report), "folder": str(report.folder)})
         return
@@ -45,7 +50,8 @@ def convert(source: str, to: str, settings: dict[str, Any], options: dict[str, A
         out.print(
             f"{len(report.bad)} images can't be read and were left out: {report.folder / 'bad.txt'}", soft_wrap=True
         )
-    out.print(f"train on it: modelyard train-and-evaluate --dataset {shlex.quote(to)} --image_size 224", soft_wrap=True)
+    size = " --image_size 224" if read_dataset_json(report.folder).shape is None else ""
+    out.print(f"train on it: modelyard train-and-evaluate --dataset {shlex.quote(to)}{size}", soft_wrap=True)
 
 
 def fetch(name: str, data_dir: str, archive: str | None) -> None:
@@ -72,12 +78,13 @@ def info(source: str, options: dict[str, Any], *, as_json: bool) -> None:
     table.add_section()
     table.add_row("all", *(f"{split['examples']:,}" for split in found["splits"].values()))
     out.print(table)
-    image = found["image"]
-    if image is not None:
+    image, sizes = found["image"], found["sizes"]
+    if sizes and sizes[0] != sizes[1]:
+        low, high = sizes
+        out.print(f"sizes differ (of 100 images, heights {low[0]} to {high[0]}, widths {low[1]} to {high[1]}):")
+        out.print("to train on them, give one: --image_size 224, for example")
+    elif image is not None:
         out.print(f"an example: {'×'.join(map(str, image['shape']))} {image['dtype']}")
-    if found["sizes"]:
-        low, high = found["sizes"]
-        out.print(f"stored sizes (height×width): from {low[0]}×{low[1]} to {high[0]}×{high[1]}")
     if found["record"]:
         out.print("a record has:", *found["record"], sep="\n  ", markup=False, soft_wrap=True)
 
@@ -103,7 +110,8 @@ def verify(source: str, options: dict[str, Any], *, as_json: bool) -> None:
     if not report.ok:
         shown = [*report.problems, *(["…"] if report.problem_count > len(report.problems) else [])]
         raise DataError("\n  ".join([f"{source}: {report.problem_count} problem(s)", *shown]))
-    console().print("everything was read; nothing is wrong.")
+    notes = f" See the {len(report.warnings)} note(s)." if report.warnings and not as_json else ""
+    console().print(f"everything was read; nothing is damaged.{notes}")
 
 
 def show(source: str, output: str, split: str, examples: int, copies: int, options: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -72,6 +73,23 @@ class Call:
             found = [(str(e["loc"][0]) if e["loc"] else "", e) for e in error.errors()]
             wrong = [f"{key} {sentence(e, self.arguments.get(key))}".strip() for key, e in found]
             raise UserError(f"{registry.kind} {self.name!r}: {' '.join(wrong)}") from None
+
+
+def build_part(call: Call, registry: Registry) -> Any:
+    """The part that ``call`` names, made with its options.
+
+    Raises:
+        UserError: if it can't be made with options.
+    """
+    target, options = registry.get(call.name).load(), call.options(registry)
+    try:
+        inspect.signature(target).bind(options)
+    except TypeError as error:
+        raise UserError(
+            f"{registry.kind} {call.name!r} can't be made with its options ({error}): "
+            "it needs `def __init__(self, options)`."
+        ) from None
+    return target(options)
 
 
 def split_list(text: str) -> list[str]:

@@ -255,7 +255,8 @@ def _check_parts(merged: Mapping[str, Value], source: str, problems: list[Proble
         if lookup not in registry.names():
             all_chosen = False
             where = merged[part].where if part in merged else "default"
-            problems.append(Problem(where, part, unknown(registry.kind, name, registry.names())))
+            nor = f" There is no folder {name!r} here either." if part == "dataset" else ""
+            problems.append(Problem(where, part, unknown(registry.kind, name, registry.names()) + nor))
             continue
         options = registry.get(lookup).options
         fields = options.model_fields

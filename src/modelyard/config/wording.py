@@ -22,6 +22,8 @@ _EXPECTED = {
 def sentence(detail: Mapping[str, Any], given: Any) -> str:
     """One of pydantic's findings about the value ``given``."""
     kind, context = detail["type"], detail.get("ctx", {})
+    if kind in ("too_long", "too_short") or (kind == "missing" and len(detail.get("loc", ())) > 1):
+        return f"has too {'many' if kind == 'too_long' else 'few'} values, got {given!r}."
     if kind == "missing":
         return "must be given: it has no default."
     if kind == "literal_error":

@@ -11,6 +11,8 @@ from modelyard.registry import AUGMENTATIONS, DATASETS, Options
 
 Shape = Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(parse_list)]
 Names = Annotated[tuple[str, ...], BeforeValidator(parse_list)]
+RawType = Literal["uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64"]
+"""Types of raw values in records."""
 
 
 def _two(value: Any) -> list[Any]:
@@ -73,7 +75,7 @@ class FilesOptions(Options):
     )
     record_shape: Shape | None = Field(None, description="records: height,width,channels of raw and float images")
     record_layout: Literal["hwc", "chw"] = Field("hwc", description="records: order of axes of raw and float images")
-    record_dtype: str = Field("uint8", description="records: type of raw values", pattern=r"^(u?int(8|16|32)|float32)$")
+    record_dtype: RawType = Field("uint8", description="records: type of raw values")
     record_height: str | None = Field(None, description="records: feature that holds the height of raw images")
     record_width: str | None = Field(None, description="records: feature that holds the width of raw images")
     record_first_label: int = Field(0, ge=0, description="records: 1 if labels are counted from 1")

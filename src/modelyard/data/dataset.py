@@ -221,7 +221,7 @@ def _labels(split: str, labels: NDArray[np.generic]) -> NDArray[np.generic]:
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise DataError(
             f"labels of the {split} split must be whole numbers, one an example; "
-            f"got {labels.dtype} of shape {labels.shape}."
+            f"got {labels.dtype} of shape {labels.shape}. Of one-hot labels take the argmax; give names as classes."
         )
     wide = labels.astype(np.int64)
     if wide.min() < 0:
@@ -243,7 +243,8 @@ def _images(split: str, images: NDArray[np.generic]) -> NDArray[np.generic]:
         images = images.astype(np.uint8)
     elif images.dtype.kind == "f":
         images = images.astype(np.float32, copy=False)  # it may be mapped from a file
-        if not np.isfinite(images).all():
+        # Some at a time: what is mapped from a file may be larger than memory.
+        if not all(np.isfinite(images[start : start + 1024]).all() for start in range(0, len(images), 1024)):
             raise DataError(f"images of the {split} split hold values that are not finite.")
     elif images.dtype != np.uint8:
         raise DataError(f"images of the {split} split are {images.dtype}; give uint8 (0 to 255) or floats.")

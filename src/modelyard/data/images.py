@@ -31,9 +31,16 @@ cv2.setNumThreads(0)  # examples are read side by side already
 MOST_PIXELS = 170_000_000
 """A larger image is refused: a small file may claim to be huge. (Pillow itself stops at 179 million.)"""
 
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+"""What Pillow may read: some of its other readers start programs."""
+Image.MAX_IMAGE_PIXELS = MOST_PIXELS  # one limit, and no warnings below it
 _JPEG = b"\xff\xd8\xff"
 _ORIENTATION = 0x0112
 _MAY_TURN = (b"Exif\0\0", b"tiff:Orientation")
+
+
+class UndecodableError(DataError):
+    """An image that can't be decoded."""
 
 
 def decode(data: bytes, channels: int | None, name: str) -> Pixels:
@@ -67,7 +74,7 @@ def resize(image: Pixels, height: int, width: int) -> Pixels:
 def size_of(data: bytes, name: str) -> tuple[int, int, int]:
     """Height, width and channels (1 or 3) of an image file, upright, without decoding it."""
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             width, height = image.size
             turned = image.format != "TIFF" and _orientation(image) in (5, 6, 7, 8)  # Pillow turns TIFFs itself
             channels = 1 if image.mode in ("1", "L", "LA", "I", "F") or image.mode.startswith("I;16") else 3
@@ -177,12 +184,14 @@ def _channels(pixels: Pixels, out: Pixels, name: Callable[[], str]) -> Pixels:
     """Stored pixels with as many channels as are wanted."""
     if pixels.ndim == 2:
         pixels = pixels[..., None]
-    if pixels.ndim != 3 or pixels.shape[2] not in (1, 3, out.shape[2]) or 0 in pixels.shape:
+    if pixels.ndim != 3 or 0 in pixels.shape:
         raise DataError(f"{name()} has shape {'×'.join(map(str, pixels.shape))}; height × width × channels are needed.")
     if pixels.dtype != out.dtype:  # OpenCV does not resize all types
         pixels = pixels.astype(out.dtype)
     if pixels.shape[2] == out.shape[2]:
         return pixels
+    if {pixels.shape[2], out.shape[2]} != {1, 3}:
+        raise DataError(f"{name()} has {pixels.shape[2]} channels where {out.shape[2]} are needed.")
     if out.shape[2] == 3:
         return np.repeat(pixels, 3, axis=2)
     grey = pixels @ np.array([0.299, 0.587, 0.114], np.float32)
@@ -211,7 +220,7 @@ class _JpegFile:
         end = _header_length(data)
         if any(data.find(mark, 0, end) >= 0 for mark in _MAY_TURN):
             try:
-                with Image.open(io.BytesIO(data)) as image:
+                with Image.open(io.BytesIO(data), formats=FORMATS) as image:
                     orientation = _orientation(image)
             except Exception:
                 return None
@@ -259,7 +268,7 @@ def _turned(pixels: Pixels, orientation: int) -> Pixels:
 
 def _with_pillow(data: bytes, channels: int | None, name: str) -> Pixels:
     try:
-        with Image.open(io.BytesIO(data)) as opened:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
             if opened.width * opened.height > MOST_PIXELS:
                 raise DataError(
                     f"{name} claims to be {opened.width}×{opened.height} pixels; the most is {MOST_PIXELS:,}."
@@ -268,8 +277,9 @@ def _with_pillow(data: bytes, channels: int | None, name: str) -> Pixels:
             image: Image.Image = opened
             orientation = _orientation(opened)
             if image.mode == "I" or image.mode.startswith("I;16"):
-                wide = np.asarray(image).astype(np.int64)
-                image = Image.fromarray((np.clip(wide, 0, 65535) >> 8).astype(np.uint8))
+                wide = np.asarray(image)
+                wide = wide if wide.dtype == np.uint16 else wide.clip(0, 65535).astype(np.uint16)
+                image = Image.fromarray((wide >> 8).astype(np.uint8))
             elif image.mode == "F":
                 raise DataError(f"{name} holds floating-point pixels; give images of 8 or 16 bits.")
             if channels is None:
@@ -282,8 +292,8 @@ def _with_pillow(data: bytes, channels: int | None, name: str) -> Pixels:
     return _turned(pixels[..., None] if pixels.ndim == 2 else pixels, orientation)
 
 
-def _bad(name: str, error: BaseException) -> DataError:
+def _bad(name: str, error: BaseException) -> UndecodableError:
     reason = str(error).split(" <")[0].rstrip(".") or type(error).__name__
     if "cannot identify" in reason:
         reason = "it is not an image file that can be read"
-    return DataError(f"{name} can't be decoded: {reason}.")
+    return UndecodableError(f"{name} can't be decoded: {reason}.")

@@ -2,19 +2,46 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
+import numpy as np
+
 from modelyard.config.schema import Config, is_path
-from modelyard.data.dataset import DataContext, Dataset
+from modelyard.data.dataset import TRAIN, VALIDATION, DataContext, Dataset
 from modelyard.data.preprocess import with_example_preprocessing
 from modelyard.data.sources.generator import GeneratorDataset
 from modelyard.errors import DataError
 from modelyard.storage import cache_folder
 
+log = logging.getLogger("modelyard")
+
 
 def load_dataset(config: Config) -> Dataset:
     """The dataset that ``config`` names, with the user's own preprocessing of examples."""
-    return with_example_preprocessing(open_dataset(config, config.validation_fraction), config.preprocess)
+    dataset = open_dataset(config, config.validation_fraction)
+    _warn(dataset)
+    return with_example_preprocessing(dataset, config.preprocess)
+
+
+def _warn(dataset: Dataset) -> None:
+    """Says what may be meant so, but makes poor results."""
+    labels = dataset.labels(TRAIN)
+    if labels is not None and dataset.classes:
+        counts = np.bincount(labels, minlength=len(dataset.classes))
+        empty = [name for name, count in zip(dataset.classes, counts, strict=False) if not count]
+        if empty:
+            more = f" and {len(empty) - 5} more" if len(empty) > 5 else ""
+            log.warning("no training example of: %s%s", ", ".join(empty[:5]), more)
+        if len(dataset.classes) == 1:
+            log.warning("there is only one class, %s: nothing to tell apart", dataset.classes[0])
+    validation = dataset.sizes().get(VALIDATION)
+    if validation is not None and validation < len(dataset.classes):
+        log.warning(
+            "validation has %d example(s) for %d classes: its scores say little; see --validation_fraction",
+            validation,
+            len(dataset.classes),
+        )
 
 
 def open_dataset(config: Config, validation_fraction: float) -> Dataset:

@@ -13,7 +13,7 @@ from modelyard.config import Config, resolve
 from modelyard.config.backend import select_engine
 from modelyard.config.durations import Run
 from modelyard.config.schema import PATH_DATASET, is_path
-from modelyard.data.dataset import IMAGE, LABEL, TRAIN, Dataset
+from modelyard.data.dataset import IMAGE, LABEL, TRAIN, VALIDATION, Dataset
 from modelyard.data.load import load_dataset, open_dataset
 from modelyard.data.records.convert import ConvertReport, convert_items
 from modelyard.data.records.converted import DATASET_JSON, read_dataset_json
@@ -68,6 +68,8 @@ def convert(
     if pointless and config.entry("dataset").name == PATH_DATASET:
         raise DataError(f"{pointless[0]} is chosen when training; to store smaller images, use --max_edge.")
     dataset = open_dataset(config, validation_fraction or 0.0)
+    if validation_fraction and VALIDATION in open_dataset(config, 0.0).sizes():
+        raise DataError(f"{source} has a validation split already; leave --validation_fraction out.")
     if not isinstance(dataset, StoredDataset):
         processes = 1  # the examples are in this process
     told = {"dataset": source, "split_seed": config.split_seed, "validation_fraction": validation_fraction}
@@ -165,7 +167,7 @@ def show_data(
     origin: str = "Python",
     **options: Any,
 ) -> Path:
-    """Makes a picture: examples of all classes as they are, and as training sees them in its first epochs.
+    """Makes a picture: examples of all classes as they are, and augmented as in training, several times each.
 
     Args:
         source: a path or the name of a dataset.
@@ -179,6 +181,9 @@ def show_data(
     from modelyard.data.sheet import sheet, to_png
     from modelyard.run.files import explain, whole_file
 
+    path = Path(output).expanduser()
+    if path.suffix.lower() != ".png":
+        raise DataError(f"{path} must end in .png: that is what is written.")
     config = _config(source, options, origin)
     select_engine(config.engine)
     dataset = load_dataset(config)
@@ -199,9 +204,8 @@ def show_data(
         f"{split}: {dataset.size(split):,} examples of {len(dataset.classes)} classes, given as {shape}",
         f"augment: {', '.join(map(str, config.augment)) or 'none'}",
     ]
-    headings = ["stored", *(f"epoch {number + 1}" for number in range(seen))]
+    headings = ["stored", *(f"augmented {number + 1}" for number in range(seen))]
     picture = sheet(list(zip(captions, strips, strict=True)), headings, title=source, notes=notes)
-    path = Path(output).expanduser()
     data = to_png(picture)
     with explain(path, "write", DataError), whole_file(path) as file:
         file.write(data)
@@ -268,18 +272,18 @@ def _spread_over_classes(dataset: Dataset, split: str, count: int) -> NDArray[np
 
 
 def _augmented(config: Config, dataset: Dataset, rows: NDArray[np.int64], copy: int) -> NDArray[Any]:
-    """The examples as training sees them, at positions of another epoch for every copy."""
+    """The examples augmented as in training, from other draws for every copy."""
     from keras import ops
 
-    from modelyard.data.augment.build import build_augmentation
+    from modelyard.data.augment.build import build_augmentation, neighbours
     from modelyard.data.draws import halves
     from modelyard.data.pipeline import Pipeline
     from modelyard.data.preprocess import batch_preprocessing
 
-    even = rows[: len(rows) - len(rows) % 2] if len(rows) > 1 else np.repeat(rows, 2)  # some mix neighbours
-    rest = np.concatenate([even, rows[len(even) :], rows[len(even) :]]) if len(even) < len(rows) else even
+    together = neighbours(config.augment)
+    rest = np.concatenate([rows, np.resize(rows, -len(rows) % together)])
     pipeline = Pipeline(config, dataset, Run(dataset.size(TRAIN), len(rest), 1))
-    positions = np.arange(len(rest)) + copy * (-(-dataset.size(TRAIN) // 2) * 2)
+    positions = np.arange(len(rest)) + copy * (-(-dataset.size(TRAIN) // together) * together)
     out = {name: np.empty((len(rest), *f.shape), f.dtype) for name, f in pipeline.features.items()}
     pipeline.read(rest, positions, out)
     batch = {name: ops.convert_to_tensor(array) for name, array in out.items()}

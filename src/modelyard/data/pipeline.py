@@ -52,6 +52,11 @@ class Pipeline:
         self.threads = config.input_threads or available_cores()
         self.features: dict[str, Feature] = {n: f for n, f in dataset.features.items() if n != ID}
         self.crops_while_decoding = _crops_while_decoding(config, dataset)
+        if self.crops_while_decoding and config.resident == "always":
+            raise UserError(
+                "resident is 'always', but random_resized_crop takes another part of each image file every time it is "
+                "read. Set resident to 'auto', or leave random_resized_crop out."
+            )
         self._ordering = threading.Lock()
         self._held: dict[str, Arrays] = {}
         self._room = RESIDENT_BYTES
@@ -81,11 +86,6 @@ class Pipeline:
 
     def _stays(self, split: str) -> bool:
         if split == TRAIN and self.crops_while_decoding:
-            if self.config.resident == "always":
-                raise UserError(
-                    "resident is 'always', but random_resized_crop takes another part of each image file every time "
-                    "it is read. Set resident to 'auto', or leave random_resized_crop out."
-                )
             return False
         if self.config.resident != "auto":
             return self.config.resident == "always"
@@ -169,7 +169,7 @@ class Pipeline:
             self.dataset.read_into(split, _padded(first + start, stop - start, size)[0], out)
 
         places = min(places_for(self.features, batch_size, STREAM_BYTES), max(len(starts), 2))
-        stream = Stream(read, self.features, batch_size, places=places, threads=self.threads)
+        stream = Stream(read, self.features, batch_size, places=places, threads=self.threads, count=len(starts))
         try:
             for number, start in enumerate(starts):
                 with stream.batches(number, 1) as (arrays, _):

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modelyard.data.dataset import ID, IMAGE, LABEL, TRAIN, VALIDATION, Arrays, Crop, DataContext, Dataset, Feature
-from modelyard.data.images import Box, Choose, Fit, fill, size_of
+from modelyard.data.images import Box, Choose, Fit, UndecodableError, fill, size_of
 from modelyard.data.items import ChosenItems, Items, Stored
 from modelyard.data.splits import stratified
 from modelyard.errors import DataError
@@ -100,7 +100,11 @@ class StoredDataset(Dataset):
             choose = partial(crop, place)
         elif self._size is None:
             choose = partial(_whole, out, partial(items.name, index))
-        fill(out, stored, self._fit, choose, partial(items.name, index))
+        try:
+            fill(out, stored, self._fit, choose, partial(items.name, index))
+        except UndecodableError as error:
+            hint = "`modelyard data verify` lists all such images, `modelyard convert --on_bad skip` leaves them out."
+            raise DataError(f"{error} {hint}") from error
 
     def fingerprint(self) -> str:
         """Of the stored examples, the classes, and what is made of them."""

@@ -42,6 +42,7 @@ class Stream:
         features: what an example looks like.
         batch_size: examples a batch.
         places: batches that are kept, those in use included.
+        count: how many batches there are; None for no end.
         threads: how many read.
 
     Example:
@@ -50,11 +51,19 @@ class Stream:
     """
 
     def __init__(
-        self, read: ReadInto, features: Mapping[str, Feature], batch_size: int, *, places: int, threads: int
+        self,
+        read: ReadInto,
+        features: Mapping[str, Feature],
+        batch_size: int,
+        *,
+        places: int,
+        threads: int,
+        count: int | None = None,
     ) -> None:
         self._read = read
         self._batch_size = batch_size
         self._places = places
+        self._count = count
         self._threads = threads
         self._buffers = {
             name: np.empty((places * batch_size, *feature.shape), feature.dtype) for name, feature in features.items()
@@ -82,6 +91,8 @@ class Stream:
         self._go_to(first)
         place = first % self._places
         count = min(most, self._places - place, max(self._places // 2, 1))
+        if self._count is not None:
+            count = min(count, self._count - first)
         with self._change:
             while any(self._missing.get(k, 1) for k in range(first, first + count)):
                 self._change.wait()
@@ -156,7 +167,8 @@ class Stream:
         with self._change:
             while not self._closed:
                 batch = self._start + self._claimed // self._pieces
-                if self._start >= 0 and batch < self._first + self._places:
+                there_is = self._count is None or batch < self._count
+                if self._start >= 0 and there_is and batch < self._first + self._places:
                     piece = self._claimed % self._pieces
                     self._missing.setdefault(batch, self._pieces)
                     self._claimed += 1

@@ -170,6 +170,9 @@ def _verify_split(
     progress: Callable[[int], None] | None,
 ) -> NDArray[np.uint64]:
     """Adds what was found to the report; gives a hash of each example, 0 for bad ones."""
+    if isinstance(items, RecordItems):
+        for problem in items.index_problems():
+            report.add(problem)
     found = report.splits[name] = SplitReport(len(items), _histogram(items, len(classes)))
     for worst in np.flatnonzero((items.labels < 0) | (items.labels >= len(classes))).tolist():
         label = int(items.labels[worst])

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from modelyard.config.durations import Run
 from modelyard.config.schema import Config
-from modelyard.data.augment.build import build_augmentation
+from modelyard.data.augment.build import build_augmentation, neighbours
 from modelyard.data.dataset import Arrays, Dataset
 from modelyard.data.draws import halves
 from modelyard.data.pipeline import Pipeline
@@ -182,8 +182,8 @@ class Engine(ABC):
 
     def training_batch(self, step: int, most: int = 32) -> dict[str, NDArray[Any]]:
         """The first examples of a global batch as the network sees them, augmented and preprocessed."""
-        # An even number: some augmentations mix neighbours.
-        examples, positions = self.pipeline.training_examples(step, most)
+        together = neighbours(self.config.augment)
+        examples, positions = self.pipeline.training_examples(step, max(most - most % together, together))
         batch = {name: ops.convert_to_tensor(array) for name, array in examples.items()}
         low, high = (ops.convert_to_tensor(half) for half in halves(positions))
         return {n: ops.convert_to_numpy(value) for n, value in self.preprocess(batch, True, low, high).items()}

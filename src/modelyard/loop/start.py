@@ -22,6 +22,7 @@ from modelyard.run.directory import (
     RunDirectory,
     differences,
     new_run_path,
+    path_options,
     remote_run_folder,
     run_options,
     write_config,
@@ -119,9 +120,8 @@ def _with_absolute_paths(directory: RunDirectory, config: Config) -> Config:
     if is_path(config.dataset):
         update["dataset"] = _absolute(config.dataset)
     options = dict(config.part_options)
-    for key, info in config.entry("dataset").options.model_fields.items():
-        extra = info.json_schema_extra
-        if isinstance(extra, dict) and extra.get("path") and options.get(key) is not None:
+    for key in path_options(config):
+        if options.get(key) is not None:
             options[key] = _absolute(options[key])
     update["part_options"] = options
     if config.checkpoint_path is not None:
@@ -189,8 +189,9 @@ def record_start(
     known = before.get("dataset", {}).get("fingerprint")
     if known is not None and known != fingerprint:
         raise DataError(
-            f"the data of {config.dataset!r} is not the data this run began with (fingerprint {fingerprint[:12]}, "
-            f"was {known[:12]}). Bring the old data back, or start a new run."
+            f"the data of {config.dataset!r} is not the data this run began with: {_sizes(dataset.sizes())}, "
+            f"was {_sizes(before['dataset'].get('sizes', {}))} (fingerprint {fingerprint[:12]}, was {known[:12]}). "
+            "Bring the old data back, or start a new run."
         )
     if checkpoint is not None:
         log.info("going on at step %d of %d", step, run.total_steps)
@@ -205,6 +206,10 @@ def record_start(
     if step < run.total_steps:
         log_start(directory.journal, directory.name, config, step)
     return str(manifest["run_id"])
+
+
+def _sizes(sizes: dict[str, int]) -> str:
+    return ", ".join(f"{count:,} {split}" for split, count in sizes.items()) or "unknown"
 
 
 def _say_what_is_not_exact(

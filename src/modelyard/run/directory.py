@@ -194,6 +194,7 @@ def new_run_path(config: Config, now: datetime | None = None) -> Path | str:
     if config.model_dir is not None:
         return config.model_dir if storage.is_remote(config.model_dir) else Path(config.model_dir).expanduser()
     dataset = Path(config.dataset).stem if is_path(config.dataset) else config.dataset
+    dataset = re.sub(r"[^\w.+=,@-]+", "_", dataset).strip("_") or "dataset"
     name = config.run_name or f"{config.model}-{dataset}"
     if not re.fullmatch(r"[\w][\w.+=,@-]*", name):
         raise ConfigError(
@@ -292,11 +293,25 @@ def differences(directory: RunDirectory, config: Config) -> list[tuple[str, Any,
     """What ``config`` changes against the run's own: (option, there, here, whether it may change)."""
     there = {**config.defaults(), **run_options(directory)}  # an option may be newer than the run
     here = config.flat()
+    paths = path_options(config)
     return [
-        (key, there.get(key), here.get(key), is_free(key))
+        (key, there.get(key), here.get(key), is_free(key) or _is_moved(key, there.get(key), here.get(key), paths))
         for key in sorted((set(there) | set(here)) - set(_NOT_IN_CONFIG))
         if there.get(key) != here.get(key)
     ]
+
+
+def path_options(config: Config) -> set[str]:
+    """Options of the chosen dataset that name files."""
+    fields = config.entry("dataset").options.model_fields.items()
+    return {key for key, info in fields if isinstance(e := info.json_schema_extra, dict) and e.get("path")}
+
+
+def _is_moved(key: str, there: Any, here: Any, paths: set[str]) -> bool:
+    """Whether two values name files at two places: data may move, its fingerprint tells whether it is the same."""
+    if not isinstance(there, str) or not isinstance(here, str):
+        return False
+    return key in paths or (key == "dataset" and is_path(there) and is_path(here))
 
 
 def find_runs(folder: Path | str) -> list[RunDirectory]:

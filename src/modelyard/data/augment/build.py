@@ -19,13 +19,14 @@ are rounded back to the type they came in, since Keras would cut off fractions a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from keras import ops
 
-from modelyard.config.calls import Call
+from modelyard.config.calls import Call, build_part
 from modelyard.data.dataset import IMAGE, LABEL, Dataset
 from modelyard.data.draws import Draws, fold
 from modelyard.errors import DataError
@@ -81,7 +82,7 @@ def build_augmentation(
     Raises:
         DataError: if the examples, or the share, do not suit an augmentation.
     """
-    steps: list[Augmentation] = [AUGMENTATIONS.get(call.name).load()(call.options(AUGMENTATIONS)) for call in calls]
+    steps: list[Augmentation] = [build_part(call, AUGMENTATIONS) for call in calls]
     if not steps:
         return lambda batch, low, high: batch
     for call, step in zip(calls, steps, strict=True):
@@ -96,10 +97,19 @@ def build_augmentation(
             if skip_first and number == 0:
                 continue
             _check_share(calls[number].name, step, batch[IMAGE].shape[0])
-            batch = step(batch, Draws(fold(seed, number), low, high))
+            try:
+                batch = step(batch, Draws(fold(seed, number), low, high))
+            except Exception as error:
+                error.add_note(f"This happened in the augmentation {calls[number].name!r}.")
+                raise
         return {**batch, IMAGE: _in_type(batch[IMAGE], dtype)}
 
     return augment
+
+
+def neighbours(calls: Sequence[Call]) -> int:
+    """How many neighbours in a batch must stay together: some augmentations mix them."""
+    return math.lcm(*(getattr(AUGMENTATIONS.get(call.name).load(), "group", 1) for call in calls))
 
 
 def _image_info(name: str, dataset: Dataset) -> ImageInfo:

@@ -38,6 +38,7 @@ from modelyard.data.records.converted import (
     DATASET_JSON,
     FORMAT,
     LABELS,
+    SETTINGS,
     ConvertedInfo,
     Encoding,
     ShardInfo,
@@ -48,7 +49,6 @@ from modelyard.data.records.index import index_path
 from modelyard.errors import DataError
 from modelyard.run.files import PARTIAL, explain, remove_partial, whole_file
 
-SETTINGS = ".convert.json"
 _SHARD_BYTES = 128_000_000
 _LOOKED_AT = 32
 _MOST_SHARDS = 99_999

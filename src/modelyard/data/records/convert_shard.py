@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from PIL import Image
 from pydantic import BaseModel
 
+from modelyard.data.catalog import RawType
 from modelyard.data.images import decode, resize
 from modelyard.data.items import Items, Stored
 from modelyard.data.records.converted import Encoding
 from modelyard.data.records.example import Value, encode_example
-from modelyard.data.records.feature_map import FeatureMap, RawType
+from modelyard.data.records.feature_map import FeatureMap
 from modelyard.data.records.index import build_index, index_path, write_index
 from modelyard.data.records.tfrecord import frame
 from modelyard.errors import DataError
@@ -123,7 +124,8 @@ def encode_item(stored: Stored, recipe: Recipe, name: str) -> Encoded:
         raise DataError(f"{name} is {found}; those before it are {others}.")
     if not isinstance(stored, bytes):
         return _encode_array(stored, recipe, name)
-    pixels = decode(stored, None, name)
+    # Pixels of files are always colour: grey ones among them would look like another shape.
+    pixels = decode(stored, 3 if recipe.encoding == "raw" else None, name)
     fitted = shrunk(pixels, recipe.max_edge)
     size: tuple[int, int, int] = fitted.shape
     if recipe.encoding == "raw":

@@ -16,6 +16,8 @@ from modelyard.data.records.items import RecordItems
 from modelyard.errors import DataError
 
 DATASET_JSON, LABELS, BAD = "dataset.json", "labels.txt", "bad.txt"
+SETTINGS = ".convert.json"
+"""There while a conversion is not finished."""
 FORMAT: Literal[1] = 1
 _LONGEST = 1 << 28
 _SHOWN = 5

@@ -9,11 +9,11 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from modelyard.data.catalog import RawType
 from modelyard.errors import DataError
 
 Coding = Literal["encoded", "raw", "floats"]
 Layout = Literal["hwc", "chw"]
-RawType = Literal["uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64"]
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,9 @@ class FeatureMap:
         if (self.height is None) != (self.width is None):
             raise DataError("a feature map names both the feature with the height and that with the width, or neither.")
         if self.coding == "raw" and self.shape is None and self.height is None:
-            raise DataError("raw images need a shape in the feature map, or the features with their height and width.")
+            raise DataError(
+                "raw images need --record_shape height,width,channels, or --record_height and --record_width."
+            )
         if self.layout == "chw" and self.shape is not None and len(self.shape) != 3:
             raise DataError(f"layout chw needs a shape of height, width, channels, not {self.shape}.")
 

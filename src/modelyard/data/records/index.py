@@ -91,7 +91,7 @@ def open_index(
         except FileNotFoundError:
             pass
         except (OSError, ValueError) as error:
-            _log.info("%s is made anew: %s.", place, error)
+            _log.debug("%s is made anew: %s.", place, error)
     index = build_index(file.path, features, progress)
     for place in places:
         try:
@@ -268,8 +268,11 @@ class _Labels:
         if label.kind == "bytes":
             return self._text(record, *label.spans[0], features)
         value = int(label.values(record)[0])
-        if not 0 <= value - features.first_label < 1 << 31:
-            raise ValueError(f"its label {value} is out of range: labels count from {features.first_label} on")
+        if not 0 <= value - features.first_label < _MOST_LABELS:
+            raise ValueError(
+                f"its label {value} is out of range: labels count from {features.first_label} on, "
+                f"and there are at most {_MOST_LABELS:,} classes"
+            )
         return value - features.first_label
 
     def _text(self, record: bytes, start: int, end: int, features: FeatureMap) -> int:

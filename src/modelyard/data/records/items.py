@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from modelyard.data.items import Items, Stored
 from modelyard.data.records.example import describe_example, find_features
 from modelyard.data.records.feature_map import FeatureMap
-from modelyard.data.records.index import IN_PIECES, Index, open_index
+from modelyard.data.records.index import IN_PIECES, Index, build_index, open_index
 from modelyard.data.records.tfrecord import RecordFile, plain_file, scan
 from modelyard.errors import DataError
 
@@ -94,10 +94,17 @@ class RecordItems(Items):
         """Each file with its index; a compressed file is its plain copy."""
         return [(file.path, index) for file, index in zip(self._files, self._indexes, strict=True)]
 
-    def sizes(self) -> NDArray[np.uint32]:
-        """Height and width of each image as the records or the feature map give them, 0 where they do not."""
-        pairs = [np.stack([index.entries["height"], index.entries["width"]], 1) for index in self._indexes]
-        return np.concatenate(pairs) if pairs else np.empty((0, 2), np.uint32)
+    def index_problems(self) -> list[str]:
+        """What is in the indexes and not in the files: all records are read to know."""
+        problems = []
+        for file, index in zip(self._files, self._indexes, strict=True):
+            try:
+                made = build_index(file.path, self.features)
+            except DataError:
+                continue  # reading the records says what is damaged
+            if made.texts != index.texts or not np.array_equal(made.entries, index.entries):
+                problems.append(f"{file.path}.index does not fit its file. Delete it: it is made anew.")
+        return problems
 
     def _place(self, index: int) -> tuple[int, int]:
         if not 0 <= index < len(self):

@@ -145,7 +145,10 @@ class RecordFile:
         data = self.read(at + HEAD, stored_length)
         stored = self.read(at + HEAD + stored_length, TAIL)
         if (stored_length, checked_data(data, stored, stored_length, self.path, at, number)) != (length, crc):
-            raise DataError(f"{self.path} has changed since it was opened: another record is at byte {at:,}.")
+            raise DataError(
+                f"{self.path} has changed since it was indexed: another record is at byte {at:,}. "
+                f"If it was rewritten on purpose, delete {self.path.name}.index."
+            )
         return data
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,7 +50,9 @@ def read_csv(path: Path, options: FilesOptions, split: str = TRAIN, look: bool =
     found: dict[str, CsvRows] = {}
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file, strict=True)
+            first = file.readline()
+            file.seek(0)
+            reader = csv.reader(file, delimiter=max(",;\t", key=first.count), strict=True)
             columns = [name.strip() for name in next(reader, [])]
             wanted = _columns(path, columns, options)
             for row in reader:
@@ -76,14 +79,15 @@ class _Columns:
 
 
 def _columns(path: Path, columns: Sequence[str], options: FilesOptions) -> _Columns:
-    twice = sorted({name for name in columns if columns.count(name) > 1})
+    twice = [name for name, count in Counter(columns).items() if count > 1]
     if twice:
         raise DataError(f"{path}:1: two columns are named {twice[0]!r}.")
 
     def place(name: str, option: str) -> int:
         if name not in columns:
+            values = " Columns of numbers instead of images: --value_columns all." if option == "image_column" else ""
             raise DataError(
-                f"{path}:1: {unknown('column', name, columns)} Name the right one with --{option}."
+                f"{path}:1: {unknown('column', name, columns)} Name the right one with --{option}.{values}"
                 if columns
                 else f"{path} is empty; its first line must name the columns."
             )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +20,7 @@ from modelyard.config.schema import PATH_DATASET
 from modelyard.data.catalog import FilesOptions
 from modelyard.data.dataset import TEST, TRAIN, VALIDATION, ArrayDataset, DataContext, Dataset
 from modelyard.data.items import ArrayItems, FileItems, Items
+from modelyard.data.records.converted import SETTINGS
 from modelyard.data.records.feature_map import FeatureMap
 from modelyard.data.records.items import RecordItems
 from modelyard.data.sources.csv_file import CsvRows, named_images, read_csv
@@ -91,6 +93,10 @@ def _at_path(path: str, options: FilesOptions, context: DataContext) -> Source |
     if lower.endswith(".npz"):
         return read_npz(place, context)
     if lower.endswith(".npy"):
+        if not (place.parent / "x_train.npy").is_file():
+            raise DataError(
+                f"{place} is one array. Name arrays x_train.npy, y_train.npy and so on, and give their folder."
+            )
         return read_npy_folder(place.parent, context)
     if lower.endswith(".csv"):
         if not place.is_file():
@@ -111,6 +117,10 @@ def _at_path(path: str, options: FilesOptions, context: DataContext) -> Source |
         if TRAIN not in folders:
             raise DataError(f"{place} has no folder train; it has: {', '.join(f.name for f in folders.values())}.")
         return _of_folders({split: (folder, images_by_class(folder)) for split, folder in folders.items()})
+    if (place / SETTINGS).is_file():
+        raise DataError(
+            f"the conversion into {place} is not finished. Run the same `modelyard convert` again: it goes on."
+        )
     records = [p for p in sorted(place.iterdir()) if _is_records(p.name.lower()) and p.is_file()]
     if records:
         raise DataError(
@@ -128,7 +138,13 @@ def _by_split(patterns: dict[str, str], options: FilesOptions, context: DataCont
     if all(place.name.lower().endswith(".csv") for place in places.values()):
         rows: dict[Path, dict[str, CsvRows]] = {}
         for split, place in places.items():
-            found = read_csv(place, options.model_copy(update={"split_column": ""}), split)
+            found = read_csv(place, options, split)
+            others = [name for name in found if name != split]
+            if others:
+                raise DataError(
+                    f"{place} is given as the {split} files, but its column {options.split_column!r} also names "
+                    f"{' and '.join(others)}. Give it as --dataset {place}."
+                )
             rows[place] = {**rows.get(place, {}), **found}
         return _of_csv(rows, options)
     if all(place.is_dir() for place in places.values()):
@@ -178,13 +194,13 @@ def _of_records(files: dict[str, list[Path]], options: FilesOptions, context: Da
         shape=options.record_shape,
         height=options.record_height,
         width=options.record_width,
-        dtype=options.record_dtype,  # type: ignore[arg-type]
+        dtype=options.record_dtype,
         first_label=options.record_first_label,
     )
     opened = {split: RecordItems(paths, features, context.cache_dir) for split, paths in files.items()}
     texts = {split: items.class_names for split, items in opened.items() if items.class_names is not None}
     if not texts:
-        highest = max(int(items.labels.max()) for items in opened.values())
+        highest = max((int(items.labels.max()) for items in opened.values() if len(items)), default=-1)
         return Source("records", dict(opened), tuple(str(i) for i in range(highest + 1)))
     classes = class_names(texts)
     numbers = {name: number for number, name in enumerate(classes)}
@@ -224,7 +240,8 @@ def _holds_records(place: Path) -> bool:
 
 def _matching(pattern: str) -> list[Path]:
     """The files of a pattern, by name; indexes are not records."""
-    found = [Path(name) for name in list_files(pattern) if not name.endswith(".index")]
+    names = (Path(name) for name in list_files(pattern))
+    found = [path for path in names if path.suffix != ".index" and not path.name.startswith(".")]
     if not found:
         raise DataError(f"no file matches {pattern}.")
     return found
@@ -248,6 +265,8 @@ def _refuse_unused(kind: str, options: FilesOptions) -> None:
         for key, owner in owners.items()
         if owner != kind and getattr(options, key) != FilesOptions.model_fields[key].default
     ]
+    if options.image_fit != FilesOptions.model_fields["image_fit"].default and options.image_size is None:
+        problems.append(Problem("options of the dataset", "image_fit", "has no use without image_size."))
     if problems:
         raise ConfigError(problems)
 
@@ -262,7 +281,7 @@ def _named_classes(options: FilesOptions, found: Sequence[str], context: DataCon
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} can't be read as a text of class names: {error}.") from error
     names = [line for line in lines if line]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise DataError(f"{path} names the class {twice[0]!r} twice.")
     if len(names) < len(found):

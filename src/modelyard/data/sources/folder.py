@@ -24,8 +24,10 @@ Labelled = list[tuple[str, str]]
 
 
 def split_folders(folder: Path) -> dict[str, Path]:
-    """The folders of the splits in ``folder``, if it has some: a class may be called ``train`` too, so there must be a
-    second one, or no other folder.
+    """The folders of the splits in ``folder``, if it has some.
+
+    A class may be called ``train`` too: beside other folders, that is a split if there is a second one, or if there are
+    folders and no images in it.
     """
     found: dict[str, Path] = {}
     others = []
@@ -37,7 +39,7 @@ def split_folders(folder: Path) -> dict[str, Path]:
             raise DataError(f"{folder} has two folders for {split}: {found[split].name} and {path.name}. Keep one.")
         else:
             found[split] = path
-    if others and (TRAIN not in found or len(found) < 2):
+    if others and (TRAIN not in found or (len(found) < 2 and not _holds_classes(found[TRAIN]))):
         return {}
     if others:
         log.warning("%s has folders for splits; %s beside them is left out", folder, ", ".join(others))
@@ -57,7 +59,7 @@ def images_by_class(folder: Path) -> Labelled:
             f"{folder / 'cat'}{os.sep}…"
         )
     found: Labelled = []
-    others = 0
+    others: list[str] = []
     for place in classes:
         images = []
         for parent, folders, files in os.walk(place):
@@ -66,12 +68,12 @@ def images_by_class(folder: Path) -> Labelled:
                 if name.lower().endswith(IMAGE_ENDINGS) and not _hidden(name):
                     images.append(Path(parent, name).relative_to(folder).as_posix())
                 elif not _hidden(name):
-                    others += 1
+                    others.append(name)
         if not images:
             log.warning("%s holds no images and is left out", place)
         found += [(path, place.name) for path in sorted(images)]
     if others:
-        log.info("%s: %d files that are no images by their names are left out", folder, others)
+        log.warning("%s: %d file(s) left out, no images by their names: %s …", folder, len(others), others[0])
     if not found:
         raise DataError(f"there are no images under {folder}. Known endings: {', '.join(IMAGE_ENDINGS)}.")
     return found
@@ -102,6 +104,10 @@ def _folders(folder: Path) -> list[Path]:
         return sorted(path for path in folder.iterdir() if path.is_dir() and not _hidden(path.name))
     except OSError as error:
         raise DataError(f"{folder} can't be read: {error.strerror or error}.") from error
+
+
+def _holds_classes(folder: Path) -> bool:
+    return bool(_folders(folder)) and not any(p.name.lower().endswith(IMAGE_ENDINGS) for p in folder.iterdir())
 
 
 def _hidden(name: str) -> bool:

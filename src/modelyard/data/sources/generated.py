@@ -66,8 +66,14 @@ def materialise(generated: GeneratorDataset, entry: Entry, options: Options, con
         with explain(place, "write to the cache", DataError):
             place.mkdir(parents=True, exist_ok=True)
             with open(place / ".lock", "w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                if not (folder / _FACTS).is_file():
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    log.info("another process generates the examples of %s now; waiting for it", entry.name)
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+                if (folder / _FACTS).is_file():
+                    log.info("the examples of %s were generated before; they are in %s", entry.name, place)
+                else:
                     remove_partial(place)
                     log.info("generating the examples of %s, once; they are kept in %s", entry.name, place)
                     with whole_folder(folder) as partial:
@@ -138,8 +144,10 @@ def _checked(example: Any, classes: Sequence[str] | None, where: str) -> tuple[S
         raise DataError(f"{where} must be a dictionary with 'image' and 'label'; got {type(example).__name__}.")
     label = example[LABEL]
     if isinstance(label, str):
-        if classes is None or label not in classes:
-            raise DataError(f"{where}: {unknown('class', label, classes or ())}")
+        if classes is None:
+            raise DataError(f"{where}: its label is the text {label!r}; give GeneratorDataset the names: classes=[…].")
+        if label not in classes:
+            raise DataError(f"{where}: {unknown('class', label, classes)}")
         label = list(classes).index(label)
     if isinstance(label, bool) or not isinstance(label, int | np.integer) or not 0 <= int(label) < 1 << 20:
         raise DataError(f"{where}: its label is {label!r}; give the number of a class, from 0.")
