@@ -278,7 +278,8 @@ def test_info_shows_classes_counts_and_sizes(run: Run, records: Path) -> None:
     assert [line.split()[1:4:2] for line in told.splitlines() if "│" in line] == [
         ["cat", "5"], ["dog", "4"], ["emu", "4"], ["yak", "1"], ["all", "14"],
     ]  # fmt: skip
-    assert "stored sizes (height×width): from 30×31 to 50×40" in told
+    assert "sizes differ (of 100 images, heights 30 to 50, widths 31 to 40)" in told
+    assert "--image_size" in told
     assert "image/encoded: " in told
     found = json.loads(run("data", "info", str(records), "--json").out)
     assert set(found) == {"source", "classes", "splits", "image", "sizes", "record", "fingerprint"}

@@ -253,7 +253,7 @@ class TestFeatureMaps:
             ({"coding": "jpeg"}, "coding of a feature map is one of encoded, raw, floats, not 'jpeg'"),
             ({"dtype": "object"}, "dtype of a feature map"),
             ({"layout": "nhwc"}, "layout of a feature map"),
-            ({"coding": "raw"}, "raw images need a shape"),
+            ({"coding": "raw"}, "raw images need --record_shape"),
             ({"shape": (0, 2)}, "no shape of an image"),
             ({"height": "h"}, "both"),
             ({"layout": "chw", "shape": (3, 2)}, "layout chw needs"),
