@@ -17,6 +17,7 @@ from modelyard.data.records.feature_map import FeatureMap
 from modelyard.data.records.index import IN_PIECES, Index, open_index
 from modelyard.data.records.tfrecord import RecordFile, plain_file, scan
 from modelyard.errors import DataError
+from modelyard.storage import remove_stale
 
 __all__ = ["FeatureMap", "RecordItems", "describe_record"]
 
@@ -46,6 +47,9 @@ class RecordItems(Items):
         progress: Callable[[int], None] | None = None,
     ) -> None:
         self.paths, self.features, self.cache = sorted(paths), features, cache
+        places = {path.parent for path in self.paths} | ({cache / "index", cache / "plain"} if cache else set())
+        for place in places:
+            remove_stale(place)
         self._files = [RecordFile(plain_file(path, cache)) for path in self.paths]
         self._indexes = [open_index(file, features, cache, progress) for file in self._files]
         self._starts = np.cumsum([0, *(len(index.entries) for index in self._indexes)]).tolist()
