@@ -113,10 +113,10 @@ def download(url: str, local: Path, progress: Progress | None = None) -> None:
         partial.unlink(missing_ok=True)
 
 
-def upload(local: Path, url: str, progress: Progress | None = None) -> None:
+def upload(local: Path, url: str) -> None:
     """Writes the local file to ``url``. Object stores show an object when all of it is there."""
     with _remote(url, "write") as (system, path):
-        system.put_file(str(local), path, **_callback(progress))
+        system.put_file(str(local), path)
 
 
 def read_bytes(url: str | Path) -> bytes:
@@ -161,14 +161,6 @@ def exists(url: str | Path) -> bool:
 def is_missing(error: StorageError) -> bool:
     """Whether the error is that nothing is there, at the remote place: a missing local file is another matter."""
     return isinstance(error, _MissingError)
-
-
-def size(url: str | Path) -> int:
-    """Bytes of a file."""
-    if isinstance(url, Path) or not is_remote(url):
-        with _local(Path(url), "read"):
-            return Path(url).stat().st_size
-    return _version(url)[1]
 
 
 def remove(url: str) -> None:

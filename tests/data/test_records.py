@@ -95,7 +95,8 @@ class TestFilesOfTensorFlow:
         items = RecordItems([theirs(records, compression)], IMAGENET, tmp_path / "cache")
         assert [items.load(n) for n in range(3)] == files
         assert items.labels.tolist() == [0, 1, 2]
-        assert items.sizes().tolist() == [list(size) for size in sizes]
+        ((_, index),) = items.places()
+        assert [(row["height"], row["width"]) for row in index.entries] == sizes
 
     def test_lists_of_floats(self, theirs: Write, tmp_path: Path, compression: str) -> None:
         images = random.random((4, 28, 28, 1), np.float32)
