@@ -15,6 +15,7 @@ import logging
 import os
 import re
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ CACHE_VARIABLE = "MODELYARD_CACHE"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _MAGIC = re.compile(r"[*?\[]")
 _PARTIAL = ".partial-"
+_LEFTOVER = re.compile(r"\.partial-[a-z0-9_]{8}")  # as `tempfile` names them
+DAY = 86400
 _PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}
 _TRIES = 3
 for _name in set(_PACKAGES.values()):  # they would print the traceback of what becomes a sentence here
@@ -74,6 +77,7 @@ def local_copy(url: str | Path, cache: Path, progress: Progress | None = None) -
         version, length = _version(url)
         place = cache / "files" / _digest(url) / _digest(version)
         path = place / _file_name(url)
+        remove_stale(place)
         if path.is_file() and path.stat().st_size == length:
             return path
         with _local(place, "write to the cache"):
@@ -109,10 +113,10 @@ def download(url: str, local: Path, progress: Progress | None = None) -> None:
         partial.unlink(missing_ok=True)
 
 
-def upload(local: Path, url: str, progress: Progress | None = None) -> None:
+def upload(local: Path, url: str) -> None:
     """Writes the local file to ``url``. Object stores show an object when all of it is there."""
     with _remote(url, "write") as (system, path):
-        system.put_file(str(local), path, **_callback(progress))
+        system.put_file(str(local), path)
 
 
 def read_bytes(url: str | Path) -> bytes:
@@ -159,14 +163,6 @@ def is_missing(error: StorageError) -> bool:
     return isinstance(error, _MissingError)
 
 
-def size(url: str | Path) -> int:
-    """Bytes of a file."""
-    if isinstance(url, Path) or not is_remote(url):
-        with _local(Path(url), "read"):
-            return Path(url).stat().st_size
-    return _version(url)[1]
-
-
 def remove(url: str) -> None:
     """Removes a remote file, if it is there."""
     with _remote(url, "remove") as (system, path), contextlib.suppress(FileNotFoundError):
@@ -204,6 +200,24 @@ def names_below(url: str) -> list[str]:
     files = (str(name) for name in found if not str(name).endswith("/"))
     inside = (name for name in files if name == path or name.startswith(f"{path}/"))
     return sorted(name[len(path) :].lstrip("/") for name in inside)
+
+
+def remove_stale(folder: Path, older_than_seconds: float = DAY) -> None:
+    """Removes unfinished files in ``folder`` that killed processes left there.
+
+    Young ones stay: another process may be writing them right now.
+    """
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if _LEFTOVER.fullmatch(entry.name):
+                with contextlib.suppress(OSError):
+                    if entry.is_file(follow_symlinks=False) and is_older(Path(entry.path), older_than_seconds):
+                        Path(entry.path).unlink()
+
+
+def is_older(path: Path, seconds: float) -> bool:
+    """Whether the local file or folder was not changed for so long."""
+    return time.time() - path.stat().st_mtime > seconds
 
 
 # -- beneath --------------------------------------------------------------------------------------------------------

@@ -406,3 +406,25 @@ def test_fetch_takes_a_local_copy_if_it_is_the_official_file(
     failed = run("data", "fetch", "cifar10", "--data_dir", "elsewhere", "--from", "mine.tar.gz", status=2)
     assert "mine.tar.gz is not the official file" in failed.error
     assert contents(Path("elsewhere")) == {}
+
+
+def test_names_with_brackets_are_shown_as_they_are(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("a,label\n1,[/x]\n2,[bold]y\n")
+    told = run("data", "info", "x.csv", "--value_columns", "a").out
+    assert "[/x]" in told
+    assert "[bold]y" in told
+
+
+def test_labels_that_only_the_index_has_are_found(run: Run, records: Path) -> None:
+    from modelyard.data.records.converted import read_dataset_json
+    from modelyard.data.records.index import Index, build_index, index_path, write_index
+
+    shard = next(path for path in sorted(records.glob("train-*.tfrecord")))
+    info = read_dataset_json(records)
+    made = build_index(shard, info.features)
+    entries = made.entries.copy()
+    entries["label"] = entries["label"][::-1]
+    with open(index_path(shard), "wb") as out:
+        write_index(out, Index(entries, made.texts), info.features, shard.stat().st_size)
+    wrong = run("data", "verify", "records", status=2)
+    assert "does not fit its file" in wrong.error

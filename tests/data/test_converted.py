@@ -1,5 +1,6 @@
 """A converted folder comes from strangers too: what it says about itself is checked."""
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -7,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from modelyard.data.items import ArrayItems
 from modelyard.data.records.convert import convert_items
 from modelyard.data.records.converted import open_converted, read_dataset_json
 from modelyard.errors import DataError
+from modelyard.run import console
 
 
 @pytest.fixture
@@ -63,3 +66,14 @@ def test_nonsense_is_no_description(made: Path, text: str) -> None:
 def test_an_unfinished_folder_is_told(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="it is no converted dataset, or unfinished"):
         read_dataset_json(tmp_path)
+
+
+def test_people_see_that_missing_indexes_are_being_made(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    monkeypatch.setattr(console, "console", lambda: Console(file=out, force_terminal=True, width=100))
+    open_converted(made)
+    assert out.getvalue() == ""
+    for index in made.glob("*.index"):
+        index.unlink()
+    open_converted(made)
+    assert "indexing train" in out.getvalue()

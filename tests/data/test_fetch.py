@@ -8,6 +8,7 @@ import hashlib
 import http.server
 import os
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from modelyard.config import load_config
 from modelyard.data.load import load_dataset
 from modelyard.data.sources.fetch import SOURCES, Source, fetch
 from modelyard.errors import DataError, RunError
+from modelyard.storage import DAY
 
 CONTENT = np.random.default_rng(0).bytes(1_000_000)
 ARCHIVE = "cifar-10-python.tar.gz"
@@ -105,6 +107,16 @@ def test_a_download_is_whole_and_tells_how_far_it_is(server: Server, tmp_path: P
     assert told[0] == (ARCHIVE, 0, len(CONTENT))
     assert told[-1] == (ARCHIVE, len(CONTENT), len(CONTENT))
     assert [now[1] for now in told] == sorted(now[1] for now in told)
+
+
+def test_what_a_killed_copy_left_is_removed_when_it_is_old(server: Server, tmp_path: Path) -> None:
+    folder = tmp_path / "cifar10"
+    folder.mkdir()
+    for name, age in ((".partial-left0000", 2 * DAY), (".partial-writing0", 60)):
+        (folder / name).write_bytes(b"1")
+        os.utime(folder / name, (time.time() - age,) * 2)
+    fetch("cifar10", tmp_path, sources=server.sources())
+    assert names(folder) == [".partial-writing0", ARCHIVE]
 
 
 def test_a_broken_download_goes_on_where_it_was(server: Server, tmp_path: Path) -> None:

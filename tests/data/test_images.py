@@ -9,6 +9,7 @@ import threading
 import time
 import tracemalloc
 import zlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -518,3 +519,21 @@ def test_threads_never_see_each_others_pixels() -> None:
         thread.join(60)
     assert not any(thread.is_alive() for thread in threads)
     assert wrong == []
+
+
+def test_files_that_would_start_a_program_are_no_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "gs"
+    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    script = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n%%EOF\n"
+    for look in (lambda: decode(script, 3, "cat.png"), lambda: size_of(script, "cat.png")):
+        with pytest.raises(DataError, match=r"cat\.png can't be decoded"):
+            look()
+    assert not (tmp_path / "started").exists()
+
+
+@pytest.mark.parametrize(("stored", "wanted"), [(4, 3), (3, 4), (1, 4), (2, 1)])
+def test_numbers_of_channels_that_do_not_fit_are_named(stored: int, wanted: int) -> None:
+    with pytest.raises(DataError, match=f"has {stored} channels where {wanted} are needed"):
+        filled(np.zeros((5, 5, stored), np.uint8), 5, 5, channels=wanted)

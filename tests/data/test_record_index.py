@@ -1,5 +1,6 @@
 """The index of a file of records: made once, and never believed blindly."""
 
+import io
 import json
 import logging
 import shutil
@@ -11,11 +12,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from record_files import PLAIN, numbered, payload, write
+from rich.console import Console
 
+from modelyard.config import load_config
+from modelyard.data.load import open_dataset
 from modelyard.data.records import index as record_index
+from modelyard.data.records import items as items_module
 from modelyard.data.records.feature_map import FeatureMap
 from modelyard.data.records.index import index_path
 from modelyard.data.records.items import RecordItems
+from modelyard.run import console
 
 
 @pytest.fixture
@@ -155,11 +161,40 @@ def test_where_nothing_can_be_written_it_stays_in_memory(
     assert "kept in memory" in caplog.text
 
 
-def test_progress_tells_all_bytes(path: Path) -> None:
-    index_path(path).unlink()
-    seen: list[int] = []
-    RecordItems([path], PLAIN, progress=seen.append)
-    assert sum(seen) == path.stat().st_size
+def test_progress_tells_the_bytes_of_files_without_an_index(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = [numbered(tmp_path / name, 10) for name in ("b", "c")]
+    total = sum(file.stat().st_size for file in others)
+    seen: list[tuple[int, int]] = []
+
+    def tell(done: int, all_of_it: int) -> None:
+        seen.append((done, all_of_it))
+
+    RecordItems([path, *others], PLAIN, progress=tell)
+    assert seen == [(total, total)]
+    RecordItems([path, *others], PLAIN, progress=tell)
+    assert len(seen) == 1
+    for file in others:
+        index_path(file).unlink()
+    monkeypatch.setattr(items_module, "_TELL_BYTES", 1)
+    RecordItems([path, *others], PLAIN, progress=tell)
+    assert len(seen) == 1 + 20
+    assert seen[1:] == sorted(seen[1:])
+    assert seen[-1] == (total, total)
+
+
+def test_people_see_that_an_index_is_being_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    monkeypatch.setattr(console, "console", lambda: Console(file=out, force_terminal=True, width=100))
+    write(tmp_path / "a.tfrecord", [{"image/encoded": payload(n), "image/class/label": n % 3} for n in range(9)])
+    config = load_config(dataset=str(tmp_path / "a.tfrecord"), image_size=8, cache_dir=str(tmp_path / "cache"))
+    for words in ("indexing records", ""):
+        open_dataset(config, 0.0)
+        assert words in out.getvalue()
+        assert bool(words) == bool(out.getvalue())
+        out.truncate(0)
+        out.seek(0)
 
 
 def test_its_header_is_readable(path: Path) -> None:

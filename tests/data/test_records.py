@@ -4,6 +4,7 @@ import gzip
 import io
 import os
 import pickle
+import time
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ from modelyard.data.records.index import index_path
 from modelyard.data.records.items import RecordItems, describe_record
 from modelyard.data.records.tfrecord import frame
 from modelyard.errors import DataError
+from modelyard.storage import DAY
 
 CIFAR = FeatureMap(image="image", label="label", coding="raw", layout="chw", shape=(32, 32, 3))
 IMAGENET = FeatureMap(height="image/height", width="image/width", first_label=1)
@@ -93,6 +95,8 @@ class TestFilesOfTensorFlow:
         items = RecordItems([theirs(records, compression)], IMAGENET, tmp_path / "cache")
         assert [items.load(n) for n in range(3)] == files
         assert items.labels.tolist() == [0, 1, 2]
+        ((_, index),) = items.places()
+        assert [(row["height"], row["width"]) for row in index.entries] == sizes
 
     def test_lists_of_floats(self, theirs: Write, tmp_path: Path, compression: str) -> None:
         images = random.random((4, 28, 28, 1), np.float32)
@@ -360,6 +364,18 @@ class TestDamage:
         packed.write_bytes(gzip.compress(numbered(tmp_path / "a", 5, 10).read_bytes()))
         os.utime(packed, ns=(1, 1))
         assert RecordItems([packed], PLAIN, cache).load(2) == payload(12)
+
+    def test_what_killed_processes_left_is_removed_when_it_is_old(self, tmp_path: Path) -> None:
+        cache, path = tmp_path / "cache", tmp_path / "data" / "a"
+        places = (path.parent, cache / "plain", cache / "index")
+        for place in places:
+            place.mkdir(parents=True)
+            for name, age in ((".partial-left0000", 2 * DAY), (".partial-writing0", 60)):
+                (place / name).write_bytes(b"1")
+                os.utime(place / name, (time.time() - age,) * 2)
+        RecordItems([numbered(path)], PLAIN, cache)
+        RecordItems([path], PLAIN)
+        assert [sorted(file.name for file in place.glob(".*")) for place in places] == [[".partial-writing0"]] * 3
 
     @pytest.mark.parametrize("length", [0x8B1F, 0x0178])
     def test_a_length_that_looks_like_compression_is_a_length(self, tmp_path: Path, length: int) -> None:

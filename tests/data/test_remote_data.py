@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import modelyard
 from conftest import environment
@@ -19,7 +21,9 @@ from modelyard.data.dataset import Dataset
 from modelyard.data.load import load_dataset, open_dataset
 from modelyard.data.manage import convert, data_info, verify_data
 from modelyard.data.pipeline import Pipeline
+from modelyard.data.sources.remote import local_tree
 from modelyard.errors import DataError
+from modelyard.run import console
 from object_store import BUCKET, object_store
 from photos import photo, photo_folder, save_photo
 
@@ -228,6 +232,19 @@ def test_a_file_that_a_list_names_and_is_not_there_is_named(url: str) -> None:
     storage.write_bytes(f"{url}/list.csv", b"path,label\ncat/none.jpg,cat\n")
     with pytest.raises(DataError, match=rf"can't read {url}/cat/none\.jpg: it does not exist"):
         opened(f"{url}/list.csv", image_size=8)
+
+
+def test_people_see_how_a_large_file_comes(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    monkeypatch.setattr(console, "console", lambda: Console(file=out, force_terminal=True, width=200))
+    storage.write_bytes(f"{url}/a.npz", b"x" * 1000)
+    local_tree(f"{url}/a.npz", tmp_path / "cache")
+    assert f"bringing {url}/a.npz" in out.getvalue()
+    assert "1000/1000" in out.getvalue()
+    out.truncate(0)
+    out.seek(0)
+    local_tree(f"{url}/a.npz", tmp_path / "cache")
+    assert out.getvalue() == ""
 
 
 def test_objects_that_stand_for_folders_are_no_files(tmp_path: Path, url: str) -> None:

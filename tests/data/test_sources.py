@@ -610,3 +610,70 @@ def test_damaged_and_dangerous_npy_files_are_named(tmp_path: Path) -> None:
     (folder / "y_train.npy").unlink()
     with pytest.raises(DataError, match="only one of x_train and y_train"):
         load(folder)
+
+
+# -- what people trip over ------------------------------------------------------------------------------------------
+
+
+def test_beside_other_folders_train_is_a_split_if_it_holds_classes(tmp_path: Path) -> None:
+    root = tmp_path / "pets"
+    put(root / "train/dog/a.png", root / "train/dog/b.png", root / "train/cat/c.png", root / "unlabelled/d.png")
+    assert sized(root).classes == ("cat", "dog")
+    vehicles = tmp_path / "vehicles"
+    put(vehicles / "train/a.png", vehicles / "train/b.png", vehicles / "plane/c.png")
+    assert sized(vehicles).classes == ("plane", "train")
+
+
+def test_what_makes_poor_results_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = tmp_path / "pets"
+    put(*(root / f"train/dog/{n}.png" for n in range(3)), root / "validation/cat/c.png")
+    with caplog.at_level(logging.WARNING, "modelyard"):
+        sized(root)
+    assert "no training example of: cat" in caplog.text
+    assert "validation has 1 example(s) for 2 classes" in caplog.text
+
+
+def test_an_unfinished_conversion_is_no_dataset(tmp_path: Path) -> None:
+    shard = tmp_path / "half" / "train-00000-of-00002.tfrecord"
+    shard.parent.mkdir()
+    shard.write_bytes(frame(encode_example({"image/encoded": b"x", "image/class/label": 0})))
+    (shard.parent / ".convert.json").write_text("{}")
+    with pytest.raises(DataError, match="is not finished"):
+        load(shard.parent)
+
+
+def test_a_table_may_be_separated_by_semicolons(pets: Path) -> None:
+    path = table(pets, ("path", "label"), *((f"images/{n}.png", n % 2) for n in range(4)))
+    path.write_text(path.read_text().replace(",", ";"))
+    assert sum(sized(path).sizes().values()) == 4
+
+
+def test_records_without_any_record_are_named_as_such(tmp_path: Path) -> None:
+    (tmp_path / "none.tfrecord").write_bytes(b"")
+    with pytest.raises(DataError, match="there are no training examples"):
+        load(tmp_path / "none.tfrecord")
+
+
+def test_a_label_beyond_reason_is_refused_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "wild.tfrecord"
+    path.write_bytes(frame(encode_example({"image/encoded": b"x", "image/class/label": 20_000_000})))
+    with pytest.raises(DataError, match="label 20000000 is out of range"):
+        load(path)
+
+
+def test_the_fit_of_images_needs_their_size(tmp_path: Path) -> None:
+    root = photo_folder(tmp_path / "pets", 6)
+    with pytest.raises(ConfigError, match="has no use without image_size"):
+        load(root, image_fit="pad")
+
+
+def test_raw_records_of_grey_and_colour_photographs_give_what_the_folder_gives(tmp_path: Path) -> None:
+    from PIL import Image
+
+    root = photo_folder(tmp_path / "pets", 12, ending="png")
+    Image.fromarray(photo(99)[..., 0]).save(root / "cat" / "000.png")  # the first is grey
+    modelyard.convert(str(root), tmp_path / "raw", encoding="raw")
+    rows = np.arange(5)
+    found = [sized(place).read("train", rows)["image"] for place in (root, tmp_path / "raw")]
+    assert found[0].shape[-1] == 3
+    assert np.array_equal(*found)

@@ -323,3 +323,23 @@ def test_reading_all_gives_the_first_error_and_stops() -> None:
     with pytest.raises(OSError, match="gone"):
         read_all(read, 32 * 1000, {"number": np.zeros(32000)}, 2)
     assert len(asked) < 100
+
+
+def test_a_stream_with_an_end_reads_nothing_beyond_it() -> None:
+    read: list[int] = []
+    lock = threading.Lock()
+
+    def fill(batch: int, start: int, stop: int, out: Any) -> None:
+        with lock:
+            read.append(batch)
+
+    stream = Stream(fill, {"x": Feature((), "int64")}, 4, places=8, threads=3, count=5)
+    try:
+        done = 0
+        while done < 5:
+            with stream.batches(done, 3) as (_, count):
+                done += count
+        assert done == 5
+    finally:
+        stream.close()
+    assert set(read) == {0, 1, 2, 3, 4}

@@ -567,3 +567,51 @@ def test_a_regression_task_chooses_its_best_by_loss() -> None:
     result = go(model="squares", hidden_units=None)
     assert result.best["metric"] == "loss"
     assert set(result.validation) == {"loss", "rmse"}
+
+
+def test_data_may_move_but_not_change(tmp_path: Path, two_devices: None) -> None:
+    import shutil
+
+    from photos import photo_folder, save_photo
+
+    options = {"model": "mlp", "image_size": 8, "train_batch_size": 4}
+    first = photo_folder(tmp_path / "my photos", 12)
+    made = modelyard.train_and_evaluate(dataset=str(first), train_steps=2, **options)
+    assert "my_photos" in made.model_dir
+    shutil.move(first, tmp_path / "moved")
+    assert modelyard.resume(made.model_dir, dataset=str(tmp_path / "moved"), train_steps=4).step == 4
+    save_photo(tmp_path / "moved" / "cat" / "new.jpg", 50)
+    with pytest.raises(DataError, match=r"not the data this run began with: \d+ train"):
+        modelyard.resume(made.model_dir, dataset=str(tmp_path / "moved"), train_steps=6)
+
+
+def test_an_augmentation_that_mixes_three_neighbours_works(two_devices: None) -> None:
+    from modelyard.registry import AUGMENTATIONS
+
+    class Three:
+        """Keeps three together."""
+
+        group = 3
+
+        def __init__(self, options: Any) -> None: ...
+
+        def __call__(self, batch: Any, draws: Any) -> Any:
+            assert batch["image"].shape[0] % 3 == 0
+            return batch
+
+    AUGMENTATIONS.register("three")(Three)
+    modelyard.train(model="mlp", dataset="digits", augment="three", train_batch_size=48, train_steps=2)
+
+
+def test_a_part_without_a_place_for_options_is_told_so(two_devices: None) -> None:
+    from modelyard.registry import PREPROCESSINGS
+
+    class Bare:
+        """Has no __init__ of its own."""
+
+        def batch(self, batch: Any, training: bool) -> Any:
+            return batch
+
+    PREPROCESSINGS.register("bare")(Bare)
+    with pytest.raises(UserError, match=r"needs `def __init__\(self, options\)`"):
+        modelyard.train(model="mlp", dataset="digits", preprocess="bare", train_steps=2)

@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -414,6 +415,17 @@ def test_looking_at_a_run_brings_no_weights_and_disturbs_nobody(tmp_path: Path) 
     assert not is_running(open_run_folder(URL))
     with pytest.raises(RunError, match=r"memory://bucket/none is not a run folder"):
         open_run_folder("memory://bucket/none")
+
+
+def test_views_of_killed_processes_are_removed_after_days(tmp_path: Path) -> None:
+    with machine(tmp_path / "a") as writer:
+        save(writer, 20)
+    views = tmp_path / "looking" / "views"
+    for name, days in (("killed", 8), ("living", 6)):
+        (views / name / "one").mkdir(parents=True)
+        os.utime(views / name, (time.time() - days * storage.DAY,) * 2)
+    seen = open_run_folder(URL)
+    assert {path.name for path in views.iterdir()} == {"living", seen.path.parent.name}
 
 
 def test_one_machine_holds_a_remote_run_once(tmp_path: Path) -> None:

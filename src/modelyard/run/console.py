@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -55,3 +55,21 @@ def bar(description: str, total: int | None) -> Iterator[Any]:
             progress.update(task, completed=done, total=total, description=description)
 
         yield update
+
+
+@contextlib.contextmanager
+def late_bar(description: str) -> Iterator[Callable[[int, int], None]]:
+    """A `bar` that appears when something is told: for work that was mostly done at an earlier start.
+
+    Call what it yields with the number done and the number of all.
+    """
+    with contextlib.ExitStack() as stack:
+        update: Any = None
+
+        def tell(done: int, total: int) -> None:
+            nonlocal update
+            if update is None:
+                update = stack.enter_context(bar(description, total))
+            update(done, total)
+
+        yield tell

@@ -37,6 +37,7 @@ _SMALL = (CONFIG, MANIFEST, METRICS, EVENTS, LOGS, PROFILE)
 """Files and folders that are uploaded before any checkpoint, in this order: a folder with a config is a run."""
 _BROUGHT = (CONFIG, MANIFEST, METRICS, EVENTS, LOGS)
 _LOOKED_AT = (CONFIG, MANIFEST, METRICS)
+_VIEW_SECONDS = 7 * storage.DAY
 log = logging.getLogger("modelyard")
 
 
@@ -307,12 +308,21 @@ def look_at(url: str, cache: Path) -> Mirror:
     """A mirror of a remote run to look at, in a local folder that vanishes with it and disturbs nobody."""
     with explain(cache, "write to the cache"):
         (cache / "views").mkdir(parents=True, exist_ok=True)
+        _remove_old_views(cache / "views")
         top = Path(tempfile.mkdtemp(dir=cache / "views"))
     mirror = Mirror(url, top / _name(url), cache)
     weakref.finalize(mirror, shutil.rmtree, top, ignore_errors=True)
     mirror.folder.mkdir()
     mirror.look()
     return mirror
+
+
+def _remove_old_views(views: Path) -> None:
+    """Those of processes that were killed. A living one may keep a view for long, so they get days."""
+    for view in views.iterdir():
+        with contextlib.suppress(OSError):
+            if storage.is_older(view, _VIEW_SECONDS):
+                shutil.rmtree(view, ignore_errors=True)
 
 
 def _name(url: str) -> str:

@@ -14,6 +14,7 @@ from modelyard.data.items import Items
 from modelyard.data.records.feature_map import FeatureMap
 from modelyard.data.records.items import RecordItems
 from modelyard.errors import DataError
+from modelyard.run.console import late_bar
 
 DATASET_JSON, LABELS, BAD = "dataset.json", "labels.txt", "bad.txt"
 SETTINGS = ".convert.json"
@@ -110,7 +111,9 @@ def open_converted(folder: Path, cache: Path | None = None) -> tuple[dict[str, I
                 raise DataError(f"{path} is missing: {DATASET_JSON} names it. Copy the whole folder again.")
             if size != shard.bytes:
                 raise DataError(f"{path} has {size:,} bytes, but {DATASET_JSON} says {shard.bytes:,}. Copy it again.")
-        items = RecordItems([folder / shard.file for shard in parts.shards], info.features, cache)
+        paths = [folder / shard.file for shard in parts.shards]
+        with late_bar(f"indexing {split}") as progress:
+            items = RecordItems(paths, info.features, cache, progress=progress)
         if len(items) != parts.examples:
             raise DataError(f"{folder} has {len(items):,} {split} examples; {DATASET_JSON} says {parts.examples:,}.")
         if len(items) and int(items.labels.max()) >= len(info.classes):

@@ -67,33 +67,34 @@ def index_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.index")
 
 
-def open_index(
-    file: RecordFile, features: FeatureMap, cache: Path | None, progress: Callable[[int], None] | None = None
-) -> Index:
-    """The index of a file: the one beside it, or the one in ``cache``, or one that is made now.
-
-    Args:
-        file: a plain TFRecord file.
-        features: where image and label are.
-        cache: a folder for the index, if the file's own can't be written.
-        progress: called with numbers of bytes while it is made.
-
-    Raises:
-        DataError: if the file is damaged, or its records do not hold what ``features`` says.
-    """
-    places = [index_path(file.path)]
-    if cache is not None:
-        key = hashlib.sha256(str(file.path.resolve()).encode()).hexdigest()[:16]
-        places.append(cache / "index" / f"{key}-{file.path.name}.index")
-    for place in places:
+def find_index(file: RecordFile, features: FeatureMap, cache: Path | None) -> Index | None:
+    """The index of a file: the one beside it, or the one in ``cache``. None if it has to be made."""
+    for place in _places(file.path, cache):
         try:
             return read_index(place, file, features)
         except FileNotFoundError:
             pass
         except (OSError, ValueError) as error:
             _log.debug("%s is made anew: %s.", place, error)
+    return None
+
+
+def make_index(
+    file: RecordFile, features: FeatureMap, cache: Path | None, progress: Callable[[int], None] | None = None
+) -> Index:
+    """Makes the index of a file, and keeps it beside the file or in ``cache``.
+
+    Args:
+        file: a plain TFRecord file.
+        features: where image and label are.
+        cache: a folder for the index, if the file's own can't be written.
+        progress: called with numbers of bytes.
+
+    Raises:
+        DataError: if the file is damaged, or its records do not hold what ``features`` says.
+    """
     index = build_index(file.path, features, progress)
-    for place in places:
+    for place in _places(file.path, cache):
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
             with whole_file(place) as out:
@@ -176,6 +177,13 @@ def read_index(path: Path, file: RecordFile, features: FeatureMap) -> Index:
 def missing(record: bytes, what: str) -> ValueError:
     """An error that shows what the record holds instead."""
     return ValueError(f"{what}. The record has: {'; '.join(describe_example(record)) or 'no features'}")
+
+
+def _places(path: Path, cache: Path | None) -> list[Path]:
+    if cache is None:
+        return [index_path(path)]
+    key = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]
+    return [index_path(path), cache / "index" / f"{key}-{path.name}.index"]
 
 
 def _check(entries: NDArray[np.void], texts: int | None, file: RecordFile) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,15 @@ from numpy.typing import NDArray
 from modelyard.data.items import Items, Stored
 from modelyard.data.records.example import describe_example, find_features
 from modelyard.data.records.feature_map import FeatureMap
-from modelyard.data.records.index import IN_PIECES, Index, build_index, open_index
+from modelyard.data.records.index import IN_PIECES, Index, build_index, find_index, make_index
 from modelyard.data.records.tfrecord import RecordFile, plain_file, scan
 from modelyard.errors import DataError
+from modelyard.storage import Progress, remove_stale
 
 __all__ = ["FeatureMap", "RecordItems", "describe_record"]
 
 _SHOWN = 5
+_TELL_BYTES = 1 << 22  # to tell of every record takes longer than to read it
 
 
 class RecordItems(Items):
@@ -31,7 +33,7 @@ class RecordItems(Items):
         features: where image and label are in a record.
         cache: a folder for plain copies of compressed files, and for indexes that can't stand beside their files.
         classes: the names of the classes, where labels are text; by default all texts there are, sorted.
-        progress: called with numbers of bytes while files are indexed.
+        progress: called with the bytes that are indexed and the bytes there are to index, if there are any.
 
     Raises:
         DataError: if a file is damaged, or its records do not hold what ``features`` says.
@@ -43,11 +45,14 @@ class RecordItems(Items):
         features: FeatureMap,
         cache: Path | None = None,
         classes: Sequence[str] | None = None,
-        progress: Callable[[int], None] | None = None,
+        progress: Progress | None = None,
     ) -> None:
         self.paths, self.features, self.cache = sorted(paths), features, cache
+        places = {path.parent for path in self.paths} | ({cache / "index", cache / "plain"} if cache else set())
+        for place in places:
+            remove_stale(place)
         self._files = [RecordFile(plain_file(path, cache)) for path in self.paths]
-        self._indexes = [open_index(file, features, cache, progress) for file in self._files]
+        self._indexes = self._open_indexes(progress)
         self._starts = np.cumsum([0, *(len(index.entries) for index in self._indexes)]).tolist()
         self.class_names = self._classes(classes)
         numbers = {name: number for number, name in enumerate(self.class_names or ())}
@@ -105,6 +110,23 @@ class RecordItems(Items):
             if made.texts != index.texts or not np.array_equal(made.entries, index.entries):
                 problems.append(f"{file.path}.index does not fit its file. Delete it: it is made anew.")
         return problems
+
+    def _open_indexes(self, progress: Progress | None) -> list[Index]:
+        found = [find_index(file, self.features, self.cache) for file in self._files]
+        total = sum(file.size for file, index in zip(self._files, found, strict=True) if index is None)
+        done = told = 0
+
+        def count(read: int) -> None:
+            nonlocal done, told
+            done += read
+            if progress is not None and (done - told >= _TELL_BYTES or done == total):
+                progress(done, total)
+                told = done
+
+        return [
+            index or make_index(file, self.features, self.cache, count)
+            for file, index in zip(self._files, found, strict=True)
+        ]
 
     def _place(self, index: int) -> tuple[int, int]:
         if not 0 <= index < len(self):

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 from modelyard.errors import DataError, unknown
 from modelyard.run.files import PARTIAL, explain, sync_folder
+from modelyard.storage import remove_stale
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of a file, how many of its bytes are there, and how many there will be."""
@@ -94,6 +95,7 @@ def fetch(
     if name not in sources:
         raise DataError(f"{unknown('dataset to fetch', name, sources)} Other datasets are files of your own.")
     folder = data_dir / name
+    remove_stale(folder)
     found = {source: _present(source, folder, data_dir) for source in sources[name]}
     wanted = [source for source, path in found.items() if path is None]
     copies = _local_copies(name, wanted, archive) if archive is not None else {}

@@ -29,6 +29,7 @@ from modelyard.data.sources.npz import read_npy_folder, read_npz
 from modelyard.data.sources.remote import local_tree
 from modelyard.data.stored import StoredDataset, items_of, with_validation_items
 from modelyard.errors import ConfigError, DataError, Problem
+from modelyard.run.console import late_bar
 from modelyard.storage import is_remote, list_files
 
 log = logging.getLogger("modelyard")
@@ -197,7 +198,8 @@ def _of_records(files: dict[str, list[Path]], options: FilesOptions, context: Da
         dtype=options.record_dtype,
         first_label=options.record_first_label,
     )
-    opened = {split: RecordItems(paths, features, context.cache_dir) for split, paths in files.items()}
+    with late_bar("indexing records") as progress:
+        opened = {split: RecordItems(p, features, context.cache_dir, progress=progress) for split, p in files.items()}
     texts = {split: items.class_names for split, items in opened.items() if items.class_names is not None}
     if not texts:
         highest = max((int(items.labels.max()) for items in opened.values() if len(items)), default=-1)
