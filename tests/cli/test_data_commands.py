@@ -423,7 +423,7 @@ def test_labels_that_only_the_index_has_are_found(run: Run, records: Path) -> No
     info = read_dataset_json(records)
     made = build_index(shard, info.features)
     entries = made.entries.copy()
-    entries["label"] = entries["label"][::-1]
+    entries["label"][0] = (entries["label"][0] + 1) % 3
     with open(index_path(shard), "wb") as out:
         write_index(out, Index(entries, made.texts), info.features, shard.stat().st_size)
     wrong = run("data", "verify", "records", status=2)
