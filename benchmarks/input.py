@@ -10,9 +10,10 @@ The peers do the same work with the same number of threads or worker processes:
 - PyTorch: a `DataLoader` with Pillow, over the same JPEGs as files. It needs torch, numpy and pillow in the environment
   of PYTHON (default: this one).
 
-Without --photos, JPEGs are made of smooth noise. Cases take turns, each in a process of its own, so that what else the
-machine does hits all alike; the ratios are medians over the rounds. Then: memory with 1,000 and 100,000 records, and
-the resident against the streaming path for a model that costs nothing.
+Without --photos, JPEGs are made of smooth noise. Modelyard, TensorFlow and the bare loop take turns of 1.5 seconds in
+one process, so that what else the machine does hits all alike; PyTorch has processes of its own, which take turns with
+processes of Modelyard. The ratios are medians of turns that follow each other. Then: memory with 1,000 and 100,000
+records, and the resident against the streaming path for a model that costs nothing.
 """
 
 from __future__ import annotations
@@ -59,29 +60,32 @@ def _measure(folder: Path, photos: Path | None, torch: str, rounds: int, seconds
     source = photos or _make_photos(folder / "photos")
     modelyard.convert(str(source), folder / "records")
     (folder / "source").symlink_to(source.absolute())
-    cases = ["modelyard", "tensorflow", "bare"]
+    speeds = _in_process(sys.executable, "turns", folder, seconds)
+    print(f"{f'images/s, {SIZE}×{SIZE} random crops':38s} {'median':>8s} {'least':>8s} {'most':>8s}")
+    for case, values in speeds.items():
+        _print(case, values, "8.0f")
+    for case in ("tensorflow", "bare"):
+        _print_ratios(case, speeds["modelyard"], speeds[case])
     if _has_torch(torch):
-        cases.append("torch")
+        pairs = [
+            [_in_process(python, case, folder, seconds)["images_per_second"] for python, case in both]
+            for both in [((sys.executable, "modelyard"), (torch, "torch"))] * rounds
+        ]
+        _print("torch", [pair[1] for pair in pairs], "8.0f")
+        _print_ratios("torch", *map(list, zip(*pairs, strict=True)))
     else:
         print(f"PyTorch is left out: {torch} has no torch")
-    speeds: dict[str, list[float]] = {case: [] for case in cases}
-    for number in range(rounds):
-        for case in cases if number % 2 == 0 else reversed(cases):
-            python = torch if case == "torch" else sys.executable
-            speeds[case].append(_in_process(python, case, folder, seconds)["images_per_second"])
-    print(
-        f"{'images/s, ' + str(SIZE) + '×' + str(SIZE) + ' random crops':38s} {'median':>8s} {'least':>8s} {'most':>8s}"
-    )
-    for case, values in speeds.items():
-        print(f"{case:38s} {statistics.median(values):8.0f} {min(values):8.0f} {max(values):8.0f}")
-    for case in cases[1:]:
-        ratios = [mine / other for mine, other in zip(speeds["modelyard"], speeds[case], strict=True)]
-        print(
-            f"modelyard / {case:26s} {statistics.median(ratios):8.2f} {min(ratios):8.2f} {max(ratios):8.2f}"
-            f"   goal {GOALS[case]}"
-        )
     _measure_memory(folder, seconds)
     _measure_resident(folder, seconds, rounds)
+
+
+def _print(name: str, values: list[float], form: str, more: str = "") -> None:
+    print(f"{name:38s} {statistics.median(values):{form}} {min(values):{form}} {max(values):{form}}{more}")
+
+
+def _print_ratios(case: str, mine: list[float], others: list[float]) -> None:
+    ratios = [one / other for one, other in zip(mine, others, strict=True)]
+    _print(f"modelyard / {case}", ratios, "8.2f", f"   goal {GOALS[case]}")
 
 
 def _measure_memory(folder: Path, seconds: float) -> None:
@@ -110,13 +114,13 @@ def _measure_resident(folder: Path, seconds: float, rounds: int) -> None:
         )
 
 
-def _in_process(python: str, case: str, folder: Path, seconds: float) -> dict[str, float]:
+def _in_process(python: str, case: str, folder: Path, seconds: float) -> dict[str, Any]:
     command = [python, __file__, "--case", case, "--data", str(folder), "--seconds", str(seconds)]
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
         sys.exit(f"{case} failed:\n{done.stderr}")
-    result: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return result
 
 
@@ -155,8 +159,15 @@ def _pipeline(dataset: str, image_size: int) -> Any:
     return Pipeline(config, opened, Run(opened.size("train"), BATCH, 1))
 
 
-def case_modelyard(folder: Path, seconds: float) -> dict[str, float]:
+Reader = tuple[Callable[[], int], Callable[[], None]]
+"""Reads some images and says how many; and skips what was read ahead while others were measured."""
+
+
+def read_modelyard(folder: Path) -> Reader:
     """The stream that training reads: order, records, checksums, crops, batches."""
+    from modelyard.data.pipeline import STREAM_BYTES
+    from modelyard.data.stream import places_for
+
     pipeline = _pipeline(str(folder / "records"), SIZE)
     step = 0
 
@@ -167,10 +178,15 @@ def case_modelyard(folder: Path, seconds: float) -> dict[str, float]:
         step += count
         return BATCH * int(count)
 
-    return _rate(read, seconds)
+    def skip() -> None:
+        # What the threads read ahead while others were measured; then they are as far ahead as they ever are here.
+        for _ in range(places_for(pipeline.features, BATCH, STREAM_BYTES)):
+            read()
+
+    return read, skip
 
 
-def case_tensorflow(folder: Path, seconds: float) -> dict[str, float]:
+def read_tensorflow(folder: Path) -> Reader:
     """Sequential records through `tf.data`."""
     import tensorflow as tf
 
@@ -199,21 +215,25 @@ def case_tensorflow(folder: Path, seconds: float) -> dict[str, float]:
     options = tf.data.Options()
     options.threading.private_threadpool_size = _cores()
     batches = iter(dataset.batch(BATCH, drop_remainder=True).prefetch(2).with_options(options))
-    return _rate(lambda: int(next(batches)[0].shape[0]), seconds)
+    return lambda: int(next(batches)[0].shape[0]), lambda: None
 
 
-def case_bare(folder: Path, seconds: float) -> dict[str, float]:
+def read_bare(folder: Path) -> Reader:
     """Decode, crop and resize in threads, and nothing else."""
     from concurrent.futures import ThreadPoolExecutor
 
     import cv2
     import simplejpeg
 
+    from modelyard.data.augment.crop_box import SCALARS, crop_box
+
     cv2.setNumThreads(0)
     files = [path.read_bytes() for path in _jpegs(folder)]
     random = np.random.default_rng(0)
     sizes = [simplejpeg.decode_jpeg_header(data)[:2] for data in files]
-    boxes = [_box(random, height, width) for height, width in sizes]
+    # The very crops that Modelyard draws: their size decides what a resize costs.
+    drawn = [crop_box(random.random(4).tolist(), height, width, ops=SCALARS) for height, width in sizes]
+    boxes = [[int(value) for value in box] for box in drawn]
     out = np.empty((_cores(), SIZE, SIZE, 3), np.uint8)
 
     def some(worker: int) -> int:
@@ -223,8 +243,33 @@ def case_bare(folder: Path, seconds: float) -> dict[str, float]:
             cv2.resize(pixels[top : top + tall, left : left + wide], (SIZE, SIZE), dst=out[worker])
         return len(range(worker, len(files), _cores()))
 
-    with ThreadPoolExecutor(_cores()) as pool:
-        return _rate(lambda: sum(pool.map(some, range(_cores()))), seconds)
+    pool = ThreadPoolExecutor(_cores())
+    return lambda: sum(pool.map(some, range(_cores()))), lambda: None
+
+
+READERS = {"modelyard": read_modelyard, "tensorflow": read_tensorflow, "bare": read_bare}
+
+
+def case_turns(folder: Path, seconds: float) -> dict[str, list[float]]:
+    """All readers of this environment, one after the other and again."""
+    readers = {name: make(folder) for name, make in READERS.items()}
+    speeds: dict[str, list[float]] = {name: [] for name in readers}
+    for _ in range(round(4 * seconds) + 1):
+        for name, (read, skip) in readers.items():
+            skip()
+            for _ in range(3):
+                read()
+            began, images = time.perf_counter(), 0
+            while time.perf_counter() - began < 1.5:
+                images += read()
+            speeds[name].append(images / (time.perf_counter() - began))
+            time.sleep(1.0)  # until nothing is read ahead any more
+    return {name: values[1:] for name, values in speeds.items()}  # the first turn warms up
+
+
+def case_modelyard(folder: Path, seconds: float) -> dict[str, float]:
+    """Modelyard alone."""
+    return _rate(read_modelyard(folder)[0], seconds)
 
 
 def case_torch(folder: Path, seconds: float) -> dict[str, float]:
@@ -313,10 +358,9 @@ def _small(case: str, resident: str) -> Callable[[Path, float], dict[str, float]
     return run
 
 
-CASES: dict[str, Callable[[Path, float], dict[str, float]]] = {
+CASES: dict[str, Callable[[Path, float], Any]] = {
+    "turns": case_turns,
     "modelyard": case_modelyard,
-    "tensorflow": case_tensorflow,
-    "bare": case_bare,
     "torch": case_torch,
     "memory": case_memory,
     **{f"{case}-{how}": _small(case, how) for case in ("records", "arrays") for how in ("always", "never")},
