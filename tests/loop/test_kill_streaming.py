@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from test_kill import newest_step, wait_for
 
 from conftest import COMMAND, environment
 from photos import photo_folder
@@ -49,19 +48,6 @@ def run_to_end(photos: Path, folder: Path, threads: int) -> str:
 def final_state(folder: Path) -> dict[str, bytes]:
     last = folder / "checkpoints" / f"step-{STEPS:08d}"
     return {name: (last / name).read_bytes() for name in ("weights.safetensors", "optimizer.safetensors")}
-
-
-def newest_step(folder: Path) -> int:
-    steps = [int(path.name[5:]) for path in (folder / "checkpoints").glob("step-*")]
-    return max(steps, default=-1)
-
-
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    """Waits until something is so, or the process has ended."""
-    deadline = time.monotonic() + 120
-    while not condition() and process.poll() is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def test_a_run_that_reads_ahead_and_is_killed_ends_with_the_same_weights(
