@@ -12,7 +12,20 @@ from modelyard.registry import DATASETS, HOOKS, MODELS, OPTIMIZERS, SCHEDULES
 
 SOURCE = Path(modelyard.__file__).parent
 # A module imports only from what stands above it in this list.
-ORDER = ["errors", "registry", "storage", "config", "run", "data", "models", "engine", "loop", "cli"]
+ORDER = [
+    "errors",
+    "registry",
+    "storage",
+    "cluster",
+    "config",
+    "run",
+    "data",
+    "models",
+    "engine",
+    "loop",
+    "launch",
+    "cli",
+]
 
 
 def sources() -> dict[Path, ast.Module]:

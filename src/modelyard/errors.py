@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 
 class UserError(Exception):
-    """A mistake the user can mend. The command line prints it without a traceback and exits with status 2."""
+    """A mistake the user can mend. The command line prints it without a traceback and exits with ``status``."""
+
+    status = 2
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,19 @@ class CheckpointError(UserError):
 
 class TrainingError(UserError):
     """Training that can't go on, such as a loss that is not a number."""
+
+
+class ClusterError(UserError):
+    """Processes that can't work together: different configs, an address in use, one that never came."""
+
+
+class PeerLostError(ClusterError):
+    """Another process of the run died or can't be reached. Started again, the run goes on from its last checkpoint.
+
+    The status is that of a failure that passes (EX_TEMPFAIL): whoever started the process should start it again.
+    """
+
+    status = 75
 
 
 class Interrupted(KeyboardInterrupt):

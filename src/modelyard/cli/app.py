@@ -13,7 +13,6 @@ import typer
 
 from modelyard.errors import UserError
 
-USER_ERROR = 2
 _EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": ["-h", "--help"]}
 _ALIASES = {
     "train_and_evaluate": "train-and-evaluate",
@@ -329,7 +328,7 @@ def main(arguments: list[str] | None = None) -> None:
         build_app(None if completing else command)(words, standalone_mode=True)
     except UserError as error:
         _print_error(error)
-        sys.exit(USER_ERROR)
+        sys.exit(error.status)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
 

@@ -186,6 +186,20 @@ class Devices(Group):
     sync_batch_norm: bool = option(True, "batch-norm statistics over all devices")
 
 
+class Machines(Group):
+    """Several processes, on one machine or on many."""
+
+    title = "Several machines"
+    cluster: Literal["auto", "none"] = option(
+        "auto", "auto finds the other processes in TF_CONFIG or SLURM's variables, none trains alone", free=True
+    )
+    scale_learning_rate: bool = option(False, "multiply the learning rate by the number of devices, over all machines")
+    start_timeout_secs: float = option(300.0, "how long to wait for the other processes at the start", free=True, gt=0)
+    peer_timeout_secs: float = option(
+        60.0, "a process that is silent for so long is lost, and the run ends with an error", free=True, ge=2
+    )
+
+
 class Saving(Group):
     """The run folder and what is kept in it."""
 
@@ -225,7 +239,7 @@ class Hooks(Group):
     )
 
 
-class Config(Experiment, Files, Data, Training, Evaluation, Devices, Saving, Hooks):
+class Config(Experiment, Files, Data, Training, Evaluation, Devices, Machines, Saving, Hooks):
     """The resolved config of a run. Make one with `modelyard.load_config`."""
 
     title = "Config"
@@ -273,7 +287,7 @@ class Config(Experiment, Files, Data, Training, Evaluation, Devices, Saving, Hoo
         return list(self._notes)
 
 
-GROUPS: tuple[type[Group], ...] = (Experiment, Files, Data, Training, Evaluation, Devices, Saving, Hooks)
+GROUPS: tuple[type[Group], ...] = (Experiment, Files, Data, Training, Evaluation, Devices, Machines, Saving, Hooks)
 CORE_FIELDS = {name: info for group in GROUPS for name, info in group.model_fields.items()}
 
 

@@ -1,0 +1,1 @@
+"""Several processes, one run: who they are, and how they keep in touch."""

@@ -1,0 +1,123 @@
+"""A cluster from the variables that SLURM's ``srun`` gives its tasks.
+
+Task 0 is the chief, or worker 0 where there are no parameter servers. ``MODELYARD_PS`` and ``MODELYARD_EVALUATOR`` say
+how many of the last tasks are parameter servers, and whether the very last is an evaluator.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from modelyard.cluster.roles import CHIEF, EVALUATOR, PS, WORKER, Cluster, Member
+from modelyard.errors import ConfigError, Problem
+
+SLURM = "SLURM"
+PS_COUNT, EVALUATOR_COUNT = "MODELYARD_PS", "MODELYARD_EVALUATOR"
+_FIRST_PORT, _PORTS = 20000, 12000
+"""Below the ports that Linux gives out by itself (32768 and up)."""
+
+
+def from_slurm(environ: Mapping[str, str]) -> Cluster | None:
+    """The cluster of a job step of several tasks; None elsewhere, in the batch script itself too.
+
+    Raises:
+        ConfigError: if the variables make no sense.
+    """
+    if not environ.get("SLURM_STEP_ID") or "SLURM_PROCID" not in environ:
+        return None
+    tasks = _number(environ, "SLURM_STEP_NUM_TASKS")
+    if tasks < 2:
+        return None
+    rank = _number(environ, "SLURM_PROCID")
+    nodes = expand_nodes(environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", ""))
+    per_node = expand_counts(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    if len(nodes) != len(per_node) or sum(per_node) != tasks or rank >= tasks:
+        raise ConfigError(
+            [
+                Problem(
+                    SLURM,
+                    "SLURM_STEP_NODELIST",
+                    f"{len(nodes)} nodes with {per_node} tasks don't make {tasks} tasks, of which this is {rank}.",
+                )
+            ]
+        )
+    addresses = _addresses(environ, nodes, per_node)
+    ps, evaluators = (_number(environ, name, 0) for name in (PS_COUNT, EVALUATOR_COUNT))
+    chiefs = 1 if ps else 0
+    workers = tasks - chiefs - ps - evaluators
+    if workers < 1 or evaluators > 1:
+        message = f"with {PS_COUNT}={ps} and {EVALUATOR_COUNT}={evaluators}, {tasks} tasks leave {workers} to train."
+        raise ConfigError([Problem(SLURM, PS_COUNT, f"{message} Ask for more tasks.")])
+    members = [Member(CHIEF, 0)] * chiefs + [Member(WORKER, i) for i in range(workers)]
+    members += [Member(PS, i) for i in range(ps)] + [Member(EVALUATOR, 0)] * evaluators
+    by_role: dict[str, tuple[str, ...]] = {}
+    for member, address in zip(members, addresses, strict=True):
+        by_role[member.role] = (*by_role.get(member.role, ()), address)
+    return Cluster(members[rank], by_role, SLURM)
+
+
+def _addresses(environ: Mapping[str, str], nodes: list[str], per_node: list[int]) -> list[str]:
+    """One host:port a task. SLURM fills nodes one after the other (``--distribution=block``)."""
+    reserved = _ports(environ.get("SLURM_STEP_RESV_PORTS", ""))
+    job = _number(environ, "SLURM_JOB_ID")
+    step = environ["SLURM_STEP_ID"]
+    widest = max(per_node)
+    first = _FIRST_PORT + (job * 64 + (int(step) if step.isdecimal() else 0) * widest) % (_PORTS - widest)
+    ports = reserved if len(reserved) >= widest else range(first, first + widest)
+    return [f"{node}:{ports[i]}" for node, count in zip(nodes, per_node, strict=True) for i in range(count)]
+
+
+def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = environ.get(name, "")
+    if not text and default is not None:
+        return default
+    if not text.isdecimal():
+        raise ConfigError([Problem(SLURM, name, f"{text!r} is not a number." if text else "is not set.")])
+    return int(text)
+
+
+def _ports(text: str) -> list[int]:
+    """``12000-12003`` or ``12000,12002``."""
+    ports: list[int] = []
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        if not first.isdecimal() or (last and not last.isdecimal()):
+            return []
+        ports += range(int(first), int(last or first) + 1)
+    return ports
+
+
+def expand_counts(text: str) -> list[int]:
+    """``2(x3),1`` is 2, 2, 2, 1."""
+    counts: list[int] = []
+    for part in filter(None, text.split(",")):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if match is None or int(match[2] or 1) > 100_000:
+            raise ConfigError([Problem(SLURM, "SLURM_STEP_TASKS_PER_NODE", f"{text!r} can't be read.")])
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
+
+
+def expand_nodes(text: str) -> list[str]:
+    """``node[01-03,7],login`` is node01, node02, node03, node7, login."""
+    names: list[str] = []
+    for part in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", text):
+        names += _expand(part)
+        if len(names) > 100_000:
+            raise ConfigError([Problem(SLURM, "SLURM_STEP_NODELIST", f"{text[:80]!r} names too many nodes.")])
+    return names
+
+
+def _expand(name: str) -> list[str]:
+    match = re.fullmatch(r"([^\[]*)\[([^\]]*)\](.*)", name)
+    if match is None:
+        return [name]
+    before, ranges, after = match.groups()
+    middles: list[str] = []
+    for part in ranges.split(","):
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or (dash and (not last.isdecimal() or int(last) - int(first) > 100_000)):
+            raise ConfigError([Problem(SLURM, "SLURM_STEP_NODELIST", f"{name!r} can't be read.")])
+        middles += [f"{number:0{len(first)}d}" for number in range(int(first), int(last or first) + 1)]
+    return [before + middle + rest for middle in middles for rest in _expand(after)]
