@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from modelyard.data.manage import convert, data_info, fetch, show_data, verify_data
     from modelyard.data.sources.generator import GeneratorDataset
     from modelyard.errors import UserError
-    from modelyard.loop.experiment import Result, evaluate, resume, train, train_and_evaluate
+    from modelyard.loop.experiment import evaluate, resume, train, train_and_evaluate
     from modelyard.loop.hooks import Hook
+    from modelyard.loop.result import Result
     from modelyard.models.catalog import ClassifierOptions
     from modelyard.models.task import Classifier, DataInfo, Task, any_input, image_input
     from modelyard.registry import (
@@ -37,8 +38,9 @@ _HOMES = {
     "modelyard.data.sources.generator": ("GeneratorDataset",),
     "modelyard.data.manage": ("convert", "data_info", "fetch", "show_data", "verify_data"),
     "modelyard.errors": ("UserError",),
-    "modelyard.loop.experiment": ("Result", "evaluate", "resume", "train", "train_and_evaluate"),
+    "modelyard.loop.experiment": ("evaluate", "resume", "train", "train_and_evaluate"),
     "modelyard.loop.hooks": ("Hook",),
+    "modelyard.loop.result": ("Result",),
     "modelyard.models.catalog": ("ClassifierOptions",),
     "modelyard.models.task": ("Classifier", "DataInfo", "Task", "any_input", "image_input"),
     "modelyard.registry": (

@@ -153,27 +153,36 @@ class Pipeline:
 
     # -- evaluation -------------------------------------------------------------------------------------------------
 
-    def evaluation(self, split: str, batch_size: int) -> Iterator[tuple[Arrays, NDArray[np.float64]]]:
-        """Batches of equal size in storage order, with weights; the last is filled up with examples of weight 0."""
-        size = self.dataset.size(split)
-        starts = range(0, size, batch_size)
+    def evaluation(
+        self, split: str, batch_size: int, process: int = 0, processes: int = 1
+    ) -> Iterator[tuple[Arrays, NDArray[np.float64]]]:
+        """Batches of equal size in storage order, with weights; the last is filled up with examples of weight 0.
+
+        Args:
+            split: which one.
+            batch_size: examples in a whole batch.
+            process: which of equal consecutive shares of every batch to give.
+            processes: how many such shares there are.
+        """
+        size, share = self.dataset.size(split), batch_size // processes
+        starts = range(process * share, -(-size // batch_size) * batch_size, batch_size)
         held = self.resident(split)
         if held is not None:
             for start in starts:
-                rows, weights = _padded(start, batch_size, size)
+                rows, weights = _padded(start, share, size)
                 yield {name: array[rows] for name, array in held.items()}, weights
             return
 
         def read(batch: int, start: int, stop: int, out: Arrays) -> None:
-            first = batch * batch_size
+            first = starts[batch]
             self.dataset.read_into(split, _padded(first + start, stop - start, size)[0], out)
 
-        places = min(places_for(self.features, batch_size, STREAM_BYTES), max(len(starts), 2))
-        stream = Stream(read, self.features, batch_size, places=places, threads=self.threads, count=len(starts))
+        places = min(places_for(self.features, share, STREAM_BYTES), max(len(starts), 2))
+        stream = Stream(read, self.features, share, places=places, threads=self.threads, count=len(starts))
         try:
             for number, start in enumerate(starts):
                 with stream.batches(number, 1) as (arrays, _):
-                    yield arrays, _padded(start, batch_size, size)[1]
+                    yield arrays, _padded(start, share, size)[1]
         finally:
             stream.close()
 

@@ -7,8 +7,10 @@ hooks or the clock.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,18 +19,25 @@ import keras
 import numpy as np
 from keras import ops
 from numpy.typing import NDArray
+from safetensors.numpy import load as load_safetensors
+from safetensors.numpy import save as save_safetensors
 
+from modelyard.cluster.crew import Crew
+from modelyard.cluster.follower import Follower
+from modelyard.cluster.wire import Message
 from modelyard.config.durations import Run
 from modelyard.config.schema import Config
 from modelyard.data.augment.build import build_augmentation, neighbours
 from modelyard.data.dataset import Arrays, Dataset
 from modelyard.data.draws import halves
-from modelyard.data.pipeline import Pipeline
+from modelyard.data.pipeline import Pipeline, share_of_batch
 from modelyard.data.preprocess import batch_preprocessing
-from modelyard.errors import CheckpointError, UserError
+from modelyard.errors import CheckpointError, ClusterError, UserError
 from modelyard.models.schedules import build_schedule
 from modelyard.models.task import Task
 
+log = logging.getLogger("modelyard")
+_WEIGHTS, _OPTIMIZER = "weights/", "optimizer/"
 StepMetrics = dict[str, NDArray[np.floating[Any]]]
 """Named metrics of a stretch, one number a step."""
 
@@ -46,14 +55,19 @@ class Engine(ABC):
 
     Args:
         config: the resolved config.
+        crew: the other processes of the run; what the lead's engine is asked to do, it has theirs do too.
     """
 
     name: str
     replicas: int
     threads: int
+    process = 0
+    """The place of this process among those that share every batch."""
+    processes = 1
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, crew: Crew) -> None:
         self.config = config
+        self.crew = crew
 
     def build(self, make_task: Callable[[], Task], dataset: Dataset, run: Run) -> None:
         """Makes the model, the optimizer and the compiled steps.
@@ -65,13 +79,15 @@ class Engine(ABC):
         """
         self.check_divisible()
         self.dataset = dataset
-        self.pipeline = Pipeline(self.config, dataset, run)
+        pieces = self.config.gradient_accumulation
+        mine = share_of_batch(run.batch_size, pieces, self.processes, self.process)
+        self.pipeline = Pipeline(self.config, dataset, run, mine)
         share = run.batch_size // (self.replicas * self.config.gradient_accumulation)
         self._prepare = batch_preprocessing(self.config.preprocess)
         self._augment = build_augmentation(
             self.config.augment, dataset, self.config.random_seed, share, self.pipeline.crops_while_decoding
         )
-        self.schedule = build_schedule(self.config, run)
+        self.schedule = self._scaled(build_schedule(self.config, run))
         self.set_up_model(make_task)
         # What the step reads besides the inputs of the network: labels, and whatever else the task may want.
         self.feature_names = list(self.pipeline.features)
@@ -104,13 +120,44 @@ class Engine(ABC):
     def set_up_model(self, make_task: Callable[[], Task]) -> None:
         """Makes task, model and optimizer, and whatever runs them."""
 
-    @abstractmethod
+    def _scaled(self, schedule: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        if not self.config.scale_learning_rate or self.replicas == 1:
+            return schedule
+        log.info("the learning rate is multiplied by %d, the number of devices", self.replicas)
+        return lambda step: schedule(step) * self.replicas
+
     def train(self, step: int, count: int) -> StepMetrics:
         """Trains ``count`` steps from ``step`` on, on the global batches that those steps have."""
+        self.crew.tell("train", step=step, count=count)
+        with self._explained():
+            return self.train_stretch(step, count)
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """What fails because another process is gone is told as that."""
+        try:
+            yield
+        except Exception as error:
+            reason = self.crew.explain(error)
+            if reason is error:
+                raise
+            raise reason from error
+
+    @abstractmethod
+    def train_stretch(self, step: int, count: int) -> StepMetrics:
+        """Trains ``count`` steps from ``step`` on in this process, on its share of their batches."""
 
     @abstractmethod
     def evaluate_batch(self, batch: Arrays, weights: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
-        """Sums over a batch of each statistic times the example's weight."""
+        """Sums over a batch of each statistic times the example's weight.
+
+        Args:
+            batch: this process's share of the batch.
+            weights: 1 for every example in it, 0 for those that only fill it up.
+
+        Returns:
+            Sums over the whole batch, the shares of all processes together.
+        """
 
     @abstractmethod
     def state(self) -> State:
@@ -145,28 +192,48 @@ class Engine(ABC):
         """
         size = self.dataset.size(split)
         totals: dict[str, NDArray[np.float64]] = {}
-        done = 0
-        for batch, weights in self._evaluation_batches(split, size):
-            for name, value in self.evaluate_batch(batch, weights).items():
-                totals[name] = totals[name] + value if name in totals else value
-            done += int(weights.sum())
-            if progress is not None:
-                progress(done, size)
-        means = {name: total / size for name, total in totals.items()}
-        loss = float(means.pop("loss"))
-        return {"loss": loss, **self.task.summarize(means)}
+        with contextlib.closing(self._evaluation(split)) as batches:
+            for done, sums in batches:
+                for name, value in sums.items():
+                    totals[name] = totals[name] + value if name in totals else value
+                if progress is not None:
+                    progress(done, size)
+        return self._summary({name: total / size for name, total in totals.items()})
 
     def metric_names(self, split: str) -> list[str]:
         """What an evaluation on ``split`` measures, found out on its first batch."""
-        batch, weights = next(self._evaluation_batches(split, self.dataset.size(split)))
-        means = {name: total / weights.sum() for name, total in self.evaluate_batch(batch, weights).items()}
-        means.pop("loss")
-        return ["loss", *self.task.summarize(means)]
+        with contextlib.closing(self._evaluation(split)) as batches:
+            done, sums = next(batches)
+        return list(self._summary({name: total / done for name, total in sums.items()}))
 
-    def _evaluation_batches(self, split: str, size: int) -> Iterator[tuple[Arrays, NDArray[np.float64]]]:
-        """Batches of equal size in storage order; the last is filled up with examples of weight 0."""
-        batch_size = min(self.config.eval_batch_size, size)
-        return self.pipeline.evaluation(split, -(-batch_size // self.replicas) * self.replicas)
+    def _evaluation(self, split: str) -> Generator[tuple[int, dict[str, NDArray[np.float64]]], None, None]:
+        """The sums of one batch after the other, with the number of examples done. All processes take part until it is
+        closed.
+        """
+        size, batch_size = self.dataset.size(split), self._evaluation_batch_size(split)
+        self.crew.tell("evaluate", split=split)
+        try:
+            for number, (batch, weights) in enumerate(self._evaluation_batches(split), start=1):
+                self.crew.tell("batch")
+                with self._explained():
+                    sums = self.evaluate_batch(batch, weights)
+                yield min(number * batch_size, size), sums
+        finally:
+            with contextlib.suppress(ClusterError):  # someone is gone; that is on its way up already
+                self.crew.tell("enough")
+
+    def _evaluation_batches(self, split: str) -> Iterator[tuple[Arrays, NDArray[np.float64]]]:
+        """This process's shares of batches in storage order; the last is filled up with examples of weight 0."""
+        return self.pipeline.evaluation(split, self._evaluation_batch_size(split), self.process, self.processes)
+
+    def _summary(self, means: dict[str, Any]) -> dict[str, float]:
+        loss = float(means.pop("loss"))
+        return {"loss": loss, **self.task.summarize(means)}
+
+    def _evaluation_batch_size(self, split: str) -> int:
+        """As the config says, filled up so that every replica has an equal share."""
+        batch_size = min(self.config.eval_batch_size, self.dataset.size(split))
+        return -(-batch_size // self.replicas) * self.replicas
 
     def load(self, state: State, *, weights_only: bool = False) -> None:
         """Takes back what `state` gave.
@@ -178,7 +245,36 @@ class Engine(ABC):
         _check_names("weights", weights, state.weights)
         if not weights_only:
             _check_names("optimizer slots", slots, state.optimizer)
-        self.assign(state.weights, {} if weights_only else state.optimizer)
+        optimizer = {} if weights_only else state.optimizer
+        if self.processes > 1:
+            both = ((_WEIGHTS, state.weights), (_OPTIMIZER, optimizer))
+            named = {
+                prefix + name: np.ascontiguousarray(a).reshape(a.shape) for prefix, s in both for name, a in s.items()
+            }
+            self.crew.tell("load", save_safetensors(named))
+        self.assign(state.weights, optimizer)
+
+    def follow(self, crew: Follower) -> tuple[int, Message]:
+        """Does what the lead's engine does, until the run is over; gives the last step and the order that said so."""
+        step = 0
+        while (order := crew.order()).kind != "end":
+            if order.kind == "train":
+                with self._explained():
+                    self.train_stretch(order.fields["step"], order.fields["count"])
+                step = order.fields["step"] + order.fields["count"]
+            elif order.kind == "evaluate":
+                batches = self._evaluation_batches(order.fields["split"])
+                while crew.order().kind == "batch":
+                    with self._explained():
+                        self.evaluate_batch(*next(batches))
+            elif order.kind == "load":
+                named = load_safetensors(order.payload)
+                weights = {k.removeprefix(_WEIGHTS): a for k, a in named.items() if k.startswith(_WEIGHTS)}
+                slots = {k.removeprefix(_OPTIMIZER): a for k, a in named.items() if k.startswith(_OPTIMIZER)}
+                self.assign(weights, slots)
+            else:
+                raise ClusterError(f"the lead asks for {order.kind!r}, which this process does not know.")
+        return step, order
 
     def training_batch(self, step: int, most: int = 32) -> dict[str, NDArray[Any]]:
         """The first examples of a global batch as the network sees them, augmented and preprocessed."""

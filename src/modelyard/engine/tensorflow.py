@@ -14,12 +14,13 @@ import tensorflow as tf
 from keras import ops
 from numpy.typing import NDArray
 
+from modelyard.cluster.crew import Crew
 from modelyard.config.schema import Config
 from modelyard.data.dataset import TRAIN, Arrays
 from modelyard.data.draws import fold
 from modelyard.engine.base import Engine, State, StepMetrics
 from modelyard.engine.naming import name_optimizer_slots, name_weights, seed_states
-from modelyard.engine.tensorflow_devices import set_up_devices
+from modelyard.engine.tensorflow_devices import set_up_devices, several_machines
 from modelyard.errors import TrainingError, UserError
 from modelyard.models.optimizers import build_optimizer
 from modelyard.models.task import Task
@@ -33,10 +34,15 @@ class TensorFlowEngine(Engine):
 
     name = "tensorflow"
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        self.devices = set_up_devices(config)
-        self.replicas = len(self.devices)
+    def __init__(self, config: Config, crew: Crew | None = None) -> None:
+        super().__init__(config, crew or Crew())
+        if self.crew.size > 1:
+            self.strategy, self.devices = several_machines(config, self.crew)
+            self.process, self.processes = self.crew.rank, self.crew.size
+        else:
+            self.devices = set_up_devices(config)
+            self.strategy = _strategy(tuple(self.devices))
+        self.replicas = len(self.devices) * self.processes
         self.threads = tf.config.threading.get_intra_op_parallelism_threads()
         if config.xla and self.replicas > 1:
             raise UserError("xla works on one device with the tensorflow engine; leave it off for several.")
@@ -44,7 +50,6 @@ class TensorFlowEngine(Engine):
             tf.config.experimental.enable_op_determinism()
         keras.config.set_floatx("float64" if config.precision == "float64" else "float32")
         keras.config.set_dtype_policy(_POLICIES.get(config.precision, config.precision))
-        self.strategy = _strategy(tuple(self.devices))
 
     def set_up_model(self, make_task: Callable[[], Task]) -> None:
         """Makes the variables under the strategy, then the compiled functions."""
@@ -66,6 +71,7 @@ class TensorFlowEngine(Engine):
         self._seeds = seed_states(self.model)
         self._kernels = [v for v in self.model.trainable_variables if v.path.endswith("kernel")]
         learned = {id(v) for v in self.model.trainable_variables}
+        self._changing: dict[int, Any] = {}
         self._statistics = [v for v in self._weights.values() if id(v) not in learned]
         self._input_names = [tensor.name for tensor in self.model.inputs]
         self._resident: list[dict[str, Any]] | None = None
@@ -80,7 +86,7 @@ class TensorFlowEngine(Engine):
 
     # -- training ---------------------------------------------------------------------------------------------------
 
-    def train(self, step: int, count: int) -> StepMetrics:
+    def train_stretch(self, step: int, count: int) -> StepMetrics:
         """Trains ``count`` steps from ``step`` on."""
         if self._train_function is None:
             self._train_function = self._compile_training()
@@ -102,10 +108,10 @@ class TensorFlowEngine(Engine):
 
     def _dealt_out(self, arrays: Arrays, count: int) -> tuple[list[dict[str, Any]], NDArray[np.int32]]:
         """Each device's shares of ``count`` batches, and the rows that find them there."""
-        pieces, replicas = self.config.gradient_accumulation, self.replicas
-        share = self.config.train_batch_size // (pieces * replicas)
+        pieces, replicas = self.config.gradient_accumulation, len(self.devices)
+        share = self.config.train_batch_size // (pieces * self.replicas)
         local = np.arange(count * pieces * share, dtype=np.int32).reshape(count, pieces, 1, share)
-        rows = np.broadcast_to(local, (count, pieces, replicas, share)).reshape(count, -1)
+        rows = np.broadcast_to(local, (count, pieces, self.replicas, share)).reshape(count, -1)
         dealt = []
         for replica, device in enumerate(self.devices):
             with tf.device(device):
@@ -145,7 +151,7 @@ class TensorFlowEngine(Engine):
         data = {name: tf.TensorSpec([None, *f.shape], f.dtype) for name, f in features.items()}
         batch_size = self.config.train_batch_size
         signature = (
-            [data] * self.replicas,
+            [data] * len(self.devices),
             tf.TensorSpec([None, batch_size], tf.int32),
             tf.TensorSpec([], tf.int64),
         )
@@ -160,7 +166,7 @@ class TensorFlowEngine(Engine):
             step = first + tf.cast(i, tf.int64)
             self._learning_rate = self.schedule(step)
             sums = self.strategy.run(run_step, args=(data, rows[i], step))
-            metrics = self.strategy.reduce(tf.distribute.ReduceOp.SUM, sums, axis=None)
+            metrics = self.strategy.experimental_local_results(sums)[0]  # every replica has the sums of all
             metrics = tf.concat([metrics, [tf.cast(self._learning_rate, metrics.dtype)]], axis=0)
             return i + 1, table.write(i, metrics)
 
@@ -171,9 +177,10 @@ class TensorFlowEngine(Engine):
         return table.stack()
 
     def _replica_step(self, data: list[dict[str, Any]], rows: Any, step: Any) -> Any:
-        """One replica's share of one step. Gives the sums of loss and metrics over its examples, by the batch size."""
+        """One replica's share of one step. Gives the means of loss and metrics over the global batch."""
         context = tf.distribute.get_replica_context()
         replica = _replica_number(context)
+        mine = data[replica - self.process * len(self.devices)]
         batch_size, pieces = self.config.train_batch_size, self.config.gradient_accumulation
         share = batch_size // (pieces * self.replicas)
         gradients: list[Any] | None = None
@@ -184,7 +191,7 @@ class TensorFlowEngine(Engine):
             low = tf.cast(tf.bitwise.bitwise_and(position, tf.constant(0xFFFFFFFF, tf.int64)), tf.uint32)
             high = tf.cast(tf.bitwise.right_shift(position, tf.constant(32, tf.int64)), tf.uint32)
             chosen = rows[start : start + share]
-            batch = {name: tf.gather(array, chosen) for name, array in data[replica].items()}
+            batch = {name: tf.gather(array, chosen) for name, array in mine.items()}
             batch = self.preprocess(batch, True, low, high)
             noise = piece * self.replicas + replica
             new_gradients, new_sums = self._gradients(batch, step, noise)
@@ -192,9 +199,7 @@ class TensorFlowEngine(Engine):
             gradients = new_gradients if gradients is None else _added(gradients, new_gradients)
         assert gradients is not None
         if self.replicas > 1:
-            present = [g for g in gradients if g is not None]
-            reduced = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, present))
-            gradients = [None if g is None else next(reduced) for g in gradients]
+            gradients, sums = self._summed(context, gradients, sums)
         if self.config.clip_norm is not None:
             gradients = self._clipped(gradients, self.config.clip_norm)
         self.optimizer.apply(gradients, self.model.trainable_variables)
@@ -252,18 +257,27 @@ class TensorFlowEngine(Engine):
         return tf.stack([tf.constant(first, tf.int64), step * 1009])  # room for many draws before the next step's
 
     def _assign_statistics(self, scope: Any) -> None:
-        """Moving averages: those of all replicas are averaged, so that no replica has a state of its own."""
-        changed = []
         for variable in self._statistics:
             value = scope.get_current_value(variable)
             if value is not None:
-                changed.append((variable, value))
-        if self.replicas > 1 and not self.config.sync_batch_norm and changed:
-            context = tf.distribute.get_replica_context()
-            means = context.all_reduce(tf.distribute.ReduceOp.MEAN, [value for _, value in changed])
-            changed = [(variable, mean) for (variable, _), mean in zip(changed, means, strict=True)]
-        for variable, value in changed:
-            variable.assign(value)
+                _here(variable).assign(value)
+                self._changing[id(variable)] = variable
+
+    def _summed(self, context: Any, gradients: list[Any], sums: Any) -> tuple[list[Any], Any]:
+        """Gradients and metrics of all replicas together, in one operation: between machines each one costs a journey.
+
+        Moving averages go with them unless batch norm is synchronised: those of all replicas are averaged, so that no
+        replica has a state of its own. They are linear in what they have seen, so once a step is as good as every piece.
+        """
+        present = [tf.convert_to_tensor(g) for g in gradients if g is not None]
+        averages = [] if self.config.sync_batch_norm else [_here(v) for v in self._changing.values()]
+        # Those that were just assigned are read after that: TensorFlow keeps the order within a function.
+        tensors = [*present, sums, *(average.read_value() for average in averages)]
+        reduced = _all_reduce(context, tensors)
+        for average, total in zip(averages, reduced[len(present) + 1 :], strict=True):
+            average.assign(total / self.replicas)
+        remaining = iter(reduced)
+        return [None if g is None else next(remaining) for g in gradients], reduced[len(present)]
 
     # -- evaluation -------------------------------------------------------------------------------------------------
 
@@ -281,7 +295,8 @@ class TensorFlowEngine(Engine):
 
     def _replica_evaluate(self, batch: dict[str, Any], weights: Any) -> dict[str, Any]:
         replica = _replica_number(tf.distribute.get_replica_context())
-        share = weights.shape[0] // self.replicas
+        replica -= self.process * len(self.devices)
+        share = weights.shape[0] // len(self.devices)
         mine = slice(replica * share, (replica + 1) * share)
         batch = self.preprocess({name: array[mine] for name, array in batch.items()}, False)
         weights = weights[mine]
@@ -340,6 +355,25 @@ def _strategy(devices: tuple[str, ...]) -> Any:
     if len(devices) == 1:
         return tf.distribute.OneDeviceStrategy(devices[0])
     return tf.distribute.MirroredStrategy(list(devices))
+
+
+def _here(variable: Any) -> Any:
+    """The copy of a Keras variable on the replica whose code is being made: to assign it without telling the others."""
+    value = variable.value
+    return value._get() if isinstance(value, tf.distribute.DistributedValues) else value
+
+
+def _all_reduce(context: Any, tensors: list[Any]) -> list[Any]:
+    """Sums over all replicas, all tensors of a type in one piece."""
+    reduced: dict[int, Any] = {}
+    for dtype in sorted({t.dtype.name for t in tensors}):
+        places = [place for place, t in enumerate(tensors) if t.dtype.name == dtype]
+        flat = tf.concat([tf.reshape(tensors[place], [-1]) for place in places], axis=0)
+        total = context.all_reduce(tf.distribute.ReduceOp.SUM, flat)
+        sizes = [tensors[place].shape.num_elements() for place in places]
+        for place, part in zip(places, tf.split(total, sizes), strict=True):
+            reduced[place] = tf.reshape(part, tensors[place].shape)
+    return [reduced[place] for place in range(len(tensors))]
 
 
 def _replica_number(context: Any) -> int:

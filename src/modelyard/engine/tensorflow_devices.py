@@ -3,37 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager import context
 
+from modelyard.cluster.crew import Crew
 from modelyard.config.schema import Config
 from modelyard.errors import UserError
 from modelyard.run.machine import available_cores
 
 
 def set_up_devices(config: Config) -> list[str]:
-    """Threads and devices; both are fixed for the process once TensorFlow has started."""
-    threads = config.threads or available_cores()
-    try:
-        tf.config.threading.set_intra_op_parallelism_threads(threads)
-        tf.config.threading.set_inter_op_parallelism_threads(threads)
-    except RuntimeError:
-        running = tf.config.threading.get_intra_op_parallelism_threads()
-        if config.threads and running != threads:
-            raise UserError(
-                f"TensorFlow already runs with {running} threads in this process; it can't change to {threads}. "
-                "Start a new process."
-            ) from None
-    gpus = tf.config.list_physical_devices("GPU")
-    wanted = _wanted_gpus(config, len(gpus))
-    if wanted:
-        with contextlib.suppress(RuntimeError):  # already running: a second run takes the devices of the first
-            tf.config.set_visible_devices([gpus[i] for i in wanted], "GPU")
-            for i in wanted:
-                tf.config.experimental.set_memory_growth(gpus[i], True)
-        return [device.name for device in tf.config.list_logical_devices("GPU")][: len(wanted)]
+    """Threads and devices of one process; both are fixed for the process once TensorFlow has started."""
+    _set_threads(config)
+    gpus = _choose_gpus(config, several=False)
     if gpus:
-        tf.config.set_visible_devices([], "GPU")
+        return [device.name for device in tf.config.list_logical_devices("GPU")][:gpus]
     cpu = tf.config.list_physical_devices("CPU")[0]
     with contextlib.suppress(RuntimeError):  # already running, with as many devices as it began with
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * config.cpu_devices)
@@ -46,8 +32,60 @@ def set_up_devices(config: Config) -> list[str]:
     return names[: config.cpu_devices]
 
 
-def _wanted_gpus(config: Config, available: int) -> list[int]:
-    """Numbers of the GPUs to use."""
+def several_machines(config: Config, crew: Crew) -> tuple[Any, list[str]]:
+    """The strategy for several processes that train together, and the devices of this one: all its GPUs, or its CPU."""
+    _set_threads(config)
+    _choose_gpus(config, several=True)
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(crew.spec), task_type="worker", task_id=crew.rank, rpc_layer="grpc"
+    )
+    crew.on_loss(_abort)
+    try:
+        strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+    except RuntimeError as error:
+        raise UserError(
+            f"TensorFlow already runs in this process and can't join a cluster any more: {error} Start a new process."
+        ) from error
+    except tf.errors.OpError as error:
+        raise crew.explain(error) from error
+    return strategy, list(strategy.extended.worker_devices)
+
+
+def _abort(reason: str) -> None:
+    """Ends the operations that wait for a process that is gone."""
+    context.context().abort_collective_ops(tf.errors.UNAVAILABLE, reason)
+
+
+def _set_threads(config: Config) -> None:
+    threads = config.threads or available_cores()
+    try:
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        tf.config.threading.set_inter_op_parallelism_threads(threads)
+    except RuntimeError:
+        running = tf.config.threading.get_intra_op_parallelism_threads()
+        if config.threads and running != threads:
+            raise UserError(
+                f"TensorFlow already runs with {running} threads in this process; it can't change to {threads}. "
+                "Start a new process."
+            ) from None
+
+
+def _choose_gpus(config: Config, several: bool) -> int:
+    """Makes TensorFlow see the GPUs that are wanted; how many."""
+    gpus = tf.config.list_physical_devices("GPU")
+    wanted = _wanted_gpus(config, len(gpus), several)
+    if wanted:
+        with contextlib.suppress(RuntimeError):  # already running: a second run takes the devices of the first
+            tf.config.set_visible_devices([gpus[i] for i in wanted], "GPU")
+            for i in wanted:
+                tf.config.experimental.set_memory_growth(gpus[i], True)
+    elif gpus:
+        tf.config.set_visible_devices([], "GPU")
+    return len(wanted)
+
+
+def _wanted_gpus(config: Config, available: int, several: bool) -> list[int]:
+    """Numbers of the GPUs to use; a process among several takes all that it sees."""
     if config.gpu_id is not None:
         if config.gpu_id >= available:
             raise UserError(
@@ -55,6 +93,8 @@ def _wanted_gpus(config: Config, available: int) -> list[int]:
                 + (f", 0 to {available - 1}." if available else "; `modelyard doctor` checks the machine.")
             )
         return [config.gpu_id]
+    if config.num_gpus == "auto" and several:
+        return list(range(available))
     if config.num_gpus == "auto":
         return [0] if available and config.cpu_devices == 1 else []
     count = available if config.num_gpus == "all" else int(config.num_gpus)

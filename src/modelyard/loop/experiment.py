@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from modelyard.cluster.crew import Crew
+from modelyard.cluster.find import find_cluster
 from modelyard.config import Config, load_config, resolve
-from modelyard.config.backend import choose_engine, select_engine
+from modelyard.config.backend import select_engine
 from modelyard.config.durations import Run
-from modelyard.data.dataset import TEST, TRAIN, VALIDATION, Dataset
+from modelyard.data.dataset import TEST, TRAIN, VALIDATION
 from modelyard.errors import ConfigError, Problem, RunError
+from modelyard.loop.crew import form_crew, in_cluster
+from modelyard.loop.members import all_ready, gather, take_part
+from modelyard.loop.result import Result
+from modelyard.loop.stages import build, create_engine, load_state, open_dataset, run_lengths
 from modelyard.loop.start import (
     find_folder,
     log_machine,
@@ -23,7 +27,6 @@ from modelyard.loop.start import (
     settle_config,
     tidy_after_a_false_start,
 )
-from modelyard.registry import ENGINES
 from modelyard.run.checkpoint import (
     Checkpoint,
     best_first,
@@ -43,36 +46,6 @@ if TYPE_CHECKING:
     from modelyard.loop.trainer import Trainer
 
 log = logging.getLogger("modelyard")
-ROLE = "chief"
-
-
-@dataclass(frozen=True)
-class Result:
-    """What came out of a run.
-
-    Args:
-        model_dir: the run folder.
-        step: how many steps were trained.
-        split: the split that ``metrics`` are of.
-        metrics: ``loss``, ``accuracy`` and whatever else the task measures.
-        model_step: the step of the model that ``metrics`` are of; the best model's for test at the end.
-        best: the best model by validation: metric, value, step, path; empty where none was kept.
-        validation: metrics on validation at the last evaluation.
-        seconds: wall-clock time of training, all starts together.
-    """
-
-    model_dir: str
-    step: int
-    split: str
-    metrics: dict[str, float]
-    model_step: int
-    best: dict[str, Any] = field(default_factory=dict)
-    validation: dict[str, float] = field(default_factory=dict)
-    seconds: float = 0.0
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
 
 
 def train_and_evaluate(config: Config | Mapping[str, Any] | None = None, **options: Any) -> Result:
@@ -150,14 +123,14 @@ def evaluate(
     path = choose(directory.checkpoints, directory.best, str(which))
     directory.bring_weights(path)
     loaded = read_checkpoint(path)
-    dataset = _load_dataset(config)
+    dataset = open_dataset(config)
     known = read_manifest(directory).get("dataset", {}).get("fingerprint")
     if known != dataset.fingerprint():
         log.warning("the data of %s is not the data this run was trained on", config.dataset)
     dataset.size(split)
-    engine = _create_engine(config)
-    _build(engine, config, dataset, _lengths(config, dataset))
-    _load_state(engine, loaded, weights_only=True)
+    engine = create_engine(config, Crew())
+    build(engine, config, dataset, run_lengths(config, dataset))
+    load_state(engine, loaded, weights_only=True)
     from modelyard.run.console import bar
 
     with bar(f"evaluating on {split}", dataset.size(split)) as progress:
@@ -170,30 +143,46 @@ def evaluate(
 
 
 def _run(config: Config, evaluates: bool) -> Result:
-    """One training run, stage by stage."""
+    """One process of a run: alone, or with its part in a cluster."""
+    cluster = find_cluster(config.cluster)
+    config = in_cluster(config, cluster)
+    if not cluster.is_alone:
+        select_engine(config.engine)  # importing it may hold this process up, which would look like silence later
+    if cluster.leads:
+        with form_crew(config, cluster, evaluates) as crew:
+            return _lead(config, evaluates, crew)
+    return take_part(config, cluster, evaluates)
+
+
+def _lead(config: Config, evaluates: bool, crew: Crew) -> Result:
+    """The training run, stage by stage, in the process that decides and writes."""
     directory = find_folder(config)
-    with directory, log_to(directory.logs, ROLE), tidy_after_a_false_start(directory):
+    tidy = tidy_after_a_false_start(directory) if crew.cluster.is_alone else contextlib.nullcontext()
+    with directory, log_to(directory.logs, crew.cluster.me.file_name), tidy:
         config = settle_config(directory, config)
         checkpoint = load_newest(directory.checkpoints)
         warm = None if checkpoint is not None else _warm_weights(config)
-        dataset = _load_dataset(config)
+        dataset = open_dataset(config)
         if evaluates:
             dataset.size(VALIDATION)
-        engine = _create_engine(config)
-        run = _lengths(config, dataset)
+        gather(crew, directory, config)
+        engine = create_engine(config, crew)
+        run = run_lengths(config, dataset)
         if checkpoint is not None and checkpoint.step > run.total_steps:
             raise RunError(
                 f"{directory.address} is at step {checkpoint.step} already, and {run.total_steps} are asked for; "
                 "nothing was changed."
             )
         log_machine(directory, config, dataset, engine)
-        _build(engine, config, dataset, run)
+        build(engine, config, dataset, run)
+        all_ready(crew, dataset)
         if checkpoint is not None:
-            _load_state(engine, checkpoint)
+            load_state(engine, checkpoint)
         elif warm is not None:
             _warm_start(engine, warm)
         run_id = record_start(directory, config, dataset, engine, run, checkpoint, evaluates)
-        trainer = _trainer(config, engine, directory, run, run_id, evaluates, checkpoint)
+        here = evaluates and not crew.cluster.has_evaluator
+        trainer = _trainer(config, engine, directory, run, run_id, here, checkpoint)
         try:
             trainer.train()
         except Exception as error:
@@ -212,45 +201,6 @@ def _as_config(config: Config | Mapping[str, Any] | None, options: Mapping[str, 
             raise TypeError("give a Config or options by name, not both; load_config(...) takes options.")
         return config
     return load_config(**{**(config or {}), **options})
-
-
-def _load_dataset(config: Config) -> Dataset:
-    from modelyard.data.load import load_dataset
-
-    return load_dataset(config)
-
-
-def _create_engine(config: Config) -> Engine:
-    name = select_engine(config.engine)
-    log.info("engine %s (%s)", name, choose_engine(config.engine)[1])
-    engine: Engine = ENGINES.get(name).load()(config)
-    return engine
-
-
-def _lengths(config: Config, dataset: Dataset) -> Run:
-    """How long the run is: N epochs are ceil(N × examples / batch) steps."""
-    examples = dataset.size(TRAIN)
-    if config.train_steps is not None:
-        total = config.train_steps
-    elif config.train_epochs is not None:
-        # As written, not as a binary float: 1.1 epochs of 100 examples are 110, not 110.00000000000001.
-        total = math.ceil(Fraction(repr(config.train_epochs)) * examples / config.train_batch_size)
-    else:
-        raise ConfigError([Problem("config", "train_steps", "is missing, and so is train_epochs; give one.")])
-    return Run(examples, config.train_batch_size, total)
-
-
-def _build(engine: Engine, config: Config, dataset: Dataset, run: Run) -> None:
-    from modelyard.models.task import build_task
-
-    engine.build(lambda: build_task(config, dataset), dataset, run)
-    log.info("model %s: %s parameters", config.model, f"{engine.model.count_params():,}")
-
-
-def _load_state(engine: Engine, checkpoint: Checkpoint, weights_only: bool = False) -> None:
-    from modelyard.engine.base import State
-
-    engine.load(State(checkpoint.weights, checkpoint.optimizer), weights_only=weights_only)
 
 
 def _warm_weights(config: Config) -> dict[str, Any] | None:

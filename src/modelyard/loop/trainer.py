@@ -104,7 +104,7 @@ class Trainer:
         every = config.eval_every or Duration.parse(f"{config.epochs_between_evals} epochs")
         self._evaluation_cadence = InSteps(every.period(run))
         self._evaluated_at = -math.inf
-        self._signal: int | None = None
+        self._own_signal: int | None = None
         self._snapshot: Checkpoint | None = None
         memory = checkpoint.memory if checkpoint is not None else {}
         self.step = checkpoint.step if checkpoint is not None else 0
@@ -150,6 +150,11 @@ class Trainer:
                     self._finish(begun)
                 raise
             self._finish(begun)
+
+    @property
+    def _signal(self) -> int | None:
+        """The signal that asks to save and leave; it may have reached another process of the run."""
+        return self._own_signal if self._own_signal is not None else self.engine.crew.signal
 
     @property
     def is_over(self) -> bool:
@@ -360,9 +365,9 @@ class Trainer:
             return
 
         def note(number: int, frame: Any) -> None:
-            if self._signal is not None and number == signal.SIGINT:
+            if self._own_signal is not None and number == signal.SIGINT:
                 raise KeyboardInterrupt
-            self._signal = number
+            self._own_signal = number
             log.info("%s: saving, then leaving …", signal.Signals(number).name)
 
         before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -25,7 +25,7 @@ from modelyard.run.journal import JOURNAL
 if TYPE_CHECKING:
     from modelyard.run.mirror import Mirror
 
-CONFIG, MANIFEST, METRICS, LOCK = "config.yaml", "manifest.json", "metrics.jsonl", ".lock"
+CONFIG, MANIFEST, METRICS, LOCK, MARK = "config.yaml", "manifest.json", "metrics.jsonl", ".lock", ".cluster"
 EVENTS, CHECKPOINTS, BEST, LOGS, PROFILE = "events", "checkpoints", "best", "runlogs", "profile"
 _NOT_IN_CONFIG = ("model_dir", "resume", "config_file", "config_set", "hyperparameter_file", "hyperparameter_set")
 """These say where a run is and how its config was found; a run from its own config is told anew."""
@@ -53,6 +53,7 @@ class RunDirectory:
         self.best = best if best is not None else path / BEST
         self.logs = path / LOGS
         self.profile = path / PROFILE
+        self.mark = path / MARK
         self._lock: TextIO | None = None
 
     @property
@@ -102,7 +103,7 @@ class RunDirectory:
             return self.mirror.strangers()
         if not self.path.is_dir():
             return []
-        ours = (LOCK, self.logs.name, self.checkpoints.name)
+        ours = (LOCK, MARK, self.logs.name, self.checkpoints.name)
         names = sorted(path.name for path in self.path.iterdir())
         return [name for name in names if name not in ours and not name.startswith(PARTIAL)]
 

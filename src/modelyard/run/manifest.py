@@ -44,7 +44,7 @@ def write_manifest(
         "hardware": hardware(),
         "engine": engine,
         "git_commit": git_commit(Path.cwd()),
-        "plugins": {name: _plugin_digest(name) for name in config.plugins},
+        "plugins": plugin_digests(config),
     }
     manifest.update(
         seeds={"random_seed": config.random_seed, "split_seed": config.split_seed},
@@ -74,6 +74,11 @@ def started_by(manifest: dict[str, Any]) -> str | None:
     starts = manifest.get("starts") or [{}]
     command = str((starts[-1].get("command") or [""])[0])
     return command if command.endswith(".py") and command != "__main__.py" else None
+
+
+def plugin_digests(config: Config) -> dict[str, str | None]:
+    """SHA-256 of the user's own code, by the name it was given under."""
+    return {name: _plugin_digest(name) for name in config.plugins}
 
 
 def _plugin_digest(name: str) -> str | None:

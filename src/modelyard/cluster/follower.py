@@ -1,0 +1,160 @@
+"""A process that follows: it joins the lead's crew and takes its orders."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+from modelyard.cluster.crew import Connected, Inbox, ended_by, failure_of, in_words, lost, until
+from modelyard.cluster.roles import Cluster
+from modelyard.cluster.wire import MOST_BYTES, Message, NotOursError, Wire, connect
+from modelyard.errors import ClusterError
+
+log = logging.getLogger("modelyard")
+
+
+class Follower(Connected):
+    """Takes orders from the lead.
+
+    Args:
+        cluster: who is who.
+        card: what this process was started with, for the lead to compare.
+        start_timeout: seconds to find the lead in.
+        peer_timeout: seconds of silence after which the lead is lost.
+    """
+
+    def __init__(self, cluster: Cluster, card: dict[str, Any], start_timeout: float, peer_timeout: float) -> None:
+        super().__init__(cluster, peer_timeout)
+        self._card, self._start_timeout = card, start_timeout
+        self._inbox = Inbox()
+        self._wire: Wire | None = None
+
+    def join(self) -> dict[str, Any]:
+        """Finds the lead, and waits until everyone is there. Returns what the lead tells about the run.
+
+        Raises:
+            ClusterError: if the lead refuses, fails, or does not answer in time.
+        """
+        lead, address = self.cluster.lead, self.cluster.address(self.cluster.lead)
+        log.info("%s of %s; waiting for the %s at %s", self.cluster.me, self.cluster.listed(), lead, address)
+        why = "nobody listens there"
+        for left in until(time.monotonic() + self._start_timeout):
+            try:
+                wire, reply = self._knock(address, min(left, self.peer_timeout))
+            except (OSError, EOFError) as error:
+                why = f"nobody answers there ({error or 'it hung up'})"
+                continue
+            except NotOursError:
+                why = "something else answers there"
+                continue
+            if reply.kind == "welcome":
+                return self._welcomed(wire, reply)
+            wire.close()
+            if reply.kind == "refused":
+                raise ClusterError(str(reply.fields.get("message")))
+            if reply.kind == "failed":
+                raise failure_of(f"the {lead}", reply.fields)
+            why = str(reply.fields.get("message", "it does not let this process in"))
+        raise ClusterError(
+            f"the {lead} at {address} could not be joined within {self._start_timeout:g} s: {why}. "
+            "Is it running, with the same addresses in its cluster? start_timeout_secs gives it more time."
+        )
+
+    def _knock(self, address: str, timeout: float) -> tuple[Wire, Message]:
+        wire = Wire(connect(address, timeout), most=MOST_BYTES)
+        try:
+            wire.set_timeout(timeout)
+            wire.greet()
+            wire.send("hello", role=self.cluster.me.role, index=self.cluster.me.index, card=self._card)
+            wire.expect_greeting()
+            while True:
+                reply = wire.receive()
+                if reply.kind != "alive":  # the lead waits for others
+                    return wire, reply
+        except BaseException:
+            wire.close()
+            raise
+
+    def _welcomed(self, wire: Wire, reply: Message) -> dict[str, Any]:
+        wire.set_timeout(self.peer_timeout)
+        self._wire = wire
+        self.spec = reply.fields.get("spec", {})
+        threading.Thread(target=self._listen, args=(wire,), name="orders", daemon=True).start()
+        self._repeat(self._beat)
+        return dict(reply.fields)
+
+    def ready(self, **facts: Any) -> None:
+        """Tells the lead that this process can begin, and what it found."""
+        self._say("ready", **facts)
+
+    def report_signal(self, number: int) -> None:
+        """Tells the lead of a signal: it has all save and leave at the same step."""
+        self._say("signal", number=number)
+
+    def order(self) -> Message:
+        """The next order.
+
+        Raises:
+            PeerLostError: if the lead is gone.
+        """
+        self.check()
+        message = self._inbox.get()
+        self.check()
+        assert message is not None
+        return message
+
+    def orders(self) -> Iterator[Message]:
+        """Orders, until the lead says that it is over; that one too."""
+        while True:
+            message = self.order()
+            yield message
+            if message.kind == "end":
+                return
+
+    def _listen(self, wire: Wire) -> None:
+        lead = f"the {self.cluster.lead}"
+        try:
+            while True:
+                message = wire.receive()
+                if message.kind == "failed":
+                    who = message.fields.get("who")
+                    self.fail(failure_of(str(who) if who else lead, message.fields))
+                elif message.kind == "signal":
+                    self.signal = int(message.fields["number"])
+                elif message.kind != "alive":
+                    self._inbox.put(message)
+                if message.kind in ("failed", "end"):
+                    return
+        except TimeoutError:
+            self.fail(lost(lead, f"has been silent for {self.peer_timeout:g} s"))
+        except (OSError, EOFError):
+            self.fail(lost(lead, "ended without a word"))
+        except NotOursError:
+            self.fail(lost(lead, "sends what can't be understood"))
+        finally:
+            self._inbox.put(None)
+
+    def _beat(self) -> None:
+        with contextlib.suppress(OSError):  # the listening side notices
+            self._say("alive")
+
+    def _say(self, kind: str, **fields: Any) -> None:
+        if self._wire is not None:
+            self._wire.send(kind, **fields)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(OSError):
+            if error is None or ended_by(error) is not None:
+                self._say("bye")
+            elif self.failure is None:
+                self._say("failed", **in_words(error))
+        self._over.set()
+        if self._wire is not None:
+            self._wire.close()

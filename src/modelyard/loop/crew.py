@@ -1,0 +1,155 @@
+"""Forms the crew of a run: what its processes must have in common, and where they meet."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+import time
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from modelyard import storage
+from modelyard.cluster.crew import Crew
+from modelyard.cluster.follower import Follower
+from modelyard.cluster.lead import Lead
+from modelyard.cluster.roles import EVALUATOR, Cluster
+from modelyard.cluster.wire import check_free
+from modelyard.config import Config
+from modelyard.config.backend import choose_engine
+from modelyard.config.yaml_file import inline
+from modelyard.errors import ClusterError, ConfigError, Problem
+from modelyard.run.directory import RunDirectory
+from modelyard.run.files import write_text
+from modelyard.run.machine import versions
+from modelyard.run.manifest import plugin_digests
+
+log = logging.getLogger("modelyard")
+_OWN = (
+    "model_dir", "runs_dir", "data_dir", "cache_dir", "gpu_id", "threads", "input_threads", "plugins",
+    "config_file", "config_set", "hyperparameter_file", "hyperparameter_set",
+)  # fmt: skip
+"""What may be different on every machine. Plugins are compared by their contents."""
+_FOLDER_SECONDS = 20.0
+"""How long a file may take to be seen on other machines, where the file system keeps copies of its folders."""
+
+
+def in_cluster(config: Config, cluster: Cluster) -> Config:
+    """The config of this process, with what its cluster says of the run folder.
+
+    Raises:
+        ConfigError: if the two contradict each other, or a cluster can't train this config.
+    """
+    problems = []
+    named = cluster.model_dir
+    if named and config.model_dir and _absolute(named) != _absolute(config.model_dir):
+        message = f"is {config.model_dir!r} here and {named!r} in {cluster.source}. Name it once, or the same."
+        problems.append(Problem(config.origin("model_dir"), "model_dir", message))
+    elif named and not config.model_dir:
+        config = config.model_copy(update={"model_dir": named})
+    if not cluster.is_alone:
+        if not config.model_dir:
+            message = f"is missing: the {len(cluster.members)} processes of this cluster ({cluster.source}) need one"
+            problems.append(Problem("config", "model_dir", f"{message} run folder that all of them can reach."))
+        if config.cpu_devices > 1:
+            message = f"is {config.cpu_devices}; in a cluster every process is one CPU device. Start more processes."
+            problems.append(Problem(config.origin("cpu_devices"), "cpu_devices", message))
+        engine = choose_engine(config.engine)[0]
+        if engine != "tensorflow" and cluster.mode != "synchronous":
+            message = f"is {engine}, and parameter servers are TensorFlow's. Leave 'ps' out of {cluster.source}."
+            problems.append(Problem(config.origin("engine"), "engine", message))
+    if problems:
+        raise ConfigError(problems)
+    return config
+
+
+def _absolute(path: str) -> str:
+    return path.rstrip("/") if storage.is_remote(path) else str(Path(path).expanduser().absolute())
+
+
+def form_crew(config: Config, cluster: Cluster, evaluates: bool) -> Crew:
+    """This process's place in the crew; it leads, follows, or is alone.
+
+    Raises:
+        ClusterError: if its address can't be used.
+    """
+    if cluster.is_alone:
+        return Crew()
+    card = _card(config, cluster, evaluates)
+    if cluster.leads:
+        return Lead(cluster, card, _differences, config.start_timeout_secs, config.peer_timeout_secs)
+    if cluster.me.role != EVALUATOR:
+        check_free(cluster.address(cluster.me))
+    return Follower(cluster, card, config.start_timeout_secs, config.peer_timeout_secs)
+
+
+def _card(config: Config, cluster: Cluster, evaluates: bool) -> dict[str, Any]:
+    """What all processes of a run must have in common."""
+    plugins = {Path(name).name: digest for name, digest in plugin_digests(config).items()}
+    return {
+        "options": {key: value for key, value in config.flat().items() if key not in _OWN},
+        "versions": versions(),
+        "code": {"modelyard's source": _source_digest(), **plugins},
+        "cluster": {role: list(hosts) for role, hosts in cluster.addresses.items() if role != EVALUATOR},
+        "evaluates": evaluates,
+    }
+
+
+def _differences(lead: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """How a process differs from the lead, one line each."""
+    lines = []
+    for group, word in (("options", ""), ("versions", "version of "), ("cluster", "addresses of "), ("code", "")):
+        mine, theirs = lead[group], other.get(group)
+        if not isinstance(theirs, dict):
+            return ["it speaks another language; are the versions of Modelyard the same?"]
+        for key in sorted(set(mine) | set(theirs)):
+            if mine.get(key) != theirs.get(key):
+                lines.append(f"{word}{key}: {inline(theirs.get(key))} there, {inline(mine.get(key))} here")
+    if lead["evaluates"] != other.get("evaluates"):
+        lines.append("one of them was started with `train`, the other with `train-and-evaluate`")
+    return lines
+
+
+@lru_cache(maxsize=1)
+def _source_digest() -> str:
+    """Of all Python files of this package: two processes must run the same code."""
+    root = Path(__file__).parent.parent
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+# -- one run folder for all -----------------------------------------------------------------------------------------
+
+
+def mark_folder(directory: RunDirectory) -> str | None:
+    """Leaves a mark in the run folder for the others to find there; None for object stores, which all can reach."""
+    if directory.mirror is not None:
+        return None
+    token = secrets.token_hex(16)
+    write_text(directory.mark, token)
+    return token
+
+
+def check_folder(directory: RunDirectory, token: str | None, lead: str) -> None:
+    """Makes sure that this process sees the lead's run folder.
+
+    Raises:
+        ClusterError: if it is another folder of the same name.
+    """
+    deadline = time.monotonic() + _FOLDER_SECONDS
+    while token is not None:
+        try:
+            if directory.mark.read_text(encoding="utf-8") == token:
+                return
+        except OSError:
+            pass
+        if time.monotonic() > deadline:
+            raise ClusterError(
+                f"{directory.path.absolute()} is not the folder that {lead} writes to. All processes of a run need one "
+                "folder that they share (NFS, a volume), or a URL (s3://, gs://) as --model_dir: what is saved there "
+                "is what any of them goes on from."
+            )
+        time.sleep(0.1)
