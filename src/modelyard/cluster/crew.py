@@ -168,9 +168,12 @@ class Inbox:
         """Adds a message; None wakes the waiter up."""
         self._queue.put(message)
 
-    def get(self) -> Message | None:
-        """The next message, when it is there."""
-        return self._queue.get()
+    def get(self, seconds: float | None = None) -> Message | None:
+        """The next message, when it is there; None if that takes longer than ``seconds``."""
+        try:
+            return self._queue.get(timeout=seconds)
+        except queue.Empty:
+            return None
 
 
 def ended_by(error: BaseException | None) -> int | None:

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -34,16 +34,21 @@ class Follower(Connected):
         self._inbox = Inbox()
         self._wire: Wire | None = None
 
-    def join(self) -> dict[str, Any]:
+    def join(self, unless: Callable[[], bool] = lambda: False) -> dict[str, Any] | None:
         """Finds the lead, and waits until everyone is there. Returns what the lead tells about the run.
+
+        Args:
+            unless: asked before every attempt; if it says so, there is no need to join any more, and None is returned.
 
         Raises:
             ClusterError: if the lead refuses, fails, or does not answer in time.
         """
         lead, address = self.cluster.lead, self.cluster.address(self.cluster.lead)
-        log.info("%s of %s; waiting for the %s at %s", self.cluster.me, self.cluster.listed(), lead, address)
+        log.info("%s; waiting for %s at %s", self.cluster.describe(), lead, address)
         why = "nobody listens there"
         for left in until(time.monotonic() + self._start_timeout):
+            if unless():
+                return None
             try:
                 wire, reply = self._knock(address, min(left, self.peer_timeout))
             except (OSError, EOFError) as error:
@@ -58,10 +63,10 @@ class Follower(Connected):
             if reply.kind == "refused":
                 raise ClusterError(str(reply.fields.get("message")))
             if reply.kind == "failed":
-                raise failure_of(f"the {lead}", reply.fields)
+                raise failure_of(str(lead), reply.fields)
             why = str(reply.fields.get("message", "it does not let this process in"))
         raise ClusterError(
-            f"the {lead} at {address} could not be joined within {self._start_timeout:g} s: {why}. "
+            f"{lead} at {address} could not be joined within {self._start_timeout:g} s: {why}. "
             "Is it running, with the same addresses in its cluster? start_timeout_secs gives it more time."
         )
 
@@ -102,10 +107,19 @@ class Follower(Connected):
         Raises:
             PeerLostError: if the lead is gone.
         """
-        self.check()
-        message = self._inbox.get()
-        self.check()
+        message = self.order_within(None)
         assert message is not None
+        return message
+
+    def order_within(self, seconds: float | None) -> Message | None:
+        """The next order; None if there is none within ``seconds``.
+
+        Raises:
+            PeerLostError: if the lead is gone.
+        """
+        self.check()
+        message = self._inbox.get(seconds)
+        self.check()
         return message
 
     def orders(self) -> Iterator[Message]:
@@ -117,7 +131,7 @@ class Follower(Connected):
                 return
 
     def _listen(self, wire: Wire) -> None:
-        lead = f"the {self.cluster.lead}"
+        lead = str(self.cluster.lead)
         try:
             while True:
                 message = wire.receive()

@@ -52,8 +52,8 @@ class Lead(Connected):
 
     @property
     def expected(self) -> list[Member]:
-        """Those without whom the run can't begin."""
-        return [m for m in self.cluster.members if m != self.cluster.me and m.role != EVALUATOR]
+        """Those without whom the run does not begin."""
+        return [m for m in self.cluster.members if m != self.cluster.me]
 
     def meet(self, **facts: Any) -> None:
         """Waits until everyone is there, and tells them ``facts`` about the run.
@@ -152,14 +152,14 @@ class Lead(Connected):
             told = in_words(self.failure)
             return told["message"], "refused" if told["final"] else "wait"
         if member not in self.cluster.members or member == self.cluster.me:
-            what = f"the {self.cluster.lead}'s cluster has {self.cluster.listed()}, and {member} is not in it"
+            what = f"the cluster of {self.cluster.lead} has {self.cluster.listed()}, and {member} is not in it"
             hint = " Without an evaluator in it the chief evaluates itself." if member.role == EVALUATOR else ""
             return f"{what}. Give all processes the same cluster.{hint}", "refused"
         if member in self._wires:
             return f"there is a {member} already", "wait"
         if differences := self._compare(self._card, card):
             shown = "\n".join(f"  {line}" for line in differences)
-            return f"{member} was not started like the {self.cluster.lead}:\n{shown}", "refused"
+            return f"{member} was not started like {self.cluster.lead}:\n{shown}", "refused"
         comes_back = member.role == EVALUATOR or (self.cluster.mode == PARAMETER_SERVERS and member.role == WORKER)
         if self._welcome is not None and not comes_back:
             return "the run is under way without it", "wait"
@@ -235,7 +235,8 @@ class Lead(Connected):
         if error is None or ended_by(error) is not None:
             self._say_to_all("end", signal=ended_by(error))
             with self._changed:
-                self._changed.wait_for(lambda: not self._wires, timeout=_LINGER_SECONDS)
+                # An evaluator still has the last checkpoint to evaluate.
+                self._changed.wait_for(lambda: all(m.role == EVALUATOR for m in self._wires), timeout=_LINGER_SECONDS)
         else:
             if self.failure is None:
                 self.failure = error if isinstance(error, UserError) else PeerLostError(in_words(error)["message"])

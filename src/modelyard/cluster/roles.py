@@ -22,7 +22,7 @@ class Member:
         return self.role if self.role in (CHIEF, EVALUATOR) else f"{self.role}-{self.index}"
 
     def __str__(self) -> str:
-        return self.role if self.role in (CHIEF, EVALUATOR) else f"{self.role} {self.index}"
+        return f"the {self.role}" if self.role in (CHIEF, EVALUATOR) else f"{self.role} {self.index}"
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,7 @@ def check_free(address: str) -> None:
 
 
 def free_port(host: str) -> int:
-    """A port of this machine that the system picks. TensorFlow's server shares its port with nobody, so it is not held."""
+    """A port of this machine that the system picks. It can't be held: TensorFlow's server shares a port with nobody."""
     with _socket(host) as probe:
         probe.bind((_interface(host), 0))
         return int(probe.getsockname()[1])

@@ -267,7 +267,7 @@ class TensorFlowEngine(Engine):
         """Gradients and metrics of all replicas together, in one operation: between machines each one costs a journey.
 
         Moving averages go with them unless batch norm is synchronised: those of all replicas are averaged, so that no
-        replica has a state of its own. They are linear in what they have seen, so once a step is as good as every piece.
+        replica has a state of its own. They are linear in what they have seen, so once a step is as good.
         """
         present = [tf.convert_to_tensor(g) for g in gradients if g is not None]
         averages = [] if self.config.sync_batch_norm else [_here(v) for v in self._changing.values()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 from typing import Any
 
 import tensorflow as tf
@@ -12,6 +13,9 @@ from modelyard.cluster.crew import Crew
 from modelyard.config.schema import Config
 from modelyard.errors import UserError
 from modelyard.run.machine import available_cores
+
+_SERVERS_SECONDS = 60
+"""How long TensorFlow's servers may take to find each other, after all processes have met."""
 
 
 def set_up_devices(config: Config) -> list[str]:
@@ -40,6 +44,9 @@ def several_machines(config: Config, crew: Crew) -> tuple[Any, list[str]]:
         tf.train.ClusterSpec(crew.spec), task_type="worker", task_id=crew.rank, rpc_layer="grpc"
     )
     crew.on_loss(_abort)
+    # It waits for the others' servers and lets no other thread of Python run meanwhile, so that nothing of ours would
+    # notice if one of them died just now.
+    faulthandler.dump_traceback_later(_SERVERS_SECONDS, exit=True)
     try:
         strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
     except RuntimeError as error:
@@ -48,6 +55,8 @@ def several_machines(config: Config, crew: Crew) -> tuple[Any, list[str]]:
         ) from error
     except tf.errors.OpError as error:
         raise crew.explain(error) from error
+    finally:
+        faulthandler.cancel_dump_traceback_later()
     return strategy, list(strategy.extended.worker_devices)
 
 

@@ -31,7 +31,8 @@ _OWN = (
     "config_file", "config_set", "hyperparameter_file", "hyperparameter_set",
 )  # fmt: skip
 """What may be different on every machine. Plugins are compared by their contents."""
-_FOLDER_SECONDS = 20.0
+_STOPPING_HOOKS = ("early_stop", "stop_at")
+_FOLDER_SECONDS = 35.0
 """How long a file may take to be seen on other machines, where the file system keeps copies of its folders."""
 
 
@@ -59,9 +60,26 @@ def in_cluster(config: Config, cluster: Cluster) -> Config:
         if engine != "tensorflow" and cluster.mode != "synchronous":
             message = f"is {engine}, and parameter servers are TensorFlow's. Leave 'ps' out of {cluster.source}."
             problems.append(Problem(config.origin("engine"), "engine", message))
+    if cluster.has_evaluator or cluster.me.role == EVALUATOR:
+        problems += _evaluator_problems(config)
     if problems:
         raise ConfigError(problems)
     return config
+
+
+def _evaluator_problems(config: Config) -> list[Problem]:
+    """What can't be had while another process evaluates."""
+    problems = []
+    stopping = [call.name.lstrip("+") for call in config.hooks if call.name.lstrip("+") in _STOPPING_HOOKS]
+    if stopping:
+        message = (
+            f"{' and '.join(stopping)} must see evaluations where training is; leave the evaluator out of the cluster."
+        )
+        problems.append(Problem(config.origin("hooks"), "hooks", message))
+    if config.model_dir and storage.is_remote(config.model_dir):
+        message = "is a URL, and an evaluator watches a folder. Use a shared folder, or leave the evaluator out."
+        problems.append(Problem(config.origin("model_dir"), "model_dir", message))
+    return problems
 
 
 def _absolute(path: str) -> str:

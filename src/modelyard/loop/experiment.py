@@ -13,11 +13,11 @@ from modelyard.cluster.find import find_cluster
 from modelyard.config import Config, load_config, resolve
 from modelyard.config.backend import select_engine
 from modelyard.config.durations import Run
-from modelyard.data.dataset import TEST, TRAIN, VALIDATION
+from modelyard.data.dataset import VALIDATION
 from modelyard.errors import ConfigError, Problem, RunError
 from modelyard.loop.crew import form_crew, in_cluster
-from modelyard.loop.members import all_ready, gather, take_part
-from modelyard.loop.result import Result
+from modelyard.loop.members import gather, take_part
+from modelyard.loop.result import Result, best_of, conclude
 from modelyard.loop.stages import build, create_engine, load_state, open_dataset, run_lengths
 from modelyard.loop.start import (
     find_folder,
@@ -33,11 +33,8 @@ from modelyard.run.checkpoint import (
     choose,
     load_newest,
     read_checkpoint,
-    read_state,
-    step_of,
 )
 from modelyard.run.directory import RunDirectory, open_run_folder
-from modelyard.run.journal import log_result
 from modelyard.run.log import log_to
 from modelyard.run.manifest import read_manifest, started_by
 
@@ -136,7 +133,7 @@ def evaluate(
     with bar(f"evaluating on {split}", dataset.size(split)) as progress:
         metrics = engine.evaluate(split, progress)
     engine.close()
-    return Result(str(model_dir), loaded.step, split, metrics, loaded.step, best=_best(directory))
+    return Result(str(model_dir), loaded.step, split, metrics, loaded.step, best=best_of(directory))
 
 
 # -- the stages of a run ------------------------------------------------------------------------------------------
@@ -165,7 +162,7 @@ def _lead(config: Config, evaluates: bool, crew: Crew) -> Result:
         dataset = open_dataset(config)
         if evaluates:
             dataset.size(VALIDATION)
-        gather(crew, directory, config)
+        gather(crew, directory, config, dataset)
         engine = create_engine(config, crew)
         run = run_lengths(config, dataset)
         if checkpoint is not None and checkpoint.step > run.total_steps:
@@ -175,7 +172,6 @@ def _lead(config: Config, evaluates: bool, crew: Crew) -> Result:
             )
         log_machine(directory, config, dataset, engine)
         build(engine, config, dataset, run)
-        all_ready(crew, dataset)
         if checkpoint is not None:
             load_state(engine, checkpoint)
         elif warm is not None:
@@ -192,7 +188,7 @@ def _lead(config: Config, evaluates: bool, crew: Crew) -> Result:
             raise
         finally:
             engine.close()
-        return _conclude(directory, trainer)
+        return conclude(directory, trainer)
 
 
 def _as_config(config: Config | Mapping[str, Any] | None, options: Mapping[str, Any]) -> Config:
@@ -232,35 +228,8 @@ def _trainer(
     from modelyard.loop.trainer import Trainer
 
     hooks = build_hooks(config.hooks)
+    if engine.crew.cluster.has_evaluator:  # which keeps the best models, so that only one process writes there
+        hooks = [hook for hook in hooks if hook.name != "best"]
     if not any(hook.name == "checkpoint" for hook in hooks):
         log.warning("the hook checkpoint is off: nothing is saved, and this run can't be gone on with")
     return Trainer(config, engine, directory, run, run_id, hooks, evaluates, checkpoint)
-
-
-def _conclude(directory: RunDirectory, trainer: Trainer) -> Result:
-    """Gathers the results and adds them to the journal."""
-    best = _best(directory)
-    validation = {k: float(v) for k, v in trainer.last_evaluation.items()}
-    split, metrics, model_step = VALIDATION, validation, trainer.step
-    if trainer.last_test:
-        split, metrics = TEST, {k: float(v) for k, v in trainer.last_test.items()}
-        model_step = best.get("step", trainer.step)
-    elif not validation:
-        split, metrics = TRAIN, trainer.last_report
-    seconds = round(trainer.seconds, 2)
-    result = Result(directory.address, trainer.step, split, metrics, model_step, best, validation, seconds)
-    shown: dict[str, Any] = {f"{split} {name}": value for name, value in metrics.items()}
-    shown |= {f"best validation {best['metric']}": f"{best['value']:.6g} at step {best['step']}"} if best else {}
-    ended = f"{trainer.step}" + (f" ({trainer.stop_reason})" if trainer.stop_reason else "")
-    log_result(directory.journal, directory.name, {"step": ended, **shown, "seconds": result.seconds})
-    return result
-
-
-def _best(directory: RunDirectory) -> dict[str, Any]:
-    """The best model of the run, if one was kept."""
-    paths = best_first(directory.best)
-    if not paths:
-        return {}
-    won = read_state(paths[0])["memory"]["best"]
-    path = directory.address_of(paths[0])
-    return {"metric": won["metric"], "value": won["value"], "step": step_of(paths[0]), "path": path}

@@ -20,7 +20,7 @@ from modelyard.config import Config
 from modelyard.data.dataset import TRAIN, Dataset
 from modelyard.errors import ClusterError, Interrupted
 from modelyard.loop.crew import check_folder, form_crew, mark_folder
-from modelyard.loop.result import Result
+from modelyard.loop.result import Result, conclude
 from modelyard.loop.stages import build, create_engine, open_dataset, run_lengths
 from modelyard.run.directory import RunDirectory, remote_run_folder
 from modelyard.run.log import log_to
@@ -31,27 +31,26 @@ log = logging.getLogger("modelyard")
 # -- how the lead and the others meet -------------------------------------------------------------------------------
 
 
-def gather(crew: Crew, directory: RunDirectory, config: Config) -> None:
-    """The lead waits for the others, and tells them what they need to know."""
-    if isinstance(crew, Lead):
-        crew.meet(mark=mark_folder(directory), threads=config.threads)
+def gather(crew: Crew, directory: RunDirectory, config: Config, dataset: Dataset) -> None:
+    """The lead waits for the others, tells them what they need to know, and makes sure that they have the same data.
 
-
-def all_ready(crew: Crew, dataset: Dataset) -> None:
-    """The lead waits until the others have built the same model on the same data.
+    All of that before the engine starts: TensorFlow waits for its peers in a way that can't be broken off.
 
     Raises:
-        ClusterError: if their data is another.
+        ClusterError: if someone does not come, or was started otherwise, or has other data.
     """
-    if not isinstance(crew, Lead) or crew.cluster.mode != SYNCHRONOUS:
+    if not isinstance(crew, Lead):
         return
-    mine = dataset.fingerprint()
-    others = [str(member) for member, facts in crew.gather_ready().items() if facts.get("data") != mine]
-    if others:
-        raise ClusterError(
-            f"the data of {', '.join(others)} is not the data of the {crew.cluster.lead}: the same dataset must be at "
-            "every process's data_dir, or on a file system that all share."
-        )
+    crew.meet(mark=mark_folder(directory), threads=config.threads)
+    if crew.cluster.mode == SYNCHRONOUS:
+        mine = dataset.fingerprint()
+        others = [str(member) for member, facts in crew.gather_ready().items() if facts.get("data") != mine]
+        if others:
+            raise ClusterError(
+                f"the data of {', '.join(others)} is not the data of {crew.cluster.lead}: the same dataset must be at "
+                "every process's data_dir, or on a file system that all share."
+            )
+        crew.tell("begin")
 
 
 def take_part(config: Config, cluster: Cluster, evaluates: bool) -> Result:
@@ -59,17 +58,18 @@ def take_part(config: Config, cluster: Cluster, evaluates: bool) -> Result:
     directory = _run_folder(config)
     with log_to(directory.logs, cluster.me.file_name), form_crew(config, cluster, evaluates) as crew:
         assert isinstance(crew, Follower)
-        told = crew.join()
-        check_folder(directory, told.get("mark"), f"the {cluster.lead}")
+        if cluster.me.role == EVALUATOR:
+            return _evaluate(config, crew, directory)
+        told = crew.join() or {}
+        check_folder(directory, told.get("mark"), str(cluster.lead))
         if config.threads == 0 and isinstance(told.get("threads"), int):  # pinned for a deterministic run
             config = config.model_copy(update={"threads": told["threads"]})
-        with _signals(crew):
-            part = _evaluate if cluster.me.role == EVALUATOR else _train if cluster.mode == SYNCHRONOUS else _serve
-            result, last = part(config, crew, directory)
-            number = last.fields.get("signal")
-            if number is not None:
-                raise Interrupted(number, result.step, directory.address)
-            return result
+        part = _train if cluster.mode == SYNCHRONOUS else _serve
+        result, last = part(config, crew, directory)
+        number = last.fields.get("signal")
+        if number is not None:
+            raise Interrupted(number, result.step, directory.address)
+        return result
 
 
 def _run_folder(config: Config) -> RunDirectory:
@@ -82,8 +82,11 @@ def _run_folder(config: Config) -> RunDirectory:
 
 
 @contextlib.contextmanager
-def _signals(crew: Follower) -> Iterator[None]:
-    """SIGTERM and Ctrl-C are the lead's to act on: it has all leave at the same step. A second Ctrl-C breaks off."""
+def signals_to_lead(crew: Follower) -> Iterator[None]:
+    """SIGTERM and Ctrl-C are the lead's to act on: it has all leave at the same step. A second Ctrl-C breaks off.
+
+    To be entered when TensorFlow is up: it takes SIGTERM for itself when it joins a cluster.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -94,7 +97,7 @@ def _signals(crew: Follower) -> Iterator[None]:
         if seen and number == signal.SIGINT:
             raise KeyboardInterrupt
         seen = True
-        log.info("%s: telling the %s, which saves and has all leave …", signal.Signals(number).name, crew.cluster.lead)
+        log.info("%s: telling %s, which saves and has all leave …", signal.Signals(number).name, crew.cluster.lead)
         threading.Thread(target=crew.report_signal, args=(number,), daemon=True).start()
 
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -111,12 +114,14 @@ def _signals(crew: Follower) -> Iterator[None]:
 def _train(config: Config, crew: Follower, directory: RunDirectory) -> tuple[Result, Message]:
     """Trains and evaluates its share of every batch."""
     dataset = open_dataset(config)
-    engine = create_engine(config, crew)
     run = run_lengths(config, dataset)
-    build(engine, config, dataset, run)
     crew.ready(data=dataset.fingerprint())
+    crew.order()  # to begin
+    engine = create_engine(config, crew)
+    build(engine, config, dataset, run)
     try:
-        step, last = engine.follow(crew)
+        with signals_to_lead(crew):
+            step, last = engine.follow(crew)
     finally:
         engine.close()
     return Result(directory.address, step, TRAIN, {}, step), last
@@ -127,12 +132,16 @@ def _serve(config: Config, crew: Follower, directory: RunDirectory) -> tuple[Res
     from modelyard.engine.parameter_server import serve_tensorflow
 
     serve_tensorflow(crew.cluster, crew.spec, config.threads)
-    *_, last = crew.orders()
+    with signals_to_lead(crew):
+        *_, last = crew.orders()
     return Result(directory.address, 0, TRAIN, {}, 0), last
 
 
-def _evaluate(config: Config, crew: Follower, directory: RunDirectory) -> tuple[Result, Message]:
-    """Evaluates every new checkpoint."""
-    from modelyard.loop.evaluator import evaluate_checkpoints
+def _evaluate(config: Config, crew: Follower, directory: RunDirectory) -> Result:
+    """Evaluates every new checkpoint; what is left too, if training has ended meanwhile."""
+    from modelyard.loop.evaluator import evaluate_checkpoints, is_finished
 
-    return evaluate_checkpoints(config, crew, directory)
+    told = crew.join(unless=lambda: is_finished(directory))
+    if told is not None:
+        check_folder(directory, told.get("mark"), str(crew.cluster.lead))
+    return conclude(directory, evaluate_checkpoints(config, crew, directory, over=told is None))

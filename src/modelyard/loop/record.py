@@ -101,7 +101,7 @@ class TensorBoard(Hook):
         """Cuts the files back to the step the run goes on from; a new run gets images and graph."""
         self._folder = loop.directory.events
         cut_events(self._folder, loop.step, self._known)
-        if loop.step == 0 and not any(self._folder.rglob("events.out.tfevents.*")):
+        if loop.trains and loop.step == 0 and not any(self._folder.rglob("events.out.tfevents.*")):
             writer = self._writer(TRAIN)
             if self.wanted.graph:
                 writer.graph(loop.engine.model)

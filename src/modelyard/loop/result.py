@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from modelyard.data.dataset import TEST, TRAIN, VALIDATION
+from modelyard.run.checkpoint import best_first, read_state, step_of
+from modelyard.run.directory import RunDirectory
+from modelyard.run.journal import log_result
+
+if TYPE_CHECKING:
+    from modelyard.loop.trainer import Trainer
 
 
 @dataclass(frozen=True)
@@ -33,3 +41,32 @@ class Result:
     def as_json(self) -> dict[str, Any]:
         """Plain values."""
         return asdict(self)
+
+
+def conclude(directory: RunDirectory, trainer: Trainer) -> Result:
+    """Gathers the results and adds them to the journal."""
+    best = best_of(directory)
+    validation = {k: float(v) for k, v in trainer.last_evaluation.items()}
+    split, metrics, model_step = VALIDATION, validation, trainer.step
+    if trainer.last_test:
+        split, metrics = TEST, {k: float(v) for k, v in trainer.last_test.items()}
+        model_step = best.get("step", trainer.step)
+    elif not validation:
+        split, metrics = TRAIN, trainer.last_report
+    seconds = round(trainer.seconds, 2)
+    result = Result(directory.address, trainer.step, split, metrics, model_step, best, validation, seconds)
+    shown: dict[str, Any] = {f"{split} {name}": value for name, value in metrics.items()}
+    shown |= {f"best validation {best['metric']}": f"{best['value']:.6g} at step {best['step']}"} if best else {}
+    ended = f"{trainer.step}" + (f" ({trainer.stop_reason})" if trainer.stop_reason else "")
+    log_result(directory.journal, directory.name, {"step": ended, **shown, "seconds": result.seconds})
+    return result
+
+
+def best_of(directory: RunDirectory) -> dict[str, Any]:
+    """The best model of the run, if one was kept."""
+    paths = best_first(directory.best)
+    if not paths:
+        return {}
+    won = read_state(paths[0])["memory"]["best"]
+    path = directory.address_of(paths[0])
+    return {"metric": won["metric"], "value": won["value"], "step": step_of(paths[0]), "path": path}

@@ -32,7 +32,7 @@ from modelyard.run.metrics import read_metrics
 log = logging.getLogger("modelyard")
 
 
-class _EvaluationAbandonedError(Exception):
+class EvaluationAbandonedError(Exception):
     """A signal came while evaluating: saving is more urgent."""
 
 
@@ -80,6 +80,9 @@ class Trainer:
         evaluate: whether to evaluate on validation on the way.
         checkpoint: the point to go on from; None for a new run.
     """
+
+    trains = True
+    """Whether there are training batches to show; an evaluator has none."""
 
     def __init__(
         self,
@@ -275,7 +278,7 @@ class Trainer:
         self.owes_evaluation = False
         try:
             self.evaluate(VALIDATION)
-        except _EvaluationAbandonedError:  # it is made up for when the run goes on
+        except EvaluationAbandonedError:  # it is made up for when the run goes on
             self.evaluated_step, self.owes_evaluation = before, True
         self._evaluated_at = time.monotonic()
 
@@ -297,7 +300,7 @@ class Trainer:
             if (row.get("split"), row.get("step")) == (TEST, step):
                 self.last_test = {k: v for k, v in row.items() if k not in ("step", "epoch", "split", "seconds")}
                 return
-        with contextlib.suppress(_EvaluationAbandonedError):
+        with contextlib.suppress(EvaluationAbandonedError):
             self.last_test = self.evaluate(TEST, step)
 
     def _load_best(self) -> int:
@@ -323,7 +326,7 @@ class Trainer:
 
             def progress(done: int, size: int) -> None:
                 if self._signal is not None and done < size:
-                    raise _EvaluationAbandonedError
+                    raise EvaluationAbandonedError
                 show(done, size)
 
             metrics = self.engine.evaluate(split, progress)

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from modelyard.run.mirror import Mirror
 
 CONFIG, MANIFEST, METRICS, LOCK, MARK = "config.yaml", "manifest.json", "metrics.jsonl", ".lock", ".cluster"
-EVENTS, CHECKPOINTS, BEST, LOGS, PROFILE = "events", "checkpoints", "best", "runlogs", "profile"
+EVENTS, CHECKPOINTS, BEST, LOGS, PROFILE, EVALUATOR = (
+    "events", "checkpoints", "best", "runlogs", "profile", "evaluator",
+)  # fmt: skip
 _NOT_IN_CONFIG = ("model_dir", "resume", "config_file", "config_set", "hyperparameter_file", "hyperparameter_set")
 """These say where a run is and how its config was found; a run from its own config is told anew."""
 _LOCK_SECONDS = 0.5
@@ -54,7 +56,17 @@ class RunDirectory:
         self.logs = path / LOGS
         self.profile = path / PROFILE
         self.mark = path / MARK
+        self.evaluations = path / EVALUATOR / METRICS
         self._lock: TextIO | None = None
+
+    def of_evaluator(self) -> RunDirectory:
+        """The same folder for an evaluator beside training: it keeps the best models, and has files of its own."""
+        own = RunDirectory(self.path, self.best)
+        own.metrics, own.events = self.evaluations, self.path / EVALUATOR / EVENTS
+        with explain(own.metrics.parent, "make the folder"):
+            for folder in (own.metrics.parent, own.best):
+                folder.mkdir(parents=True, exist_ok=True)
+        return own
 
     @property
     def name(self) -> str:

@@ -20,7 +20,7 @@ def summarize(directory: RunDirectory) -> dict[str, Any]:
         options = run_options(directory)
     except UserError as error:
         return {"run": directory.name, "status": f"damaged: {error}"}
-    rows = read_metrics(directory.metrics)
+    rows = [*read_metrics(directory.metrics), *read_metrics(directory.evaluations)]
     saved = list_checkpoints(directory.checkpoints)
     step = max(saved, default=0)
     return {
@@ -32,7 +32,7 @@ def summarize(directory: RunDirectory) -> dict[str, Any]:
         "best": _best(directory),
         "validation": _last(rows, "validation"),
         "test": _last(rows, "test"),
-        "seconds": rows[-1].get("seconds") if rows else None,
+        "seconds": max((row.get("seconds") or 0 for row in rows), default=None),
     }
 
 
