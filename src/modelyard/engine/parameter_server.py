@@ -8,12 +8,13 @@ least once. A step whose worker dies under way is given to another, and what the
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import keras
@@ -31,9 +32,29 @@ from modelyard.errors import ConfigError, PeerLostError, Problem, TrainingError
 from modelyard.models.task import Task
 from modelyard.run.machine import available_cores
 
+log = logging.getLogger("modelyard")
+_WORKER = re.compile(r"/job:worker/replica:0/task:(\d+)")
 _LOST = re.compile(r"from remote target /job:(?P<role>ps|worker)/replica:0/task:(?P<index>\d+)")
 AHEAD = 4
 """Steps for each worker that are handed out or wait to be: enough to keep it busy, few enough to fit into memory."""
+
+
+class _Workers(logging.Filter):
+    """What TensorFlow logs of workers, in words. What else its coordinator logs is raised as an error as well."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether TensorFlow's own words are to be logged too."""
+        message = record.getMessage()
+        worker = _WORKER.search(message)
+        if worker is not None and record.msg.startswith("Worker %s failed"):
+            log.warning(
+                "worker %s was lost: its step goes to another, and it is taken back once all workers are there",
+                worker[1],
+            )
+        elif worker is not None and record.msg.startswith("Worker %s has been recovered"):
+            log.info("worker %s is back", worker[1])
+        about_steps = ("closure", "Remote function", "Cluster update failed", "Worker %s failed")
+        return record.levelno >= logging.ERROR and not any(words in record.msg for words in about_steps)
 
 
 class ParameterServerEngine(TensorFlowEngine):
@@ -171,8 +192,10 @@ class ParameterServerEngine(TensorFlowEngine):
         under_way, most = 0, AHEAD * len(self.spec[WORKER])
         try:
             for arguments in calls:
-                # Traced here and not by `schedule`, which would do it in the strategy's cross-replica context.
-                scheduled.put(self.coordinator.schedule(traced(*arguments), args=arguments))
+                # `coordinator.schedule` takes no Python function, and what it takes is no good: the result is fetched
+                # after the call, and one whose worker dies in between is an error and not tried again.
+                call = partial(_computed, traced(*arguments), arguments)
+                scheduled.put(self.coordinator._cluster.schedule(call, (), {}))
                 under_way += 1
                 if under_way == most:
                     yield self._next_result()
@@ -242,8 +265,15 @@ def _connect(spec: tuple[tuple[str, tuple[str, ...]], ...]) -> tuple[Any, Any]:
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(addresses), rpc_layer="grpc", task_type=CHIEF, task_id=0
     )
+    tf.get_logger().addFilter(_Workers())
+    tf.get_logger().setLevel(logging.INFO)  # that a worker is back is only an information
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     return strategy, tf.distribute.coordinator.ClusterCoordinator(strategy)
+
+
+def _computed(function: Any, arguments: tuple[Any, ...]) -> Any:
+    """Runs ``function`` on the worker whose turn it is, and brings what it gives here."""
+    return tf.nest.map_structure(lambda value: value.numpy(), function(*arguments))
 
 
 def _fetch(scheduled: queue.SimpleQueue[Any], results: queue.SimpleQueue[Any]) -> None:
