@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 import modelyard
+from modelyard.cluster.crew import Crew
 from modelyard.cluster.roles import Cluster, Member
 from modelyard.config.backend import select_engine
 from modelyard.config.durations import Run
@@ -38,7 +39,8 @@ class Chief:
     """What a test may ask for."""
 
     def __init__(self, cluster: Cluster, spec: dict[str, list[str]]) -> None:
-        self.cluster, self.spec = cluster, spec
+        self.crew = Crew()
+        self.crew.cluster, self.crew.spec = cluster, spec
         self.engine: Any = None
 
     def build(self, **options: Any) -> dict[str, Any]:
@@ -47,7 +49,7 @@ class Chief:
 
         config = modelyard.load_config(**options)
         data = load_dataset(config)
-        self.engine = ParameterServerEngine(config, self.cluster, self.spec)
+        self.engine = ParameterServerEngine(config, self.crew)
         run = Run(data.size("train"), config.train_batch_size, config.train_steps or 0)
         self.engine.build(lambda: build_task(config, data), data, run)
         return {}

@@ -217,6 +217,7 @@ def test_workers_that_die_and_come_back_cost_no_step(processes: Processes, tmp_p
         table = processes.answer()
         assert {len(column) for column in table.values()} == {200}
         step += 200
+        processes.call("evaluate", split="validation")  # a function that the dead worker was not told of
         processes.start("worker", killed)
         processes.wait_for("worker", killed)
         processes.wait_for("chief", 0, f"worker {killed} is back")
@@ -227,11 +228,12 @@ def test_workers_that_die_and_come_back_cost_no_step(processes: Processes, tmp_p
 
 def test_waiting_for_workers_that_do_not_answer_can_be_ended(processes: Processes) -> None:
     processes.call("build", **OPTIONS)
+    processes.call("train", step=0, count=1)  # workers are told of a function when it is made, and that can't be ended
     workers = [processes.running["worker", index] for index in range(2)]
     for worker in workers:
         worker.send_signal(signal.SIGSTOP)
     try:
-        processes.ask("train", step=0, count=20, under_way=5, abort="worker 1 is silent.")
+        processes.ask("train", step=1, count=20, under_way=5, abort="worker 1 is silent.")
         assert processes.wait_for("chief", 0) == {"under_way": 5}
         said = processes.wait_for("chief", 0)
     finally:

@@ -8,12 +8,12 @@ least once. A step whose worker dies under way is given to another, and what the
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import logging
 import queue
 import re
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import lru_cache, partial
 from typing import Any
 
@@ -22,19 +22,22 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from modelyard.cluster.roles import CHIEF, PS, WORKER, Cluster, Member
+from modelyard.cluster.crew import Crew
+from modelyard.cluster.roles import CHIEF, PS, WORKER, Member
 from modelyard.config.schema import Config
 from modelyard.data.dataset import TRAIN, Arrays
-from modelyard.engine.base import Batches, Engine, State, StepMetrics
+from modelyard.engine.base import Engine, State, StepMetrics
 from modelyard.engine.tensorflow import TensorFlowEngine, set_precision
 from modelyard.engine.tensorflow_server import waiting_threads
-from modelyard.errors import ConfigError, PeerLostError, Problem, TrainingError
+from modelyard.errors import ConfigError, PeerLostError, Problem, TrainingError, UserError
 from modelyard.models.task import Task
 from modelyard.run.machine import available_cores
 
 log = logging.getLogger("modelyard")
 _WORKER = re.compile(r"/job:worker/replica:0/task:(\d+)")
-_LOST = re.compile(r"from remote target /job:(?P<role>ps|worker)/replica:0/task:(?P<index>\d+)")
+_LOST = re.compile(r"from remote target /job:(ps|worker)/replica:0/task:(\d+)")
+SERVERS_SECONDS = 60
+"""How long the others' servers may take to answer, after all processes have met."""
 AHEAD = 4
 """Steps for each worker that are handed out or wait to be: enough to keep it busy, few enough to fit into memory."""
 
@@ -62,28 +65,30 @@ class ParameterServerEngine(TensorFlowEngine):
 
     Args:
         config: the resolved config.
-        cluster: the processes of the run; this one is the chief.
-        spec: TensorFlow's cluster spec: addresses by role, with the port that this process's own server is to have.
+        crew: the processes of the run; this one is the chief. Its ``spec`` is TensorFlow's cluster spec, with the
+            addresses of chief, workers and parameter servers.
     """
 
-    def __init__(self, config: Config, cluster: Cluster, spec: dict[str, list[str]]) -> None:
-        Engine.__init__(self, config)
+    def __init__(self, config: Config, crew: Crew) -> None:
+        Engine.__init__(self, config, crew)
         refuse_options(config)
-        self.cluster, self.spec = cluster, spec
+        self.spec = crew.spec
         self.replicas = 1  # each step is computed by one worker
+        self.devices = [WORKER]
         self.threads = config.threads or available_cores()
-        self.devices = [f"{Member(WORKER, i)} at {address}" for i, address in enumerate(spec[WORKER])]
         self._lost: PeerLostError | None = None
         self._results: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        crew.on_loss(self.abort)
         set_precision(config)
-        with self._talking():
-            self.strategy, self.coordinator = _connect(tuple((role, tuple(at)) for role, at in spec.items()))
+        with self._explained(), self._talking():
+            addresses = tuple((role, tuple(at)) for role, at in self.spec.items())
+            self.strategy, self.coordinator = _connect(addresses, self.threads)
 
     # -- variables --------------------------------------------------------------------------------------------------
 
     def set_up_model(self, make_task: Callable[[], Task]) -> None:
         """Makes the variables on the parameter servers, then the functions that workers run."""
-        with self._talking():
+        with self._explained(), self._talking():
             super().set_up_model(make_task)
         self._counters = [v for v in self.optimizer.variables if v.path.endswith("/iteration")]
         self._evaluate_function = tf.function(self._replica_evaluate, autograph=False)
@@ -105,7 +110,7 @@ class ParameterServerEngine(TensorFlowEngine):
 
     # -- training ---------------------------------------------------------------------------------------------------
 
-    def train(self, step: int, count: int) -> StepMetrics:
+    def train_stretch(self, step: int, count: int) -> StepMetrics:
         """Trains ``count`` steps from ``step`` on, each on whichever worker is free."""
         if self._train_function is None:
             features = self.pipeline.features.items()
@@ -161,21 +166,23 @@ class ParameterServerEngine(TensorFlowEngine):
 
     def evaluate_batch(self, batch: Arrays, weights: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
         """Sums over a batch of each statistic times the example's weight."""
-        sums, _ = next(self.evaluate_batches(iter([(batch, weights)])))
+        (sums,) = self._evaluated([(batch, weights)])
         return sums
 
-    def evaluate_batches(self, batches: Batches) -> Iterator[tuple[dict[str, NDArray[np.float64]], NDArray[Any]]]:
-        """`evaluate_batch` for each of ``batches``, several at a time, in order."""
-        weights: deque[NDArray[np.float64]] = deque()
+    def _evaluation(self, split: str) -> Generator[tuple[int, dict[str, NDArray[np.float64]]], None, None]:
+        """The sums of one batch after the other, with the number of examples done. Workers compute several at once."""
+        size, batch_size = self.dataset.size(split), self._evaluation_batch_size(split)
+        with self._explained():
+            for number, sums in enumerate(self._evaluated(self._evaluation_batches(split)), start=1):
+                yield min(number * batch_size, size), sums
 
-        def calls() -> Iterator[tuple[dict[str, Any], Any]]:
-            for batch, each in batches:
-                weights.append(each)
-                yield _tensors({name: array.copy() for name, array in batch.items()}), tf.constant(each)
-
+    def _evaluated(
+        self, batches: Iterable[tuple[Arrays, NDArray[np.float64]]]
+    ) -> Iterator[dict[str, NDArray[np.float64]]]:
+        # Copied: batches that are read ahead are overwritten when the next is asked for.
+        calls = ((_tensors({name: a.copy() for name, a in batch.items()}), tf.constant(w)) for batch, w in batches)
         with self._talking():
-            for sums in self._spread(self._evaluate_function.get_concrete_function, calls()):
-                yield sums, weights.popleft()
+            yield from self._spread(self._evaluate_function.get_concrete_function, calls)
 
     # -- workers and servers ----------------------------------------------------------------------------------------
 
@@ -231,43 +238,58 @@ class ParameterServerEngine(TensorFlowEngine):
                 f"a worker ran out of memory at train_batch_size {self.config.train_batch_size}, eval_batch_size "
                 f"{self.config.eval_batch_size}. Try smaller ones, gradient_accumulation, or precision bfloat16."
             ) from error
-        except tf.errors.OpError as error:
-            lost = _LOST.search(str(error))
-            if lost is None and not isinstance(error, tf.errors.UnavailableError | tf.errors.AbortedError):
-                raise
-            raise PeerLostError(self._who_was_lost(lost)) from error
+        except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError) as error:
+            raise PeerLostError(self._who_was_lost(str(error))) from error
 
-    def _who_was_lost(self, lost: re.Match[str] | None) -> str:
-        if lost is None:
-            return "a process of the run was lost"
-        role, index = lost["role"], int(lost["index"])
-        what = {PS: "parameter server", WORKER: "worker"}[role]
-        keeps = ", and with it a part of the variables; the run goes on from its last checkpoint" if role == PS else ""
-        return f"{what} {index} at {self.spec[role][index]} was lost{keeps}."
+    def _who_was_lost(self, error: str) -> str:
+        named = sorted(_LOST.findall(error))  # a parameter server before the workers that miss it
+        if not named:
+            return "TensorFlow lost a process of the run and does not say which."
+        role, index = named[0][0], int(named[0][1])
+        what, kept = ("parameter server", ", and with it its part of the variables") if role == PS else (role, "")
+        return f"{what} {index} at {self.spec[role][index]} was lost{kept}. The run goes on from its last checkpoint."
+
+    # -- state ------------------------------------------------------------------------------------------------------
 
     def state(self) -> State:
         """A copy of everything that is learned."""
-        with self._talking():
+        with self._explained(), self._talking():
             return super().state()
 
     def assign(self, weights: dict[str, NDArray[Any]], optimizer: dict[str, NDArray[Any]]) -> None:
         """Sets the named variables."""
-        with self._talking():
+        with self._explained(), self._talking():
             super().assign(weights, optimizer)
+
+    def describe(self) -> dict[str, Any]:
+        """Devices and versions."""
+        named = {role: [f"{Member(role, i)} at {a}" for i, a in enumerate(self.spec[role])] for role in (WORKER, PS)}
+        return {**super().describe(), "devices": named[WORKER], "parameter_servers": named[PS]}
 
 
 @lru_cache
-def _connect(spec: tuple[tuple[str, tuple[str, ...]], ...]) -> tuple[Any, Any]:
+def _connect(spec: tuple[tuple[str, tuple[str, ...]], ...], threads: int) -> tuple[Any, Any]:
     """The strategy and the coordinator; one for a process, which is part of the cluster from then on."""
     addresses = {role: list(at) for role, at in spec}
-    tf.config.threading.set_inter_op_parallelism_threads(waiting_threads(addresses))
-    tf.config.set_visible_devices([], "GPU")  # the chief does not compute
+    try:
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        tf.config.threading.set_inter_op_parallelism_threads(max(threads, waiting_threads(addresses)))
+        tf.config.set_visible_devices([], "GPU")  # the chief does not compute
+    except RuntimeError as error:
+        raise UserError(
+            f"TensorFlow already runs in this process and can't join a cluster any more: {error} Start a new process."
+        ) from error
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(addresses), rpc_layer="grpc", task_type=CHIEF, task_id=0
     )
     tf.get_logger().addFilter(_Workers())
     tf.get_logger().setLevel(logging.INFO)  # that a worker is back is only an information
-    strategy = tf.distribute.ParameterServerStrategy(resolver)
+    # While TensorFlow waits for the servers no other thread of Python runs, so nothing would notice that one is dead.
+    faulthandler.dump_traceback_later(SERVERS_SECONDS, exit=True)
+    try:
+        strategy = tf.distribute.ParameterServerStrategy(resolver)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
     return strategy, tf.distribute.coordinator.ClusterCoordinator(strategy)
 
 
