@@ -27,9 +27,10 @@ from modelyard.cluster.roles import CHIEF, PS, WORKER, Member
 from modelyard.config.schema import Config
 from modelyard.data.dataset import TRAIN, Arrays
 from modelyard.engine.base import Engine, State, StepMetrics
+from modelyard.engine.parameter_server_options import parameter_server_problems
 from modelyard.engine.tensorflow import TensorFlowEngine, set_precision
 from modelyard.engine.tensorflow_server import waiting_threads
-from modelyard.errors import ConfigError, PeerLostError, Problem, TrainingError, UserError
+from modelyard.errors import ConfigError, PeerLostError, TrainingError, UserError
 from modelyard.models.task import Task
 from modelyard.run.machine import available_cores
 
@@ -71,7 +72,9 @@ class ParameterServerEngine(TensorFlowEngine):
 
     def __init__(self, config: Config, crew: Crew) -> None:
         Engine.__init__(self, config, crew)
-        refuse_options(config)
+        problems = parameter_server_problems(config)
+        if problems:
+            raise ConfigError(problems)
         self.spec = crew.spec
         self.replicas = 1  # each step is computed by one worker
         self.devices = [WORKER]
@@ -309,25 +312,3 @@ def _fetch(scheduled: queue.SimpleQueue[Any], results: queue.SimpleQueue[Any]) -
 
 def _tensors(batch: Arrays) -> dict[str, Any]:
     return {name: tf.constant(array) for name, array in batch.items()}
-
-
-def refuse_options(config: Config) -> None:
-    """Refuses what can't be where every worker trains at its own pace.
-
-    Raises:
-        ConfigError: with every such option.
-    """
-    several = config.num_gpus == "all" or (config.num_gpus != "auto" and config.num_gpus > 1)
-    problems = {
-        "deterministic": config.deterministic and "with parameter servers workers race by design, so no run repeats.",
-        "scale_learning_rate": config.scale_learning_rate
-        and "a step has one worker's batch here, however many workers there are; set learning_rate itself.",
-        "precision": config.precision == "float16"
-        and "float16 needs a loss scale, which workers would change under each other; use bfloat16 or float32.",
-        "xla": config.xla and "can't compile steps whose variables lie on parameter servers.",
-        "cpu_devices": config.cpu_devices > 1 and "a worker computes on one device; start more workers instead.",
-        "num_gpus": several and "a worker computes on one GPU; start a worker for each.",
-    }
-    found = [Problem(config.origin(key), key, message) for key, message in problems.items() if message]
-    if found:
-        raise ConfigError(found)
