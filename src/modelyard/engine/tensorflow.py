@@ -48,14 +48,13 @@ class TensorFlowEngine(Engine):
             raise UserError("xla works on one device with the tensorflow engine; leave it off for several.")
         if config.deterministic:
             tf.config.experimental.enable_op_determinism()
-        keras.config.set_floatx("float64" if config.precision == "float64" else "float32")
-        keras.config.set_dtype_policy(_POLICIES.get(config.precision, config.precision))
+        set_precision(config)
 
     def set_up_model(self, make_task: Callable[[], Task]) -> None:
         """Makes the variables under the strategy, then the compiled functions."""
         keras.utils.clear_session(free_memory=False)  # names must not depend on what was built before
         keras.utils.set_random_seed(fold(self.config.random_seed, 1))
-        with self.strategy.scope():
+        with self.variable_scope():
             self.task = make_task()
             self.model = self.task.checked_network()
             self._set_batch_norm()
@@ -78,6 +77,10 @@ class TensorFlowEngine(Engine):
         self._train_function: Any = None
         self._metric_names: list[str] = []
         self._evaluate_function = tf.function(self._evaluate_on_replicas, autograph=False)
+
+    def variable_scope(self) -> Any:
+        """Where variables are made, so that they lie where they belong."""
+        return self.strategy.scope()
 
     def _set_batch_norm(self) -> None:
         for layer in self.model._flatten_layers():
@@ -202,8 +205,12 @@ class TensorFlowEngine(Engine):
             gradients, sums = self._summed(context, gradients, sums)
         if self.config.clip_norm is not None:
             gradients = self._clipped(gradients, self.config.clip_norm)
-        self.optimizer.apply(gradients, self.model.trainable_variables)
+        self.apply_gradients(gradients, step)
         return sums
+
+    def apply_gradients(self, gradients: list[Any], step: Any) -> None:
+        """Changes the variables."""
+        self.optimizer.apply(gradients, self.model.trainable_variables)
 
     def _gradients(self, batch: dict[str, Any], step: Any, noise: int) -> tuple[list[Any], Any]:
         """Gradients of the loss summed over the examples, over the global batch size; and sums of loss and metrics."""
@@ -345,6 +352,12 @@ class TensorFlowEngine(Engine):
             "threads": self.threads,
             "onednn": os.environ.get("TF_ENABLE_ONEDNN_OPTS"),
         }
+
+
+def set_precision(config: Config) -> None:
+    """Sets the types that Keras computes with and keeps variables in."""
+    keras.config.set_floatx("float64" if config.precision == "float64" else "float32")
+    keras.config.set_dtype_policy(_POLICIES.get(config.precision, config.precision))
 
 
 @lru_cache

@@ -14,11 +14,12 @@ from modelyard import storage
 from modelyard.cluster.crew import Crew
 from modelyard.cluster.follower import Follower
 from modelyard.cluster.lead import Lead
-from modelyard.cluster.roles import EVALUATOR, Cluster
+from modelyard.cluster.roles import EVALUATOR, PARAMETER_SERVERS, Cluster
 from modelyard.cluster.wire import check_free
 from modelyard.config import Config
 from modelyard.config.backend import choose_engine
 from modelyard.config.yaml_file import inline
+from modelyard.engine.parameter_server_options import parameter_server_problems
 from modelyard.errors import ClusterError, ConfigError, Problem
 from modelyard.run.directory import RunDirectory
 from modelyard.run.files import write_text
@@ -60,6 +61,8 @@ def in_cluster(config: Config, cluster: Cluster) -> Config:
         if engine != "tensorflow" and cluster.mode != "synchronous":
             message = f"is {engine}, and parameter servers are TensorFlow's. Leave 'ps' out of {cluster.source}."
             problems.append(Problem(config.origin("engine"), "engine", message))
+        if cluster.mode == PARAMETER_SERVERS:
+            problems += parameter_server_problems(config)
     if cluster.has_evaluator or cluster.me.role == EVALUATOR:
         problems += _evaluator_problems(config)
     if problems:

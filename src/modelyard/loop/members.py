@@ -129,7 +129,7 @@ def _train(config: Config, crew: Follower, directory: RunDirectory) -> tuple[Res
 
 def _serve(config: Config, crew: Follower, directory: RunDirectory) -> tuple[Result, Message]:
     """Computes steps, or keeps variables, for the chief that coordinates."""
-    from modelyard.engine.parameter_server import serve_tensorflow
+    from modelyard.engine.tensorflow_server import serve_tensorflow
 
     serve_tensorflow(crew.cluster, crew.spec, config.threads)
     with signals_to_lead(crew):

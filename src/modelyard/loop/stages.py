@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from modelyard.cluster.crew import Crew
+from modelyard.cluster.roles import PARAMETER_SERVERS
 from modelyard.config import Config
 from modelyard.config.backend import choose_engine, select_engine
 from modelyard.config.durations import Run
@@ -33,6 +34,10 @@ def create_engine(config: Config, crew: Crew) -> Engine:
     """The engine of this process, together with those of its crew."""
     name = select_engine(config.engine)
     log.info("engine %s (%s)", name, choose_engine(config.engine)[1])
+    if crew.cluster.mode == PARAMETER_SERVERS and crew.cluster.leads:
+        from modelyard.engine.parameter_server import ParameterServerEngine
+
+        return ParameterServerEngine(config, crew)
     engine: Engine = ENGINES.get(name).load()(config, crew)
     return engine
 

@@ -1,0 +1,314 @@
+"""Asynchronous training with parameter servers: the chief hands out steps, workers compute them as they come free.
+
+The variables lie on the parameter servers. Step k is global batch k, computed in whole by one worker and applied when
+it is done, whatever the others have changed meanwhile. The chief counts: a stretch is so many steps, each applied at
+least once. A step whose worker dies under way is given to another, and what the first had already applied of it stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import logging
+import queue
+import re
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator
+from functools import lru_cache, partial
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from modelyard.cluster.crew import Crew
+from modelyard.cluster.roles import CHIEF, PS, WORKER, Member
+from modelyard.config.schema import Config
+from modelyard.data.dataset import TRAIN, Arrays
+from modelyard.engine.base import Engine, State, StepMetrics
+from modelyard.engine.parameter_server_options import parameter_server_problems
+from modelyard.engine.tensorflow import TensorFlowEngine, set_precision
+from modelyard.engine.tensorflow_server import waiting_threads
+from modelyard.errors import ConfigError, PeerLostError, TrainingError, UserError
+from modelyard.models.task import Task
+from modelyard.run.machine import available_cores
+
+log = logging.getLogger("modelyard")
+_WORKER = re.compile(r"/job:worker/replica:0/task:(\d+)")
+_LOST = re.compile(r"from remote target /job:(ps|worker)/replica:0/task:(\d+)")
+SERVERS_SECONDS = 60
+"""How long the others' servers may take to answer, after all processes have met."""
+AHEAD = 4
+"""Steps for each worker that are handed out or wait to be: enough to keep it busy, few enough to fit into memory."""
+
+
+class _Workers(logging.Filter):
+    """What TensorFlow logs of workers, in words. What else its coordinator logs is raised as an error as well."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether TensorFlow's own words are to be logged too."""
+        message = record.getMessage()
+        worker = _WORKER.search(message)
+        if worker is not None and record.msg.startswith("Worker %s failed"):
+            log.warning(
+                "worker %s was lost: its step goes to another, and it is taken back once all workers are there",
+                worker[1],
+            )
+        elif worker is not None and record.msg.startswith("Worker %s has been recovered"):
+            log.info("worker %s is back", worker[1])
+        about_steps = ("closure", "Remote function", "Cluster update failed", "Worker %s failed")
+        return record.levelno >= logging.ERROR and not any(words in record.msg for words in about_steps)
+
+
+class ParameterServerEngine(TensorFlowEngine):
+    """The chief's side: makes the variables on the parameter servers and hands out steps.
+
+    Args:
+        config: the resolved config.
+        crew: the processes of the run; this one is the chief. Its ``spec`` is TensorFlow's cluster spec, with the
+            addresses of chief, workers and parameter servers.
+    """
+
+    def __init__(self, config: Config, crew: Crew) -> None:
+        Engine.__init__(self, config, crew)
+        problems = parameter_server_problems(config)
+        if problems:
+            raise ConfigError(problems)
+        self.spec = crew.spec
+        self.replicas = 1  # each step is computed by one worker
+        self.devices = [WORKER]
+        self.threads = config.threads or available_cores()
+        self._lost: PeerLostError | None = None
+        self._results: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        crew.on_loss(self.abort)
+        set_precision(config)
+        with self._explained(), self._talking():
+            addresses = tuple((role, tuple(at)) for role, at in self.spec.items())
+            self.strategy, self.coordinator = _connect(addresses, self.threads)
+
+    # -- variables --------------------------------------------------------------------------------------------------
+
+    def set_up_model(self, make_task: Callable[[], Task]) -> None:
+        """Makes the variables on the parameter servers, then the functions that workers run."""
+        with self._explained(), self._talking():
+            super().set_up_model(make_task)
+        self._counters = [v for v in self.optimizer.variables if v.path.endswith("/iteration")]
+        self._evaluate_function = tf.function(self._replica_evaluate, autograph=False)
+
+    @contextlib.contextmanager
+    def variable_scope(self) -> Iterator[None]:
+        """Each variable goes to the server that has the fewest bytes; an optimizer's slots go with their variable."""
+        held = [0] * len(self.spec[PS])
+
+        def place(make: Callable[..., Any], **options: Any) -> Any:
+            # The strategy takes turns: variable number n goes to server n modulo servers.
+            self.strategy.extended._variable_count = held.index(min(held))
+            variable = make(**options)
+            held[tf.DeviceSpec.from_string(variable.device).task] += variable.dtype.size * variable.shape.num_elements()
+            return variable
+
+        with self.strategy.scope(), tf.variable_creator_scope(place):
+            yield
+
+    # -- training ---------------------------------------------------------------------------------------------------
+
+    def train_stretch(self, step: int, count: int) -> StepMetrics:
+        """Trains ``count`` steps from ``step`` on, each on whichever worker is free."""
+        if self._train_function is None:
+            features = self.pipeline.features.items()
+            batch = {name: tf.TensorSpec([self.config.train_batch_size, *f.shape], f.dtype) for name, f in features}
+            function = tf.function(self._train_step, autograph=False)
+            self._train_function = function.get_concrete_function(batch, tf.TensorSpec([], tf.int64))
+            self._metric_names = [*self._replica_metric_names, "learning_rate"]
+        with self._talking():
+            table = np.stack(list(self._spread(lambda *_: self._train_function, self._training_batches(step, count))))
+            for counter in self._counters:
+                counter.assign(step + count)
+        return {name: table[:, column] for column, name in enumerate(self._metric_names)}
+
+    def _training_batches(self, step: int, count: int) -> Iterator[tuple[dict[str, Any], Any]]:
+        """The global batches from ``step`` on, one at a time, with their steps."""
+        held = self.pipeline.resident(TRAIN)
+        if held is not None:
+            for number, rows in enumerate(self.pipeline.rows(step, count)):
+                yield (
+                    _tensors({name: array[rows] for name, array in held.items()}),
+                    tf.constant(step + number, tf.int64),
+                )
+            return
+        size = self.config.train_batch_size
+        while count:
+            with self.pipeline.training(step, count) as (arrays, length):
+                for number in range(length):
+                    # Copied: the stream reads the next batches into the same places.
+                    batch = {name: array[number * size : (number + 1) * size].copy() for name, array in arrays.items()}
+                    yield _tensors(batch), tf.constant(step + number, tf.int64)
+            step, count = step + length, count - length
+
+    def _train_step(self, batch: dict[str, Any], step: Any) -> Any:
+        """One step, as a worker runs it."""
+        self._learning_rate = self.schedule(step)
+        sums = self._replica_step([batch], tf.range(self.config.train_batch_size), step)
+        return tf.concat([sums, [tf.cast(self._learning_rate, sums.dtype)]], axis=0)
+
+    def apply_gradients(self, gradients: list[Any], step: Any) -> None:
+        """Changes the variables. The optimizer is told which step this is: its own count would miss steps, since
+        workers read and write it at the same time.
+        """
+        with keras.StatelessScope(state_mapping=[(counter, step) for counter in self._counters]) as scope:
+            super().apply_gradients(gradients, step)
+        # Slots were changed in place. What an optimizer changes by Keras's own means was only collected.
+        counters = {id(counter) for counter in self._counters}
+        for variable in self.optimizer.variables:
+            value = scope.get_current_value(variable)
+            if value is not None and id(variable) not in counters:
+                variable.assign(value)
+
+    # -- evaluation -------------------------------------------------------------------------------------------------
+
+    def evaluate_batch(self, batch: Arrays, weights: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+        """Sums over a batch of each statistic times the example's weight."""
+        (sums,) = self._evaluated([(batch, weights)])
+        return sums
+
+    def _evaluation(self, split: str) -> Generator[tuple[int, dict[str, NDArray[np.float64]]], None, None]:
+        """The sums of one batch after the other, with the number of examples done. Workers compute several at once."""
+        size, batch_size = self.dataset.size(split), self._evaluation_batch_size(split)
+        with self._explained():
+            for number, sums in enumerate(self._evaluated(self._evaluation_batches(split)), start=1):
+                yield min(number * batch_size, size), sums
+
+    def _evaluated(
+        self, batches: Iterable[tuple[Arrays, NDArray[np.float64]]]
+    ) -> Iterator[dict[str, NDArray[np.float64]]]:
+        # Copied: batches that are read ahead are overwritten when the next is asked for.
+        calls = ((_tensors({name: a.copy() for name, a in batch.items()}), tf.constant(w)) for batch, w in batches)
+        with self._talking():
+            yield from self._spread(self._evaluate_function.get_concrete_function, calls)
+
+    # -- workers and servers ----------------------------------------------------------------------------------------
+
+    def _spread(self, traced: Callable[..., Any], calls: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
+        """Runs a function for each of ``calls``, on whichever worker is free. Gives the results in order.
+
+        Args:
+            traced: gives the function for the arguments of a call.
+            calls: the arguments; taken one by one, only a few ahead of the workers.
+        """
+        scheduled: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._results = queue.SimpleQueue()  # one for each stretch: after an error, late results are nobody's
+        threading.Thread(target=_fetch, args=(scheduled, self._results), daemon=True).start()
+        under_way, most = 0, AHEAD * len(self.spec[WORKER])
+        try:
+            for arguments in calls:
+                # `coordinator.schedule` takes no Python function, and what it takes is no good: the result is fetched
+                # after the call, and one whose worker dies in between is an error and not tried again.
+                call = partial(_computed, traced(*arguments), arguments)
+                scheduled.put(self.coordinator._cluster.schedule(call, (), {}))
+                under_way += 1
+                if under_way == most:
+                    yield self._next_result()
+                    under_way -= 1
+            for _ in range(under_way):
+                yield self._next_result()
+        finally:
+            scheduled.put(None)
+
+    def _next_result(self) -> Any:
+        if self._lost is not None:
+            raise self._lost
+        result = self._results.get()
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    def abort(self, message: str) -> None:
+        """Ends what the engine waits for, now or from now on, with a `PeerLostError`. Called from another thread.
+
+        TensorFlow itself waits for ever for a worker that is there and does not answer.
+        """
+        self._lost = PeerLostError(message)
+        self._results.put(self._lost)
+
+    @contextlib.contextmanager
+    def _talking(self) -> Iterator[None]:
+        """Errors of other processes, in words."""
+        try:
+            yield
+        except tf.errors.ResourceExhaustedError as error:
+            raise TrainingError(
+                f"a worker ran out of memory at train_batch_size {self.config.train_batch_size}, eval_batch_size "
+                f"{self.config.eval_batch_size}. Try smaller ones, gradient_accumulation, or precision bfloat16."
+            ) from error
+        except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError) as error:
+            raise PeerLostError(self._who_was_lost(str(error))) from error
+
+    def _who_was_lost(self, error: str) -> str:
+        named = sorted(_LOST.findall(error))  # a parameter server before the workers that miss it
+        if not named:
+            return "TensorFlow lost a process of the run and does not say which."
+        role, index = named[0][0], int(named[0][1])
+        what, kept = ("parameter server", ", and with it its part of the variables") if role == PS else (role, "")
+        return f"{what} {index} at {self.spec[role][index]} was lost{kept}. The run goes on from its last checkpoint."
+
+    # -- state ------------------------------------------------------------------------------------------------------
+
+    def state(self) -> State:
+        """A copy of everything that is learned."""
+        with self._explained(), self._talking():
+            return super().state()
+
+    def assign(self, weights: dict[str, NDArray[Any]], optimizer: dict[str, NDArray[Any]]) -> None:
+        """Sets the named variables."""
+        with self._explained(), self._talking():
+            super().assign(weights, optimizer)
+
+    def describe(self) -> dict[str, Any]:
+        """Devices and versions."""
+        named = {role: [f"{Member(role, i)} at {a}" for i, a in enumerate(self.spec[role])] for role in (WORKER, PS)}
+        return {**super().describe(), "devices": named[WORKER], "parameter_servers": named[PS]}
+
+
+@lru_cache
+def _connect(spec: tuple[tuple[str, tuple[str, ...]], ...], threads: int) -> tuple[Any, Any]:
+    """The strategy and the coordinator; one for a process, which is part of the cluster from then on."""
+    addresses = {role: list(at) for role, at in spec}
+    try:
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        tf.config.threading.set_inter_op_parallelism_threads(max(threads, waiting_threads(addresses)))
+        tf.config.set_visible_devices([], "GPU")  # the chief does not compute
+    except RuntimeError as error:
+        raise UserError(
+            f"TensorFlow already runs in this process and can't join a cluster any more: {error} Start a new process."
+        ) from error
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(addresses), rpc_layer="grpc", task_type=CHIEF, task_id=0
+    )
+    tf.get_logger().addFilter(_Workers())
+    tf.get_logger().setLevel(logging.INFO)  # that a worker is back is only an information
+    # While TensorFlow waits for the servers no other thread of Python runs, so nothing would notice that one is dead.
+    faulthandler.dump_traceback_later(SERVERS_SECONDS, exit=True)
+    try:
+        strategy = tf.distribute.ParameterServerStrategy(resolver)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    return strategy, tf.distribute.coordinator.ClusterCoordinator(strategy)
+
+
+def _computed(function: Any, arguments: tuple[Any, ...]) -> Any:
+    """Runs ``function`` on the worker whose turn it is, and brings what it gives here."""
+    return tf.nest.map_structure(lambda value: value.numpy(), function(*arguments))
+
+
+def _fetch(scheduled: queue.SimpleQueue[Any], results: queue.SimpleQueue[Any]) -> None:
+    """Waits for one result after the other, in a thread, so that whoever wants them can be woken by something else."""
+    while (remote := scheduled.get()) is not None:
+        try:
+            results.put(remote.fetch())
+        except Exception as error:  # raised by whoever takes it
+            results.put(error)
+
+
+def _tensors(batch: Arrays) -> dict[str, Any]:
+    return {name: tf.constant(array) for name, array in batch.items()}

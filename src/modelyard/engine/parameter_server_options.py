@@ -1,0 +1,29 @@
+"""Options that can't be where every worker trains at its own pace. Known before TensorFlow is imported."""
+
+from __future__ import annotations
+
+from modelyard.config.schema import Config
+from modelyard.errors import Problem
+
+
+def parameter_server_problems(config: Config) -> list[Problem]:
+    """What training with parameter servers can't do."""
+    several = config.num_gpus == "all" or (config.num_gpus != "auto" and config.num_gpus > 1)
+    asked = {
+        "deterministic": (config.deterministic, "workers race by design, so that no run repeats another."),
+        "scale_learning_rate": (
+            config.scale_learning_rate,
+            "a step has one worker's batch, however many workers there are; set learning_rate itself.",
+        ),
+        "precision": (
+            config.precision == "float16",
+            "float16 needs a loss scale, which workers would change under each other; use bfloat16 or float32.",
+        ),
+        "xla": (config.xla, "it can't compile steps whose variables lie in other processes."),
+        "num_gpus": (several, "a worker computes on one GPU; start a worker for each."),
+    }
+    return [
+        Problem(config.origin(key), key, f"can't be so with parameter servers: {reason}")
+        for key, (wrong, reason) in asked.items()
+        if wrong
+    ]
