@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from modelyard.cluster.find import find_cluster
@@ -29,7 +30,7 @@ def run(*, as_json: bool) -> None:
     else:
         table = Table("check", "", "result")
         for name, result, ok in checks:
-            table.add_row(name, {True: "[green]ok[/]", False: "[red]problem[/]", None: "[dim]–[/]"}[ok], result)
+            table.add_row(name, {True: "[green]ok[/]", False: "[red]problem[/]", None: "[dim]–[/]"}[ok], escape(result))
         Console(highlight=False).print(table)
     if any(ok is False for _, _, ok in checks):
         sys.exit(1)
