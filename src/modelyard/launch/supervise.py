@@ -24,6 +24,8 @@ log = logging.getLogger("modelyard")
 MISTAKE, PEER_LOST = UserError.status, PeerLostError.status
 STOPPED = {128 + signal.SIGTERM: signal.SIGTERM, 128 + signal.SIGINT: signal.SIGINT}
 
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 class LaunchError(UserError):
     """A cluster that could not be kept going. The status is that of the process that failed first."""
@@ -136,7 +138,7 @@ class Supervisor:
 
         Raises:
             LaunchError: if a process made a mistake, or failed too often.
-            Stopped: after SIGTERM or SIGINT, to this process or to one of the cluster.
+            Stopped: after SIGTERM, SIGINT or SIGHUP to this process, or to one of the cluster.
         """
         tries = Tries(self._max_restarts, self._newest_step())
         with self._signals_heard():
@@ -347,7 +349,7 @@ class Supervisor:
 
     @contextmanager
     def _signals_heard(self) -> Iterator[None]:
-        """SIGINT and SIGTERM stop the cluster; a library's caller in another thread has no signals."""
+        """Signals stop the cluster; a library's caller in another thread has none."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -356,7 +358,8 @@ class Supervisor:
             self._signals.append(signal.Signals(number))
             self._events.put(signal.Signals(number))  # SimpleQueue: may be called from inside its own get
 
-        before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
+        heard = [number for number in _STOPPING if signal.getsignal(number) != signal.SIG_IGN]  # such as nohup's
+        before = {number: signal.signal(number, hear) for number in heard}
         try:
             yield
         finally:

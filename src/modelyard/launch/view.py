@@ -25,9 +25,10 @@ class Lines:
 
     def lines(self, name: str, lines: list[str]) -> None:
         """Writes them to standard error."""
-        for line in lines:
-            sys.stderr.write(f"{name:<{self._width}} | {line}\n")
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):  # a terminal that was closed, a pipe nobody reads: training goes on
+            for line in lines:
+                sys.stderr.write(f"{name:<{self._width}} | {line}\n")
+            sys.stderr.flush()
 
     def show(self, processes: list[Process]) -> None:
         """Lines say it all."""
@@ -45,7 +46,8 @@ class LiveTable:
     def show(self, processes: list[Process]) -> None:
         """Draws the table."""
         if processes:
-            self._live.update(table_of(processes), refresh=True)
+            with contextlib.suppress(OSError):
+                self._live.update(table_of(processes), refresh=True)
 
 
 def table_of(processes: list[Process]) -> Table:
@@ -74,5 +76,10 @@ def shown(width: int) -> Iterator[View]:
     if not is_live():
         yield Lines(width)
         return
-    with Live(console=console(), auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
+    live = Live(console=console(), auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+    live.start()
+    try:
         yield LiveTable(live)
+    finally:
+        with contextlib.suppress(OSError):
+            live.stop()
