@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import sys
 from collections.abc import Callable
@@ -45,9 +46,10 @@ def launch(words: list[str], model_dir: str | None, layout: dict[str, Any], app:
     try:
         launch_cluster(words, model_dir=folder, cache_dir=config.cache_dir, program=runner, **layout)
     except Interrupted as interrupt:
-        console().print(f"[bold]stopped; step {interrupt.step} is saved.[/] Go on with:")
         again = shlex.join(["launch", *_flags(layout), "--model_dir", str(folder), "--", *given])
-        console().print(f"  {program()} {again}", soft_wrap=True, markup=False)
+        with contextlib.suppress(OSError):  # the terminal may have been closed
+            console().print(f"[bold]stopped; step {interrupt.step} is saved.[/] Go on with:")
+            console().print(f"  {program()} {again}", soft_wrap=True, markup=False)
         sys.exit(128 + interrupt.signal)
 
 

@@ -19,6 +19,7 @@ from modelyard.run.files import explain
 
 _CHILD = Path(__file__).with_name("child.py")
 _KEPT_LINES, _MOST_BYTES = 20, 1 << 18
+_DEBUG = re.compile(rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} DEBUG ")  # for whoever opens the file
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 
 
@@ -60,7 +61,7 @@ class Tail:
         lines: list[str] = []
         while data := self._file.read(_MOST_BYTES):
             *whole, self._rest = (self._rest + data).split(b"\n")
-            lines += [clean(line) for line in whole]
+            lines += [clean(line) for line in whole if not _DEBUG.match(line)]
             if len(self._rest) > _MOST_BYTES:
                 lines.append(clean(self._rest))
                 self._rest = b""

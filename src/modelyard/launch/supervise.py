@@ -368,4 +368,4 @@ class Supervisor:
 
 
 def _count(tries: Tries) -> str:
-    return f"try {tries.failures} of {tries.most} without progress"
+    return f"restart {tries.failures}, at most {tries.most} in a row without progress"
