@@ -10,7 +10,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -131,8 +131,9 @@ def _lead_output() -> Iterator[IO[bytes] | None]:
             yield kept
         finally:
             kept.seek(0)
-            sys.stdout.write(kept.read().decode("utf-8", "replace"))
-            sys.stdout.flush()
+            with suppress(OSError):  # the terminal may have been closed
+                sys.stdout.write(kept.read().decode("utf-8", "replace"))
+                sys.stdout.flush()
 
 
 def check_layout(workers: int | None, ps: int, evaluator: bool, max_restarts: int) -> dict[str, tuple[str, ...]]:
