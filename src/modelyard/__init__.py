@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from modelyard.data.manage import convert, data_info, fetch, show_data, verify_data
     from modelyard.data.sources.generator import GeneratorDataset
     from modelyard.errors import UserError
+    from modelyard.launch.local import launch
+    from modelyard.launch.stop import stop
     from modelyard.loop.experiment import evaluate, resume, train, train_and_evaluate
     from modelyard.loop.hooks import Hook
     from modelyard.loop.result import Result
@@ -38,6 +40,8 @@ _HOMES = {
     "modelyard.data.sources.generator": ("GeneratorDataset",),
     "modelyard.data.manage": ("convert", "data_info", "fetch", "show_data", "verify_data"),
     "modelyard.errors": ("UserError",),
+    "modelyard.launch.local": ("launch",),
+    "modelyard.launch.stop": ("stop",),
     "modelyard.loop.experiment": ("evaluate", "resume", "train", "train_and_evaluate"),
     "modelyard.loop.hooks": ("Hook",),
     "modelyard.loop.result": ("Result",),
@@ -78,6 +82,7 @@ __all__ = [
     "evaluate",
     "fetch",
     "image_input",
+    "launch",
     "load_config",
     "main",
     "register_augmentation",
@@ -89,6 +94,7 @@ __all__ = [
     "register_schedule",
     "resume",
     "show_data",
+    "stop",
     "train",
     "train_and_evaluate",
     "verify_data",

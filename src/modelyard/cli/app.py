@@ -141,7 +141,7 @@ def runs(
 
 
 def doctor(json: Json = False) -> None:
-    """Check this machine: versions, engine, CPU, GPUs, memory, disk."""
+    """Check this machine: versions, engine, CPU, GPUs, memory, disk, and its place in a cluster."""
     from modelyard.cli import doctor as examination
 
     examination.run(as_json=json)
@@ -242,7 +242,46 @@ def data_show(
     data.show(source, output, split, examples, copies, _given(ctx))
 
 
-_RUN, _DATA, _LOOK = "Run", "Data", "Look"
+def launch(
+    command: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Argument(metavar="-- COMMAND …", help="train, train-and-evaluate or resume, with its options"),
+    ] = None,
+    workers: Annotated[Optional[int], typer.Option(help="processes that train (default: 1)")] = None,  # noqa: UP045
+    ps: Annotated[int, typer.Option(help="parameter servers; with some, a chief coordinates the workers")] = 0,
+    evaluator: Annotated[bool, typer.Option("--evaluator", help="a process of its own evaluates")] = False,
+    model_dir: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--model_dir", help="run folder that all share (default: as the command says, or a new one)"),
+    ] = None,
+    max_restarts: Annotated[
+        int, typer.Option("--max_restarts", help="how often in a row to start again without progress")
+    ] = 3,
+    no_pin: Annotated[
+        bool, typer.Option("--no_pin", help="don't bind each training process to its share of the cores")
+    ] = False,
+) -> None:
+    """Run a command as a cluster of processes on this machine, and start it again when one is lost."""
+    from modelyard.cli import cluster
+
+    layout = {"workers": workers, "ps": ps, "evaluator": evaluator, "max_restarts": max_restarts, "pin": not no_pin}
+    words = command or []
+    verb = _command_of(words)
+    cluster.launch(words, model_dir, layout, build_app(verb) if verb in COMMANDS else None)
+
+
+def stop(
+    run: Run,
+    force: Annotated[bool, typer.Option("--force", help="kill; nothing more is saved")] = False,
+    timeout_secs: Annotated[float, typer.Option("--timeout_secs", help="how long to wait", min=0)] = 60.0,
+) -> None:
+    """Stop a run: its processes on this machine save and end."""
+    from modelyard.cli import cluster
+
+    cluster.stop(run, force, timeout_secs)
+
+
+_RUN, _DATA, _CLUSTER, _LOOK = "Run", "Data", "Cluster", "Look"
 _OF_DATA = ("plugins", "data_dir", "cache_dir", "split_seed")
 COMMANDS: dict[str, Command] = {
     "train-and-evaluate": Command(train_and_evaluate, _RUN, "all"),
@@ -254,6 +293,8 @@ COMMANDS: dict[str, Command] = {
     "data info": Command(data_info, takes="data"),
     "data verify": Command(data_verify, takes="data"),
     "data show": Command(data_show, takes="show"),
+    "launch": Command(launch, _CLUSTER),
+    "stop": Command(stop, _CLUSTER),
     "config": Command(config, _LOOK, "all"),
     "models": Command(models, _LOOK),
     "datasets": Command(datasets, _LOOK),
@@ -324,7 +365,8 @@ def main(arguments: list[str] | None = None) -> None:
 
             words = normalize(words)
         elif command in COMMANDS:
-            words = [_underscored(word) for word in words]
+            own = words.index("--") if "--" in words else len(words)  # what follows is for another command
+            words = [_underscored(word) for word in words[:own]] + words[own:]
         build_app(None if completing else command)(words, standalone_mode=True)
     except UserError as error:
         _print_error(error)

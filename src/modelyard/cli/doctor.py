@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from modelyard.cluster.find import find_cluster
 from modelyard.config.backend import INSTALL, choose_engine
-from modelyard.errors import UserError
+from modelyard.errors import ConfigError, UserError
 from modelyard.run.machine import available_cores, cpu_flags, gpus, hardware, versions
 
 _LOW_DISK = 2 << 30
@@ -28,7 +30,7 @@ def run(*, as_json: bool) -> None:
     else:
         table = Table("check", "", "result")
         for name, result, ok in checks:
-            table.add_row(name, {True: "[green]ok[/]", False: "[red]problem[/]", None: "[dim]–[/]"}[ok], result)
+            table.add_row(name, {True: "[green]ok[/]", False: "[red]problem[/]", None: "[dim]–[/]"}[ok], escape(result))
         Console(highlight=False).print(table)
     if any(ok is False for _, _, ok in checks):
         sys.exit(1)
@@ -50,7 +52,7 @@ def examine() -> list[tuple[str, str, bool | None]]:
         checks.append(("oneDNN", "switched on by Modelyard, since this CPU has no AVX-512", None))
     checks += _gpus(engine)
     checks.append(_writable())
-    return checks
+    return checks + _cluster()
 
 
 def _disk() -> tuple[str, str, bool | None]:
@@ -61,6 +63,32 @@ def _disk() -> tuple[str, str, bool | None]:
 def _writable() -> tuple[str, str, bool | None]:
     ok = os.access(Path.cwd(), os.W_OK)
     return "run folders", "can be made here" if ok else "can't be made here: this folder is not writable", ok
+
+
+def _cluster() -> list[tuple[str, str, bool | None]]:
+    """The part that this process would take among others, or what is wrong with how it was told."""
+    try:
+        cluster = find_cluster()
+    except ConfigError as error:
+        return [("cluster", str(problem), False) for problem in error.problems]
+    if not cluster.source:
+        return [("cluster", "alone: neither TF_CONFIG nor SLURM's variables name other processes", None)]
+    checks: list[tuple[str, str, bool | None]] = [("cluster", f"{cluster.describe()} (from {cluster.source})", True)]
+    me = cluster.me
+    checks += [
+        ("cluster role", me.role, None),
+        ("cluster index", str(me.index), None),
+        ("cluster mode", "alone" if cluster.is_alone else cluster.mode, None),
+    ]
+    if cluster.addresses.get(me.role):
+        checks.append(("cluster address", cluster.address(me), None))
+    for member in cluster.members:
+        if member != me:
+            note = ", the lead" if member == cluster.lead else ""
+            checks.append(("cluster member", f"{member} at {cluster.address(member)}{note}", None))
+    checks.append(("cluster model_dir", cluster.model_dir or "not given: --model_dir is needed", None))
+    checks.append(("cluster environment", cluster.environment, None))
+    return checks
 
 
 def _engine() -> tuple[str | None, tuple[str, str, bool | None]]:

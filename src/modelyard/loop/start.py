@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ from modelyard.run.files import explain
 from modelyard.run.journal import log_start
 from modelyard.run.machine import hardware, versions
 from modelyard.run.manifest import read_manifest, write_manifest
+from modelyard.run.pid_file import holders
 
 if TYPE_CHECKING:
     from modelyard.engine.base import Engine
@@ -78,10 +80,12 @@ def _refuse_remote_best(config: Config) -> None:
 
 @contextlib.contextmanager
 def tidy_after_a_false_start(directory: RunDirectory) -> Iterator[None]:
-    """A folder in which nothing began is not left behind."""
+    """A folder in which nothing began is not left behind, unless a launcher has its log there."""
     try:
         yield
     except BaseException:
+        if any(holder.pid != os.getpid() for holder in holders(directory.logs)):
+            raise
         if not directory.exists() and not directory.strangers() and not list_checkpoints(directory.checkpoints):
             shutil.rmtree(directory.path, ignore_errors=True)
         raise

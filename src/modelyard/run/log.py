@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from modelyard.run.files import explain
+from modelyard.run.pid_file import SUFFIX, hold_pid_file
 
 log = logging.getLogger("modelyard")
 _FORMAT = logging.Formatter("%(asctime)s %(levelname)-7s %(message)s")
@@ -21,19 +22,36 @@ class _LogFile(logging.FileHandler):
 
 @contextlib.contextmanager
 def log_to(folder: Path, role: str) -> Iterator[None]:
-    """While the block runs, the log also goes to ``ROLE.log`` in ``folder``, and ``ROLE.pid`` holds the process id."""
-    pid = folder / f"{role}.pid"
+    """While the block runs, the log also goes to ``ROLE.log`` in ``folder``, and ``ROLE.pid`` holds the process id.
+
+    Where standard error is that file already, as under `modelyard launch`, every line is still written once.
+
+    Raises:
+        RunError: if the process of that role is running already.
+    """
+    file = folder / f"{role}.log"
     with explain(folder, "write the log in"):
         folder.mkdir(parents=True, exist_ok=True)
-        handler = _LogFile(folder / f"{role}.log", encoding="utf-8")
-        pid.write_text(f"{os.getpid()}\n", encoding="utf-8")
-    handler.setFormatter(_FORMAT)
-    log.addHandler(handler)
-    log.setLevel(logging.DEBUG)
+    with hold_pid_file(folder / f"{role}{SUFFIX}"):
+        with explain(folder, "write the log in"):
+            handler = _LogFile(file, encoding="utf-8")
+        handler.setFormatter(_FORMAT)
+        shown = [other for other in log.handlers if other.name == "terminal"] if _is_standard_error(file) else []
+        for other in shown:
+            log.removeHandler(other)
+        log.addHandler(handler)
+        log.setLevel(logging.DEBUG)
+        try:
+            yield
+        finally:
+            log.removeHandler(handler)
+            handler.close()
+            for other in shown:
+                log.addHandler(other)
+
+
+def _is_standard_error(file: Path) -> bool:
     try:
-        yield
-    finally:
-        log.removeHandler(handler)
-        handler.close()
-        with contextlib.suppress(OSError):
-            pid.unlink()
+        return os.path.samestat(os.fstat(2), file.stat())
+    except OSError:
+        return False

@@ -52,6 +52,14 @@ def gpus() -> list[str]:
     return _output(query).splitlines()
 
 
+def pid_space() -> str:
+    """Within which process ids mean what they mean to this process: containers may share a host name."""
+    try:
+        return os.readlink("/proc/self/ns/pid")  # noqa: PTH115 - not a path
+    except OSError:
+        return ""
+
+
 def git_commit(folder: Path) -> str | None:
     """The commit of the repository around ``folder``, with ``+changes`` if files differ from it."""
     if shutil.which("git") is None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from modelyard import storage
 from modelyard.errors import RunError, StorageError
+from modelyard.run.machine import pid_space
 
 STALE_SECONDS = 300
 """A holder that has not renewed its lock for so long is taken for dead."""
@@ -161,9 +162,4 @@ def is_alive(holder: dict[str, Any]) -> bool:
 
 
 def _here() -> dict[str, str]:
-    """Where process ids mean what they mean to this process: containers may share a host name."""
-    try:
-        space = os.readlink("/proc/self/ns/pid")  # noqa: PTH115 - not a path
-    except OSError:
-        space = ""
-    return {"host": socket.gethostname(), "pid_space": space}
+    return {"host": socket.gethostname(), "pid_space": pid_space()}

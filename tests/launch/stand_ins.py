@@ -1,0 +1,86 @@
+"""Small programs that stand in for the processes of a cluster, and a supervisor for them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from modelyard.launch.processes import Process, Spec
+from modelyard.launch.supervise import Patience, Supervisor
+
+QUICK = Patience(look=0.02, peers=5.0, lead=5.0, stop=5.0, finish=5.0, first_pause=0.01, longest_pause=0.02)
+
+BEGIN = """
+import os, pathlib, signal, sys, time
+here = pathlib.Path(os.environ["HERE"])
+name = os.environ["NAME"]
+
+def times():
+    "How often this process was started, this start included."
+    with open(here / f"{name}.starts", "a") as file:
+        file.write(f"{os.getpid()}\\n")
+    return len((here / f"{name}.starts").read_text().split())
+
+def wait_for(*names):
+    deadline = time.monotonic() + 30
+    while not all((here / each).exists() for each in names):
+        if time.monotonic() > deadline:
+            sys.exit("nobody came: " + ", ".join(names))
+        time.sleep(0.01)
+
+def mark(which):
+    (here / which).touch()
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+def leave(number, frame):
+    "As Modelyard does on SIGTERM."
+    sys.exit(143)
+
+count = times()
+"""
+
+
+class Told:
+    """A view that remembers the lines."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str]] = []
+
+    def lines(self, name: str, lines: list[str]) -> None:
+        """Remembers them."""
+        self.seen += [(name, line) for line in lines]
+
+    def show(self, processes: list[Process]) -> None:
+        """Nothing."""
+
+
+def script(
+    name: str, code: str, *, leads: bool = False, is_awaited: bool | None = None, restarts_alone: bool = False
+) -> Spec:
+    """A process that runs ``code`` in the current folder."""
+    environ = {"HERE": str(Path.cwd()), "NAME": name}
+    awaited = leads if is_awaited is None else is_awaited
+    words = (sys.executable, "-S", "-c", BEGIN + code)
+    return Spec(name, words, environ, leads=leads, is_awaited=awaited, restarts_alone=restarts_alone)
+
+
+def supervise(*specs: Spec, max_restarts: int = 3, patience: Patience = QUICK) -> Told:
+    """Runs them to their end; progress is the number in the file ``step``."""
+    view = Told()
+    Supervisor(lambda: list(specs), Path("logs"), saved_step, max_restarts, view, patience).run()
+    return view
+
+
+def saved_step() -> int:
+    """How far the scripts say that they are."""
+    path = Path("step")
+    return int(path.read_text() or 0) if path.exists() else 0
+
+
+def starts(name: str) -> list[int]:
+    """The pids of a process, start by start."""
+    path = Path(f"{name}.starts")
+    return [int(word) for word in path.read_text().split()] if path.exists() else []

@@ -1,0 +1,279 @@
+"""`modelyard launch` and `modelyard stop` as a user meets them; a script of the user stands in for training."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import modelyard
+from conftest import COMMAND, environment
+from modelyard.errors import UserError
+from modelyard.launch.processes import Process, Spec
+from modelyard.launch.view import table_of
+
+PROGRAM = """
+import os, sys
+if sys.argv[1] == "launch":
+    import modelyard
+    modelyard.main()
+import json, pathlib, signal, time
+from modelyard.run.log import log_to
+
+run = pathlib.Path(sys.argv[sys.argv.index("--model_dir") + 1])
+told = json.loads(os.environ["TF_CONFIG"])
+name = told["task"]["type"] + "-" + str(told["task"]["index"])
+
+def leave(*_):
+    (run / "stop").touch()
+    sys.exit(143)
+
+signal.signal(signal.SIGTERM, leave)
+with log_to(run / "runlogs", name):
+    facts = {"pid": os.getpid(), "told": told, "cores": sorted(os.sched_getaffinity(0)), "words": sys.argv[1:]}
+    (run / f"{name}.json").write_text(json.dumps(facts))
+    print(f"{name} is up", file=sys.stderr)
+    print(f"the result of {name}")
+    while "--forever" in os.environ.get("HOW", "") and not (run / "stop").exists():
+        time.sleep(0.01)
+    if (run / "stop").exists():
+        sys.exit(143)
+"""
+TRAIN = ("--", "train", "--model", "mlp")
+
+
+@pytest.fixture(autouse=True)
+def _program() -> None:
+    Path("program.py").write_text(PROGRAM)
+
+
+@pytest.fixture
+def launched() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts the program as a launcher; it is killed when the test ends."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*words: str, how: str = "--forever") -> subprocess.Popen[str]:
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        process = subprocess.Popen(
+            [sys.executable, "program.py", "launch", *words], text=True, env=environment(HOW=how), **pipes
+        )  # type: ignore[call-overload]
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def facts(*names: str) -> list[dict[str, Any]]:
+    """What the processes of the run wrote down, when they have."""
+    paths = [Path("run") / f"{name}.json" for name in names]
+    wait_until(lambda: all(path.exists() and path.read_text().endswith("}") for path in paths))
+    return [json.loads(path.read_text()) for path in paths]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def stop(*words: str, code: int = 0) -> str:
+    done = subprocess.run(
+        [*COMMAND, "stop", *words], capture_output=True, text=True, env=environment(), timeout=60, check=False
+    )
+    assert done.returncode == code, done.stderr
+    return done.stderr
+
+
+def test_every_process_gets_the_command_a_role_and_its_cores(launched: Callable[..., subprocess.Popen[str]]) -> None:
+    process = launched("--workers", "2", "--ps", "1", "--model-dir", "run", *TRAIN, how="")
+    out, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert out == "the result of chief-0\n"
+    lines = errors.splitlines()
+    for name, member in (("chief", "chief-0"), ("worker-0", "worker-0"), ("worker-1", "worker-1"), ("ps-0", "ps-0")):
+        assert f"{name:<8} | {member} is up" in lines
+        assert f"{member} is up" in Path(f"run/runlogs/{name}.log").read_text()
+    chief, *workers, server = facts("chief-0", "worker-0", "worker-1", "ps-0")
+    assert {role: len(hosts) for role, hosts in chief["told"]["cluster"].items()} == {"chief": 1, "worker": 2, "ps": 1}
+    assert chief["told"]["cluster"] == server["told"]["cluster"]
+    assert chief["words"] == ["train", "--model_dir", "run", "--model", "mlp"] == workers[0]["words"]
+    everyone = sorted(os.sched_getaffinity(0))
+    assert chief["cores"] == server["cores"] == everyone
+    if len(everyone) > 1:
+        assert sorted(workers[0]["cores"] + workers[1]["cores"]) == everyone
+    assert list(Path("run/runlogs").glob("*.pid")) == []
+
+
+def test_processes_can_be_left_unbound(launched: Callable[..., subprocess.Popen[str]]) -> None:
+    process = launched("--workers", "2", "--no-pin", "--model_dir", "run", *TRAIN, how="")
+    process.communicate(timeout=60)
+    assert [each["cores"] for each in facts("worker-0", "worker-1")] == [sorted(os.sched_getaffinity(0))] * 2
+
+
+def test_without_a_run_folder_all_share_a_new_one(launched: Callable[..., subprocess.Popen[str]]) -> None:
+    process = launched("--workers", "2", *TRAIN, how="")
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    (folder,) = Path("runs").iterdir()
+    assert folder.name.endswith("-mlp-digits")
+    assert {path.name for path in folder.glob("*.json")} == {"worker-0.json", "worker-1.json"}
+
+
+def test_stop_stops_the_launcher_which_says_how_to_go_on(launched: Callable[..., subprocess.Popen[str]]) -> None:
+    process = launched("--workers", "2", "--model_dir", "run", *TRAIN)
+    facts("worker-0", "worker-1")
+    said = stop("run")
+    assert f"launch (process {process.pid}) stopped" in said
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert "launch --workers 2 --model_dir run -- train --model mlp" in errors
+    assert "Traceback" not in errors
+    assert "nothing is running in run" in stop("run")
+
+
+def test_ctrl_c_ends_with_130(launched: Callable[..., subprocess.Popen[str]]) -> None:
+    process = launched("--model_dir", "run", *TRAIN)
+    facts("worker-0")
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "stopped; step 0 is saved" in errors
+
+
+def test_a_killed_launcher_leaves_nobody_behind(launched: Callable[..., subprocess.Popen[str]]) -> None:
+    process = launched("--workers", "2", "--evaluator", "--model_dir", "run", *TRAIN)
+    pids = [each["pid"] for each in facts("worker-0", "worker-1", "evaluator-0")]
+    assert all(map(is_running, pids))
+    process.kill()
+    process.wait()
+    wait_until(lambda: not any(map(is_running, pids)))
+    assert "nothing is running" in stop("run")
+    process = launched("--workers", "2", "--model_dir", "run", *TRAIN, how="")
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+def test_force_kills_launcher_and_processes(launched: Callable[..., subprocess.Popen[str]]) -> None:
+    process = launched("--workers", "2", "--model_dir", "run", *TRAIN)
+    pids = [each["pid"] for each in facts("worker-0", "worker-1")]
+    assert "killed" in stop("run", "--force")
+    assert process.wait(timeout=30) == -signal.SIGKILL
+    wait_until(lambda: not any(map(is_running, pids)))
+
+
+def test_two_launchers_can_not_share_a_run(launched: Callable[..., subprocess.Popen[str]]) -> None:
+    first = launched("--model_dir", "run", *TRAIN)
+    facts("worker-0")
+    second = launched("--model_dir", "run", *TRAIN)
+    _, errors = second.communicate(timeout=60)
+    assert second.returncode == 2
+    assert f"is running already: process {first.pid}" in errors
+    assert first.poll() is None
+
+
+def test_stop_without_a_launcher_signals_the_processes_and_tells_what_it_can_not_stop() -> None:
+    Path("run/runlogs").mkdir(parents=True)
+    waits = """
+import signal, sys, time
+from pathlib import Path
+from modelyard.run.log import log_to
+if len(sys.argv) > 2:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+with log_to(Path("run/runlogs"), sys.argv[1]):
+    Path(f"{sys.argv[1]}.up").touch()
+    time.sleep(60)
+"""
+    words = [sys.executable, "-c", waits]
+    with (
+        subprocess.Popen([*words, "worker-0"], env=environment()) as easy,
+        subprocess.Popen([*words, "worker-1", "deaf"], env=environment()) as deaf,
+    ):
+        wait_until(lambda: Path("worker-0.up").exists() and Path("worker-1.up").exists())
+        said = stop("run", "--timeout_secs", "0.5", code=1)
+        assert easy.wait(timeout=10) == -signal.SIGTERM
+        assert f"there still is worker-1 (process {deaf.pid})" in said
+        assert "--force" in said
+        assert "killed" in stop("run", "--force")
+        assert deaf.wait(timeout=10) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--workers", "2", "--model_dir", "run", *TRAIN, "--learning_rat", "1"), "'learning_rate'"),
+        (("--workers", "0", *TRAIN), "--workers must be 1 or more"),
+        (("--ps", "2", *TRAIN), "need workers"),
+        (("--workers", "2"), "launch what"),
+        (("--workers", "2", "--", "evaluate", "run"), "'evaluate' can't be run by several processes"),
+        (("--wokers", "2", *TRAIN), "No such option"),
+        (("--workers", "2", *TRAIN, "--cluster", "none"), "every process would train alone"),
+        (("--", "resume", "run"), "run does not exist"),
+        (("--model_dir", "program.py", *TRAIN), "program.py is a file"),
+    ],
+)
+def test_a_mistake_is_shown_once_before_anything_is_started(
+    words: tuple[str, ...], text: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        modelyard.main(["launch", *words])
+    assert caught.value.code == 2
+    errors = capfd.readouterr().err
+    assert text in errors
+    assert "Traceback" not in errors
+    assert not Path("run").exists()
+    assert not Path("runs").exists()
+
+
+def test_a_real_mistake_of_a_process_leaves_no_folder_behind() -> None:
+    words = ["launch", "--model_dir", "run", "--", "train", "--dataset", "nowhere.csv"]
+    done = subprocess.run(
+        [*COMMAND, *words], capture_output=True, text=True, env=environment(), timeout=120, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.rstrip().splitlines()[-1].startswith("  error:"), done.stderr
+    assert "worker-0 ended with status 2" in done.stderr
+    assert not Path("run").exists()
+
+
+def test_the_library_launches_too_and_says_what_is_wrong() -> None:
+    for _ in range(2):  # the second time, the package of that name is loaded
+        with pytest.raises(UserError, match="Name the run folder"):
+            modelyard.launch(["train"], workers=2)
+    with pytest.raises(UserError, match="does not exist"):
+        modelyard.stop("nowhere")
+
+
+def test_a_terminal_gets_a_table_of_the_processes() -> None:
+    process = Process(
+        Spec("worker-0", (sys.executable, "-S", "-c", "print('[bold] 1%')")), Path("logs"), lambda _: None
+    )
+    console = Console(width=100, file=io.StringIO())
+    console.print(table_of([process]))
+    process.reap()
+    process.read_log()
+    console.print(table_of([process]))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert re.search(rf"worker-0 │ +{process.pid} │ running │", text)
+    assert re.search(rf"worker-0 │ +{process.pid} │ done +│ \[bold\] 1%", text)

@@ -1,0 +1,168 @@
+"""What a machine has is dealt out, and its ports are kept."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+import pytest
+
+from modelyard.errors import UserError
+from modelyard.launch.command import checked, with_model_dir
+from modelyard.launch.local import check_layout, specs_of
+from modelyard.launch.ports import HeldPorts
+from modelyard.launch.processes import clean
+from modelyard.launch.shares import deal_cores, deal_gpus, found_gpus
+
+
+@pytest.mark.parametrize(
+    ("cores", "processes", "shares"),
+    [
+        ([0, 1, 2, 3], 2, [[0, 1], [2, 3]]),
+        ([2, 4, 6, 8, 9], 2, [[2, 4], [6, 8, 9]]),
+        ([0, 1], 2, [[0], [1]]),
+        ([5, 7], 3, [[5], [7], [5]]),
+        ([3], 1, [[3]]),
+    ],
+)
+def test_cores_are_dealt_out_evenly_and_everyone_gets_one(
+    cores: list[int], processes: int, shares: list[list[int]]
+) -> None:
+    assert deal_cores(cores, processes) == shares
+
+
+@pytest.mark.parametrize(
+    ("gpus", "trainers", "dealt", "left"),
+    [
+        (4, 2, [["0", "1"], ["2", "3"]], []),
+        (5, 2, [["0", "1"], ["2", "3"]], ["4"]),
+        (1, 2, [[], []], ["0"]),
+        (0, 2, [[], []], []),
+    ],
+)
+def test_every_trainer_gets_as_many_gpus(gpus: int, trainers: int, dealt: list[list[str]], left: list[str]) -> None:
+    assert deal_gpus([str(number) for number in range(gpus)], trainers) == (dealt, left)
+
+
+def test_gpus_that_were_chosen_before_are_those_that_are_dealt_out() -> None:
+    assert found_gpus({"CUDA_VISIBLE_DEVICES": "3, GPU-1a,7"}) == ["3", "GPU-1a", "7"]
+    assert found_gpus({"CUDA_VISIBLE_DEVICES": "1,-1,2"}) == ["1"]
+    assert found_gpus({"CUDA_VISIBLE_DEVICES": ""}) == []
+
+
+ADDRESSES = {"chief": ("h:1",), "worker": ("h:2", "h:3"), "ps": ("h:4",), "evaluator": ("h:5",)}
+
+
+def test_only_those_that_train_get_gpus_and_cores_and_the_evaluator_what_is_left() -> None:
+    specs = {spec.name: spec for spec in specs_of(("train",), ADDRESSES, ["0", "1", "2"], [0, 1, 2, 3])}
+    assert list(specs) == ["chief", "worker-0", "worker-1", "ps-0", "evaluator"]
+    assert {name: spec.environ["CUDA_VISIBLE_DEVICES"] for name, spec in specs.items()} == {
+        "chief": "-1", "worker-0": "0", "worker-1": "1", "ps-0": "-1", "evaluator": "2"
+    }  # fmt: skip
+    assert [spec.cores for spec in specs.values()] == [(), (0, 1), (2, 3), (), ()]
+    assert [name for name, spec in specs.items() if spec.leads] == ["chief"]
+    assert [name for name, spec in specs.items() if spec.is_awaited] == ["chief", "evaluator"]
+    assert [name for name, spec in specs.items() if spec.restarts_alone] == ["worker-0", "worker-1", "evaluator"]
+    told = json.loads(specs["worker-1"].environ["TF_CONFIG"])
+    assert told == {
+        "cluster": {role: list(hosts) for role, hosts in ADDRESSES.items()},
+        "task": {"type": "worker", "index": 1},
+    }
+
+
+def test_without_parameter_servers_worker_0_leads_and_workers_stand_or_fall_together() -> None:
+    specs = specs_of(("train",), {"worker": ("h:1", "h:2")}, [], [])
+    assert [(spec.name, spec.leads, spec.is_awaited, spec.restarts_alone) for spec in specs] == [
+        ("worker-0", True, True, False),
+        ("worker-1", False, False, False),
+    ]
+    # Nothing is known of GPUs: what TensorFlow finds is left to it.
+    assert all("CUDA_VISIBLE_DEVICES" not in spec.environ for spec in specs)
+
+
+def test_too_few_gpus_are_given_to_nobody_that_trains() -> None:
+    specs = specs_of(("train",), {"worker": ("h:1", "h:2"), "evaluator": ("h:3",)}, ["0"], [])
+    assert [spec.environ["CUDA_VISIBLE_DEVICES"] for spec in specs] == ["-1", "-1", "0"]
+
+
+def listen(address: str, *options: int) -> socket.socket:
+    server = socket.socket()
+    for option in options:
+        server.setsockopt(socket.SOL_SOCKET, option, 1)
+    host, port = address.split(":")
+    try:
+        server.bind((host, int(port)))
+        server.listen()
+    except OSError:
+        server.close()
+        raise
+    return server
+
+
+@pytest.mark.parametrize("option", [socket.SO_REUSEADDR, socket.SO_REUSEPORT], ids=["REUSEADDR", "REUSEPORT"])
+def test_a_held_port_is_for_those_who_know_of_it_only(option: int) -> None:
+    with HeldPorts(2) as ports:
+        assert len(set(ports.addresses)) == 2
+        for address in ports.addresses:
+            with pytest.raises(OSError, match="in use"):
+                listen(address)
+            with listen(address, option):
+                socket.create_connection(address.split(":"), timeout=5).close()  # type: ignore[arg-type]
+            with listen(address, option):  # as a process that is started again does
+                pass
+        free = ports.addresses[0]
+    listen(free).close()
+
+
+@pytest.mark.parametrize(
+    ("words", "beside", "result", "folder"),
+    [
+        (["train"], "run", ["train", "--model_dir", "run"], "run"),
+        (["train", "--xla"], None, ["train", "--xla"], None),
+        (["train", "--model-dir=run", "--xla"], None, ["train", "--model_dir", "run", "--xla"], "run"),
+        (["train", "--xla", "--model_dir", "run"], "./run", ["train", "--model_dir", "run", "--xla"], "run"),
+        (["resume", "run", "--xla"], None, ["resume", "run", "--xla"], "run"),
+        (["resume", "--xla"], "run", ["resume", "run", "--xla"], "run"),
+        (["resume", "run"], "run", ["resume", "run"], "run"),
+    ],
+)
+def test_the_run_folder_is_in_the_command_once(
+    words: list[str], beside: str | None, result: list[str], folder: str | None
+) -> None:
+    assert with_model_dir(checked(words), beside) == (result, folder)
+
+
+@pytest.mark.parametrize(
+    ("words", "beside", "text"),
+    [
+        ([], None, "launch what"),
+        (["evaluate", "run"], None, "'evaluate' can't be run by several processes"),
+        (["--xla", "train"], None, "first after --: train"),
+        (["train", "--model_dir", "one"], "two", "two run folders are named, one and two"),
+        (["resume", "one"], "two", "two run folders"),
+        (["train", "--model_dir"], None, "--model_dir names no folder"),
+        (["resume"], None, "resume which run"),
+    ],
+)
+def test_a_command_that_can_not_be_launched_is_refused(words: list[str], beside: str | None, text: str) -> None:
+    with pytest.raises(UserError, match=text):
+        with_model_dir(checked(words), beside)
+
+
+@pytest.mark.parametrize(
+    ("workers", "ps", "restarts", "text"),
+    [
+        (0, 0, 3, "--workers must be 1 or more, not 0"),
+        (None, 1, 3, "need workers"),
+        (1, -1, 3, "--ps must be 0 or more"),
+        (1, 0, -1, "--max_restarts must be 0 or more"),
+    ],
+)
+def test_a_cluster_that_can_not_be_is_refused(workers: int | None, ps: int, restarts: int, text: str) -> None:
+    with pytest.raises(UserError, match=text):
+        check_layout(workers, ps, False, restarts)
+
+
+def test_a_line_of_a_log_does_nothing_to_a_terminal() -> None:
+    assert clean(b"\x1b[31mred\x1b[0m\x07 1%\r 2%\r") == " 2%"
+    assert clean(b"\x1b[31mred\x1b[0m\x07\xff") == "red\ufffd"

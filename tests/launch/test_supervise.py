@@ -1,0 +1,295 @@
+"""What is done when a process of a cluster ends, with real processes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from stand_ins import QUICK, script, starts, supervise
+
+from modelyard.launch.supervise import LaunchError, Patience, Stopped
+
+WAITS = "signal.signal(signal.SIGTERM, leave); mark(f'{name}.up'); time.sleep(60)"
+LOSES_A_PEER = "wait_for('lost'); time.sleep(0.05); sys.exit(75)"
+
+
+@pytest.fixture(autouse=True)
+def _log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger("modelyard"), "propagate", True)
+    caplog.set_level(logging.INFO, logger="modelyard")
+
+
+@pytest.fixture(autouse=True)
+def _nobody_is_left_behind() -> Iterator[None]:
+    yield
+    left = [pid for path in Path().glob("*.starts") for pid in map(int, path.read_text().split()) if is_running(pid)]
+    assert left == []
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def when(*names: str, number: signal.Signals = signal.SIGTERM, delay: float = 0.0) -> None:
+    """Signals this process when all files are there."""
+
+    def wait() -> None:
+        deadline = time.monotonic() + 30
+        while not all(Path(name).exists() for name in names) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(delay)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def test_work_is_done_when_the_lead_has_ended_well() -> None:
+    view = supervise(
+        script("worker-0", "print('trained', file=sys.stderr); mark('end')", leads=True),
+        script("worker-1", "print('followed'); wait_for('end')"),
+    )
+    assert set(view.seen) == {("worker-0", "trained"), ("worker-1", "followed")}
+    assert Path("logs/worker-1.log").read_text() == "followed\n"
+
+
+def test_the_first_failure_is_reported_and_not_those_it_caused(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(LaunchError) as caught:
+        supervise(
+            script("worker-0", LOSES_A_PEER, leads=True),
+            script("worker-1", "wait_for('lost'); sys.exit(75)"),
+            script("worker-2", "print('out of memory', flush=True); mark('lost'); die()"),
+            script("worker-3", "wait_for('lost'); time.sleep(0.3); sys.exit(1)"),
+            max_restarts=0,
+        )
+    assert caught.value.status == 137
+    assert "worker-2 was killed by SIGKILL" in str(caught.value)
+    assert "out of memory" in str(caught.value)
+    assert "worker-3" not in str(caught.value)
+
+
+def test_a_lost_peer_is_the_failure_only_where_nothing_else_happened() -> None:
+    with pytest.raises(LaunchError, match="worker-1 ended with status 75") as caught:
+        supervise(
+            script("worker-0", "wait_for('lost'); time.sleep(0.2); sys.exit(75)", leads=True),
+            script("worker-1", "mark('lost'); sys.exit(75)"),
+            max_restarts=0,
+        )
+    assert caught.value.status == 75
+
+
+def test_after_a_crash_all_are_started_again() -> None:
+    supervise(
+        script("worker-0", "if count == 1: mark('lost'); die()", leads=True),
+        script("worker-1", "if count == 1: wait_for('lost'); sys.exit(75)"),
+    )
+    assert (len(starts("worker-0")), len(starts("worker-1"))) == (2, 2)
+
+
+def test_restarts_without_progress_are_counted_and_wait_longer_each_time(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(LaunchError, match="started again 3 times without progress") as caught:
+        supervise(script("worker-0", "sys.exit(7)", leads=True))
+    assert len(starts("worker-0")) == 4
+    assert caught.value.status == 7
+    pauses = [record.args[0] for record in caplog.records if "again in" in record.msg and record.args]  # type: ignore[index]
+    assert pauses == [0.01, 0.02, 0.02]
+    assert [Patience().pause(failures) for failures in (1, 2, 3, 6, 7, 99)] == [1, 2, 4, 32, 60, 60]
+
+
+def test_progress_starts_the_count_anew() -> None:
+    code = "(here / 'step').write_text(str(100 * count)) if count in (2, 4) else None; sys.exit(7 if count < 6 else 0)"
+    supervise(script("worker-0", code, leads=True), max_restarts=2)
+    assert len(starts("worker-0")) == 6
+
+
+def test_a_mistake_of_the_user_stops_the_rest_and_is_not_tried_again() -> None:
+    with pytest.raises(LaunchError, match="no such option") as caught:
+        supervise(
+            script("worker-0", WAITS, leads=True),
+            script("worker-1", "wait_for('worker-0.up'); print('no such option', flush=True); sys.exit(2)"),
+        )
+    assert caught.value.status == 2
+    assert len(starts("worker-0")) == len(starts("worker-1")) == 1
+
+
+def test_a_mistake_that_is_told_after_others_lost_their_peer_is_still_a_mistake() -> None:
+    with pytest.raises(LaunchError, match="worker-1 ended with status 2"):
+        supervise(
+            script("worker-0", "mark('lost'); sys.exit(75)", leads=True),
+            script("worker-1", "wait_for('lost'); time.sleep(0.2); sys.exit(2)"),
+        )
+    assert len(starts("worker-0")) == 1
+
+
+def test_whoever_does_not_end_after_a_crash_is_killed(caplog: pytest.LogCaptureFixture) -> None:
+    supervise(
+        script("worker-0", "if count == 1: wait_for('worker-1.up'); die()", leads=True),
+        script(
+            "worker-1",
+            "signal.signal(signal.SIGTERM, signal.SIG_IGN); mark('worker-1.up')\nif count == 1: time.sleep(60)",
+        ),
+        patience=replace(QUICK, peers=0.3),
+    )
+    assert "worker-1 did not end by itself in 0.3 s; killed" in caplog.text
+    assert len(starts("worker-1")) == 2
+
+
+def test_with_parameter_servers_a_worker_is_started_again_alone() -> None:
+    supervise(
+        script("chief", "wait_for('back')", leads=True),
+        script("worker-0", "mark('back') if count == 3 else die()", restarts_alone=True),
+        script("ps-0", "wait_for('back')"),
+    )
+    assert [len(starts(name)) for name in ("chief", "worker-0", "ps-0")] == [1, 3, 1]
+
+
+def test_with_parameter_servers_a_lost_server_starts_all_again() -> None:
+    supervise(
+        script("chief", "if count == 1: wait_for('lost'); sys.exit(75)", leads=True),
+        script("worker-0", "if count == 1: wait_for('lost'); sys.exit(75)", restarts_alone=True),
+        script("ps-0", "if count == 1: mark('lost'); die()"),
+    )
+    assert [len(starts(name)) for name in ("chief", "worker-0", "ps-0")] == [2, 2, 2]
+
+
+def test_a_worker_that_never_comes_back_ends_the_run_with_its_status() -> None:
+    with pytest.raises(LaunchError, match="worker-0 ended with status 9") as caught:
+        supervise(
+            script("chief", WAITS, leads=True), script("worker-0", "sys.exit(9)", restarts_alone=True), max_restarts=2
+        )
+    assert caught.value.status == 9
+    assert (len(starts("worker-0")), len(starts("chief"))) == (3, 1)
+
+
+def test_the_failure_of_one_that_waits_for_its_new_start_is_the_first() -> None:
+    with pytest.raises(LaunchError, match="worker-0 was killed by SIGKILL"):
+        supervise(
+            script("chief", "wait_for('lost'); time.sleep(0.2); sys.exit(75)", leads=True),
+            script("worker-0", "mark('lost'); die()", restarts_alone=True),
+            max_restarts=1,
+            patience=replace(QUICK, first_pause=30.0, longest_pause=0.5),
+        )
+
+
+def test_an_evaluator_is_started_again_alone_and_waited_for() -> None:
+    supervise(
+        script("worker-0", "mark('end')", leads=True),
+        script("evaluator", "wait_for('end'); time.sleep(0.1)\nif count < 3: die()\nmark('evaluated')",
+               is_awaited=True, restarts_alone=True),
+    )  # fmt: skip
+    assert Path("evaluated").exists()
+    assert (len(starts("worker-0")), len(starts("evaluator"))) == (1, 3)
+
+
+def test_an_evaluator_that_can_not_be_helped_does_not_end_training(caplog: pytest.LogCaptureFixture) -> None:
+    wait = "while len((here / 'evaluator.starts').read_text().split()) < 2: time.sleep(0.01)\n"
+    with pytest.raises(LaunchError, match="evaluator ended with status 5") as caught:
+        supervise(
+            script(
+                "worker-0", "wait_for('evaluator.starts')\n" + wait + "time.sleep(0.3); mark('trained')", leads=True
+            ),
+            script("evaluator", "sys.exit(5)", is_awaited=True, restarts_alone=True),
+            max_restarts=1,
+        )
+    assert caught.value.status == 5
+    assert Path("trained").exists()
+
+
+def test_leftovers_are_stopped_when_the_work_is_done(caplog: pytest.LogCaptureFixture) -> None:
+    supervise(
+        script("worker-0", "wait_for('worker-1.up', 'worker-2.up')", leads=True),
+        script("worker-1", WAITS),
+        script("worker-2", "signal.signal(signal.SIGTERM, signal.SIG_IGN); mark('worker-2.up'); time.sleep(60)"),
+        patience=replace(QUICK, finish=0.3),
+    )
+    assert "worker-1 has not ended with the others" in caplog.text
+
+
+def test_a_signal_goes_to_the_lead_which_tells_the_others() -> None:
+    when("worker-0.up", "worker-1.up")
+    with pytest.raises(Stopped) as caught:
+        supervise(
+            script("worker-0", "def save(*_): mark('saved'); leave(0, 0)\n" + WAITS.replace("leave", "save"),
+                   leads=True),
+            script("worker-1", "signal.signal(signal.SIGTERM, lambda *_: mark('told')); mark('worker-1.up')\n"
+                   "wait_for('saved'); sys.exit(143)"),
+        )  # fmt: skip
+    assert caught.value.signal == signal.SIGTERM
+    assert Path("saved").exists()
+    assert not Path("told").exists()
+
+
+def test_ctrl_c_does_not_reach_the_processes_and_stops_them_as_sigterm_does() -> None:
+    when("worker-0.up", number=signal.SIGINT)
+    with pytest.raises(Stopped) as caught:
+        supervise(script("worker-0", WAITS, leads=True))
+    assert caught.value.signal == signal.SIGINT
+
+
+def test_others_are_told_too_and_killed_in_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    when("worker-0.up", "worker-1.up", "worker-2.up")
+    with pytest.raises(Stopped):
+        supervise(
+            script("worker-0", WAITS, leads=True),
+            script("worker-1", "def told(*_): mark('told'); sys.exit(143)\n" + WAITS.replace("leave", "told")),
+            script("worker-2", "signal.signal(signal.SIGTERM, signal.SIG_IGN); mark('worker-2.up'); time.sleep(60)"),
+            patience=replace(QUICK, lead=0.2, stop=0.5),
+        )
+    assert Path("told").exists()
+    assert "worker-2 killed: too slow" in caplog.text
+
+
+def test_a_second_signal_kills(caplog: pytest.LogCaptureFixture) -> None:
+    when("worker-0.up")
+    when("worker-0.up", delay=0.3)
+    with pytest.raises(Stopped):
+        supervise(
+            script(
+                "worker-0",
+                "signal.signal(signal.SIGTERM, signal.SIG_IGN); mark('worker-0.up'); time.sleep(60)",
+                leads=True,
+            )
+        )
+    assert "worker-0 killed: as told" in caplog.text
+
+
+def test_a_process_that_was_told_to_stop_stops_all_without_a_new_start() -> None:
+    with pytest.raises(Stopped):
+        supervise(
+            script("worker-0", "wait_for('stopped'); sys.exit(143)", leads=True),
+            script("worker-1", "mark('stopped'); sys.exit(143)"),
+        )
+    assert len(starts("worker-0")) == 1
+
+
+def test_a_signal_in_the_pause_before_a_new_start_ends_it() -> None:
+    when("worker-0.starts", delay=0.5)
+    with pytest.raises(Stopped):
+        supervise(
+            script("worker-0", "sys.exit(1)", leads=True), patience=replace(QUICK, first_pause=30.0, longest_pause=30.0)
+        )
+    assert len(starts("worker-0")) == 1
+
+
+def test_what_a_process_started_goes_with_it() -> None:
+    code = """
+import subprocess
+other = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
+with open(here / "orphan.starts", "w") as file:
+    file.write(str(other.pid))
+"""
+    supervise(script("worker-0", code, leads=True))
+    (orphan,) = starts("orphan")
+    deadline = time.monotonic() + 10
+    while is_running(orphan) and time.monotonic() < deadline:  # it is init that buries it
+        time.sleep(0.01)

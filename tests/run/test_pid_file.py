@@ -1,0 +1,149 @@
+"""Pid files that can be trusted."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from conftest import environment
+from modelyard.errors import RunError
+from modelyard.run.log import log_to
+from modelyard.run.pid_file import hold_pid_file, holders, read_holder
+
+FILE = Path("worker-0.pid")
+HOLDS = """
+import sys, pathlib
+from modelyard.run.pid_file import hold_pid_file
+with hold_pid_file(pathlib.Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def another_process(path: Path = FILE) -> Iterator[subprocess.Popen[str]]:
+    """Holds the file until its input ends."""
+    words = [sys.executable, "-c", HOLDS, str(path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(words, text=True, env=environment(), **pipes) as process:  # type: ignore[call-overload]
+        assert process.stdout.readline() == "held\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_it_holds_pid_and_host_while_the_process_lives() -> None:
+    with hold_pid_file(FILE):
+        assert FILE.read_text().splitlines()[:2] == [str(os.getpid()), socket.gethostname()]
+        holder = read_holder(FILE)
+        assert holder is not None
+        assert (holder.name, holder.pid, holder.is_here) == ("worker-0", os.getpid(), True)
+        assert str(holder) == f"worker-0 (process {os.getpid()})"
+    assert not FILE.exists()
+
+
+def test_one_that_a_killed_process_left_is_nobodys() -> None:
+    with another_process() as process:
+        assert [holder.pid for holder in holders(Path())] == [process.pid]
+        process.kill()
+        process.wait()
+        assert FILE.exists()
+        assert holders(Path()) == []
+    with hold_pid_file(FILE):
+        assert read_holder(FILE).pid == os.getpid()  # type: ignore[union-attr]
+
+
+def test_two_processes_can_not_hold_it() -> None:
+    with another_process() as process:
+        expected = pytest.raises(RunError, match=f"running already: process {process.pid} on")
+        with expected, hold_pid_file(FILE):
+            pass
+    assert FILE.exists()
+
+
+def test_a_living_holder_is_signalled_and_a_stale_pid_never() -> None:
+    with another_process() as process:
+        holder = read_holder(FILE)
+        assert holder is not None
+        assert not replace(holder, host="elsewhere").signal(signal.SIGTERM)
+        assert not replace(holder, space="pid:[1]").signal(signal.SIGTERM)
+        assert not replace(holder, pid=os.getpid()).signal(signal.SIGTERM)
+        assert process.poll() is None
+        assert holder.signal(signal.SIGTERM)
+        assert process.wait(timeout=10) == -signal.SIGTERM
+        assert not holder.signal(signal.SIGTERM)
+
+
+def test_a_pid_that_the_holder_has_not_yet_written_over_is_not_signalled() -> None:
+    with another_process(), subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as innocent:
+        lines = FILE.read_text().splitlines()
+        FILE.write_text("\n".join([str(innocent.pid), *lines[1:], ""]))
+        holder = read_holder(FILE)
+        assert holder is not None
+        assert holder.pid == innocent.pid
+        assert not holder.signal(signal.SIGKILL)
+        assert innocent.poll() is None
+        innocent.kill()
+
+
+@pytest.mark.parametrize("text", ["", "12\n", "1\nhost\nspace\n", "-1\nhost\nspace\n", "\x00\xff\nhost\nspace\n"])
+def test_nonsense_in_a_pid_file_is_nobody(text: str) -> None:
+    with another_process():
+        FILE.write_text(text, encoding="latin-1")
+        assert read_holder(FILE) is None
+
+
+def test_a_file_of_another_is_not_removed() -> None:
+    with hold_pid_file(FILE):
+        FILE.unlink()
+        FILE.write_text("made anew")
+    assert FILE.read_text() == "made anew"
+
+
+LOGS = """
+import logging, sys
+from pathlib import Path
+from modelyard.run.console import show_log
+from modelyard.run.log import log_to
+show_log()
+with log_to(Path("logs"), "worker-0"):
+    logging.getLogger("modelyard").info("once")
+    logging.getLogger("modelyard").debug("in the file only")
+    print("raw", file=sys.stderr)
+logging.getLogger("modelyard").info("after")
+"""
+
+
+def test_a_log_that_is_standard_error_too_gets_every_line_once() -> None:
+    Path("logs").mkdir()
+    with open("logs/worker-0.log", "ab") as file:
+        subprocess.run([sys.executable, "-c", LOGS], stderr=file, env=environment(), check=True, timeout=60)
+    lines = Path("logs/worker-0.log").read_text().splitlines()
+    assert [line.split()[-1] for line in lines] == ["once", "only", "raw", "after"]
+    assert "INFO" in lines[0]
+
+
+def test_a_log_elsewhere_is_shown_on_standard_error_too() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOGS], capture_output=True, text=True, env=environment(), check=True, timeout=60
+    )
+    assert [line.split()[-1] for line in done.stderr.splitlines()] == ["once", "raw", "after"]
+    assert [line.split()[-1] for line in Path("logs/worker-0.log").read_text().splitlines()] == ["once", "only"]
+
+
+def test_the_process_of_a_role_can_not_be_started_twice() -> None:
+    expected = pytest.raises(RunError, match=r"worker-0 of .* is running already")
+    with another_process(FILE.absolute()), expected, log_to(Path().absolute(), "worker-0"):
+        pass
+    assert not any(isinstance(handler, logging.FileHandler) for handler in logging.getLogger("modelyard").handlers)
