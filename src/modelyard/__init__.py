@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from modelyard.data.manage import convert, data_info, fetch, show_data, verify_data
     from modelyard.data.sources.generator import GeneratorDataset
     from modelyard.errors import UserError
+    from modelyard.launch.submit import submit
     from modelyard.loop.experiment import evaluate, resume, train, train_and_evaluate
     from modelyard.loop.hooks import Hook
     from modelyard.loop.result import Result
@@ -38,6 +39,7 @@ _HOMES = {
     "modelyard.data.sources.generator": ("GeneratorDataset",),
     "modelyard.data.manage": ("convert", "data_info", "fetch", "show_data", "verify_data"),
     "modelyard.errors": ("UserError",),
+    "modelyard.launch.submit": ("submit",),
     "modelyard.loop.experiment": ("evaluate", "resume", "train", "train_and_evaluate"),
     "modelyard.loop.hooks": ("Hook",),
     "modelyard.loop.result": ("Result",),
@@ -89,6 +91,7 @@ __all__ = [
     "register_schedule",
     "resume",
     "show_data",
+    "submit",
     "train",
     "train_and_evaluate",
     "verify_data",

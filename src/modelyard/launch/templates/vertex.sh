@@ -1,0 +1,11 @@
+# Vertex AI ends the whole job on statuses it takes for mistakes; "another process was lost" (75) is none of them.
+trap 'stopped=1; kill -TERM "$pid" 2>/dev/null' TERM
+restarts=0
+while :; do
+    "$@" & pid=$!
+    wait "$pid"; status=$?
+    while kill -0 "$pid" 2>/dev/null; do wait "$pid"; status=$?; done
+    if [ "$status" -ne 75 ] || [ -n "$stopped" ] || [ "$restarts" -ge @MAX_RESTARTS@ ]; then exit "$status"; fi
+    restarts=$((restarts + 1))
+    sleep 5
+done
