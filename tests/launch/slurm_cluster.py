@@ -11,7 +11,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol")
@@ -73,7 +73,7 @@ class SlurmCluster:
 
     Args:
         folder: where all its files are.
-        nodes: how many nodes this machine plays.
+        nodes: how many nodes this machine plays, 1 or 2.
         cpus: of each node, as SLURM counts them.
         kill_wait: seconds between SIGTERM and SIGKILL at the end of a job's time.
     """
@@ -83,17 +83,17 @@ class SlurmCluster:
         self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
         self._processes: list[subprocess.Popen[bytes]] = []
         host = socket.gethostname()
+        self.names = ["localhost", host][:nodes]  # names that processes can find each other by
         controller_port, *ports = _free_ports(nodes + 1)
         lines = [
-            f"NodeName=node{i} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} RealMemory=4000"
-            for i, port in enumerate(ports)
+            f"NodeName={name} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} RealMemory=4000"
+            for name, port in zip(self.names, ports, strict=True)
         ]
         config = CONFIG.format(
             folder=folder, host=host, controller_port=controller_port, kill_wait=kill_wait, nodes="\n".join(lines)
         )
         (folder / "state").mkdir()
         (folder / "slurm.conf").write_text(config)
-        self.names = [f"node{i}" for i in range(nodes)]
         for name in self.names:
             (folder / f"spool-{name}").mkdir()
 
@@ -106,11 +106,11 @@ class SlurmCluster:
         munged += [f"--pid-file={self.folder}/munged.pid", f"--seed-file={self.folder}/munge.seed"]
         munged += [f"--log-file={self.folder}/munged.log"]
         self._start("munged", munged)
-        self._wait("munged to listen", (self.folder / "munge.socket").exists)
+        self.wait("munged to listen", (self.folder / "munge.socket").exists)
         self._start("slurmctld", ["slurmctld", "-D", "-i"])
         for name in self.names:
             self._start(f"slurmd-{name}", ["slurmd", "-D", "-N", name])
-        self._wait(
+        self.wait(
             "the nodes to be idle",
             lambda: self.ask("sinfo", "-h", "-N", "-o", "%t").split() == ["idle"] * len(self.names),
         )
@@ -125,9 +125,22 @@ class SlurmCluster:
         words = self.ask("scontrol", "show", "job", "-o", number).split()
         return {key: value for key, _, value in (word.partition("=") for word in words)}
 
+    def wait_for_restart(self, number: str, restarts: int, seconds: float = 120) -> None:
+        """Waits until a job that was requeued runs again. SLURM itself would wait two minutes; it is told not to."""
+
+        def running() -> bool:
+            job = self.job(number)
+            if int(job.get("Restarts", 0)) >= restarts and job["JobState"] == "RUNNING":
+                return True
+            if job.get("JobState") == "PENDING":
+                self.ask("scontrol", "update", f"JobId={number}", "StartTime=now")
+            return False
+
+        self.wait(f"job {number} to start again", running, seconds)
+
     def wait_for_job(self, number: str, states: set[str], seconds: float) -> str:
         """Waits until a job is in one of ``states``."""
-        self._wait(f"job {number} to be {states}", lambda: self.job(number).get("JobState") in states, seconds)
+        self.wait(f"job {number} to be {states}", lambda: self.job(number).get("JobState") in states, seconds)
         return self.job(number)["JobState"]
 
     def stop(self) -> None:
@@ -136,7 +149,7 @@ class SlurmCluster:
             self.ask("scancel", "--signal=KILL", "--full", number)
             self.ask("scancel", number)
         with contextlib.suppress(TimeoutError):
-            self._wait("jobs to end", lambda: not self.ask("squeue", "-h"), 20)
+            self.wait("jobs to end", lambda: not self.ask("squeue", "-h"), 20)
         for process in reversed(self._processes):
             process.terminate()
         for process in reversed(self._processes):
@@ -154,9 +167,14 @@ class SlurmCluster:
                 )
             )
 
-    def _wait(self, what: str, condition: object, seconds: float = 60) -> None:
+    def wait(self, what: str, condition: Callable[[], bool], seconds: float = 60) -> None:
+        """Waits until something is so.
+
+        Raises:
+            TimeoutError: with the ends of all logs.
+        """
         deadline = time.monotonic() + seconds
-        while not condition():  # type: ignore[operator]
+        while not condition():
             if time.monotonic() > deadline:
                 raise TimeoutError(f"waited {seconds:.0f} s for {what}\n{self._logs()}")
             time.sleep(0.2)
