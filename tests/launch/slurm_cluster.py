@@ -73,7 +73,7 @@ class SlurmCluster:
 
     Args:
         folder: where all its files are.
-        nodes: how many nodes this machine plays, 1 or 2.
+        nodes: how many nodes this machine plays.
         cpus: of each node, as SLURM counts them.
         kill_wait: seconds between SIGTERM and SIGKILL at the end of a job's time.
     """
@@ -83,7 +83,7 @@ class SlurmCluster:
         self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
         self._processes: list[subprocess.Popen[bytes]] = []
         host = socket.gethostname()
-        self.names = ["localhost", host][:nodes]  # names that processes can find each other by
+        self.names = [f"127.0.0.{i + 1}" for i in range(nodes)]  # by which the processes find each other
         controller_port, *ports = _free_ports(nodes + 1)
         lines = [
             f"NodeName={name} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} RealMemory=4000"
