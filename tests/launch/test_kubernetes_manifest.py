@@ -143,7 +143,7 @@ def test_every_index_finds_its_place(shape: dict[str, Any]) -> None:
 
 
 def test_the_processes_of_the_job_form_a_cluster_and_end_well(tmp_path: Path) -> None:
-    """The container's command and variables as they stand; only the hosts are this machine's, with a port each."""
+    """Its command and variables as they stand; the hosts are this machine's, with a port each, and so is Python."""
     resources = {**LITTLE, "claim": "shared", "mount": str(tmp_path)}
     words = [*OPTIONS, "--model_dir", str(tmp_path / "run")]
     text = submit("kubernetes", words, workers=2, resources=resources, dry_run=True).text
@@ -152,8 +152,9 @@ def test_the_processes_of_the_job_form_a_cluster_and_end_well(tmp_path: Path) ->
     variables = {one["name"]: one["value"] for one in container["env"]}
     for index, port in enumerate(_free_ports(job["spec"]["completions"])):
         variables["TF_CONFIG"] = variables["TF_CONFIG"].replace(f"run-{index}.run:2222", f"127.0.0.1:{port}")
-    assert container["command"] == ["modelyard"]
-    command = [sys.executable, "-m", "modelyard", *container["args"]]
+    assert container["args"][0] == "modelyard"
+    command = [word.replace("$$", "$") for word in container["command"]]
+    command += [sys.executable, "-m", *container["args"]]
     started = [
         subprocess.Popen(
             command,

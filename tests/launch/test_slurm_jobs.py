@@ -18,7 +18,7 @@ from conftest import COMMAND, TESTS, environment
 
 pytestmark = pytest.mark.slow
 
-STEPS = 8000
+STEPS = 12_000
 OPTIONS = (
     "train-and-evaluate --model mlp --hidden_units 16 --dataset digits --deterministic --threads 1 "
     f"--train_batch_size 32 --train_steps {STEPS} --eval_every 1000 --save_every 100 --keep_best 2"
@@ -68,7 +68,7 @@ def newest_step(folder: Path) -> int:
 
 def end(slurm: SlurmCluster, job: str, folder: Path) -> str:
     state = slurm.wait_for_job(job, ENDED, 300)
-    print(state, log_of(folder)[-6000:])
+    print(state, *(line for line in log_of(folder).splitlines() if "examples/s" not in line), sep="\n")
     return state
 
 
@@ -86,7 +86,7 @@ def rows(folder: Path) -> list[dict[str, object]]:
 @pytest.fixture(scope="module")
 def undisturbed(slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("undisturbed") / "run"
-    assert end(slurm, submit(slurm, folder), folder) == "COMPLETED"
+    assert end(slurm, submit(slurm, folder), folder) == "COMPLETED"  # on one node
     return folder
 
 
@@ -94,10 +94,12 @@ def test_a_job_that_is_requeued_warned_and_killed_ends_with_the_same_weights(
     slurm: SlurmCluster, undisturbed: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    job = submit(slurm, folder)
+    resources = tmp_path / "cluster.yaml"
+    resources.write_text("nodes: 2\ntasks_per_node: 1\n")
+    job = submit(slurm, folder, "--resources", str(resources))
 
     def reach(step: int) -> None:
-        slurm.wait(f"step {step}", lambda: newest_step(folder) >= step or slurm.job(job)["JobState"] in ENDED, 200)
+        slurm.wait(f"step {step}", lambda: newest_step(folder) >= step or _ended(slurm, job), 200)
         assert newest_step(folder) < STEPS, log_of(folder)
 
     reach(1000)
@@ -110,6 +112,7 @@ def test_a_job_that_is_requeued_warned_and_killed_ends_with_the_same_weights(
     os.kill(_process(folder, "worker 1"), signal.SIGKILL)
     assert end(slurm, job, folder) == "COMPLETED"
     log = log_of(folder)
+    assert "worker 1 (127.0.0.2:" in log
     assert log.count("the time is up and the run is saved: back into the queue") == 1
     assert re.search(r"status (75|137): restart 1 of 10", log)
     assert log.count("saving, then leaving") >= 2
@@ -118,12 +121,14 @@ def test_a_job_that_is_requeued_warned_and_killed_ends_with_the_same_weights(
 
 
 def test_a_job_out_of_time_goes_on_where_it_was(slurm: SlurmCluster, undisturbed: Path, tmp_path: Path) -> None:
-    """SLURM looks at the time every half a minute or so; of the minute, the job has the first seconds for sure."""
+    """SLURM looks every half a minute whether a job's time is nearly over: 10 to 40 s after the start of this one."""
     folder = tmp_path / "run"
     resources = tmp_path / "cluster.yaml"
-    resources.write_text("time: 1m\ngrace_secs: 35\n")
+    resources.write_text("time: 1m\ngrace_secs: 20\nnodes: 2\n")
     job = submit(slurm, folder, "--resources", str(resources))
-    slurm.wait("the end of its time", lambda: int(slurm.job(job).get("Restarts", 0)) > 0, 200)
+    slurm.wait("the end of its time", lambda: slurm.job(job)["Restarts"] == "1" or _ended(slurm, job), 200)
+    if slurm.job(job)["JobState"] == "COMPLETED":
+        pytest.skip("this machine trained it all before the time was over")
     slurm.wait_for_restart(job, 1)
     slurm.ask("scontrol", "update", f"JobId={job}", "TimeLimit=30")
     assert end(slurm, job, folder) == "COMPLETED"
@@ -163,6 +168,10 @@ def test_all_tasks_see_the_same_cluster(slurm: SlurmCluster, layout: str) -> Non
     assert {me for me, _, _ in told} == {"chief", "worker 0", "worker 1", "worker 2", "ps 0", "evaluator"}
     assert len({addresses for _, addresses, _ in told}) == 1
     assert {source for _, _, source in told} == {"SLURM"}
+
+
+def _ended(slurm: SlurmCluster, job: str) -> bool:
+    return slurm.job(job)["JobState"] in ENDED
 
 
 def _process(folder: Path, member: str) -> int:

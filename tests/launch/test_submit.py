@@ -29,6 +29,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "kubernetes": {"image": "registry/mine:1"},
     "vertex": {"image": "registry/mine:1", "region": "europe-west4"},
 }
+PATIENCE = ["--start_timeout_secs", "1800"]
 NASTY = [
     "'; touch owned; '",
     "$(touch owned)",
@@ -251,7 +252,7 @@ def test_no_word_is_more_than_a_word_to_kubernetes(words: list[str], variable: s
     text = dry("kubernetes", [*CLOUD, *words], resources={"env": {"MINE": variable}, "image": "a:1"}).text
     assert len(list(yaml.safe_load_all(text))) == 2
     container = list(yaml.safe_load_all(text))[1]["spec"]["template"]["spec"]["containers"][0]
-    assert [expanded(word) for word in container["args"]] == [*CLOUD, *words]
+    assert [expanded(word) for word in container["args"]] == ["modelyard", *CLOUD, *words, *PATIENCE]
     assert expanded({one["name"]: one["value"] for one in container["env"]}["MINE"]) == variable
     assert all(line == line.strip("\r\x85\u2028\u2029") for line in text.split("\n"))
 
@@ -260,7 +261,7 @@ def test_no_word_is_more_than_a_word_to_kubernetes(words: list[str], variable: s
 @given(words=st.lists(TEXT, max_size=4))
 def test_no_word_is_more_than_a_word_to_vertex(words: list[str]) -> None:
     spec = yaml.safe_load(dry("vertex", [*CLOUD, *words]).text)
-    assert spec["workerPoolSpecs"][0]["containerSpec"]["args"] == ["modelyard", *CLOUD, *words]
+    assert spec["workerPoolSpecs"][0]["containerSpec"]["args"] == ["modelyard", *CLOUD, *words, *PATIENCE]
 
 
 def expanded(text: str) -> str:
@@ -356,15 +357,46 @@ def test_pools_of_vertex_stand_in_its_order(shape: dict[str, Any], counts: list[
     assert all(pool == {} for pool, count in zip(pools, counts, strict=True) if not count)
 
 
-@pytest.mark.parametrize(("status", "starts", "returned"), [(75, 3, 0), (2, 1, 2), (143, 1, 143), (139, 1, 139)])
-def test_a_process_on_vertex_waits_for_others_to_come_back(status: int, starts: int, returned: int) -> None:
-    container = yaml.safe_load(dry("vertex", CLOUD).text)["workerPoolSpecs"][0]["containerSpec"]
+def container(target: str, **more: Any) -> list[str]:
+    """What a container runs."""
+    document = list(yaml.safe_load_all(dry(target, CLOUD, **more).text))[-1]
+    if target == "vertex":
+        spec = document["workerPoolSpecs"][0]["containerSpec"]
+        return [*spec["command"], *spec["args"]]
+    spec = document["spec"]["template"]["spec"]["containers"][0]
+    return [expanded(word) for word in (*spec["command"], *spec["args"])]
+
+
+@pytest.mark.parametrize("target", ["kubernetes", "vertex"])
+@pytest.mark.parametrize(
+    ("status", "starts", "returned"), [(75, 3, 0), (2, 1, 2), (143, 1, 143), (139, 1, 139), (0, 1, 0)]
+)
+def test_a_container_starts_again_for_a_lost_peer_only(target: str, status: int, starts: int, returned: int) -> None:
     tool("modelyard", COUNTING.format(ends=3, last=0, status=status))
     tool("sleep", ":")
-    words = [*container["command"], *container["args"]]
-    done = subprocess.run(words, env={**os.environ, **with_tools()}, timeout=60, check=False)
+    done = subprocess.run(container(target), env={**os.environ, **with_tools()}, timeout=60, check=False)
     assert done.returncode == returned
     assert len(Path("starts").read_text().split()) == starts
+
+
+def test_a_container_gives_up_and_passes_on_sigterm() -> None:
+    tool("sleep", ":")
+    tool("modelyard", "echo x >> starts; exit 75")
+    words = container("kubernetes", resources={"max_restarts": 2})
+    assert subprocess.run(words, env={**os.environ, **with_tools()}, timeout=60, check=False).returncode == 75
+    assert len(Path("starts").read_text().split()) == 3
+    # The process says that it is there by asking for its own end; what it gets is from the shell around it.
+    tool(
+        "modelyard", "trap 'echo saved > saved; exit 143' TERM; kill -TERM $PPID; while :; do read -t 0.1 < <(:); done"
+    )
+    assert subprocess.run(words, env={**os.environ, **with_tools()}, timeout=60, check=False).returncode == 143
+    assert Path("saved").exists()
+
+
+def test_processes_wait_for_each_other_as_long_as_is_asked() -> None:
+    assert container("vertex", resources={"start_timeout_secs": 60})[-2:] == ["--start_timeout_secs", "60"]
+    spec = yaml.safe_load(dry("vertex", [*CLOUD, "--start-timeout-secs=5"]).text)["workerPoolSpecs"][0]
+    assert spec["containerSpec"]["args"] == ["modelyard", *CLOUD, "--start-timeout-secs=5"]
 
 
 def test_gpus_of_vertex_need_a_kind() -> None:

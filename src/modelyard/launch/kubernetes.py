@@ -10,22 +10,22 @@ from pydantic import Field
 
 from modelyard.config.resolve import COMMAND_LINE
 from modelyard.errors import ConfigError, Problem
+from modelyard.launch.container import ContainerResources, arguments, command
 from modelyard.launch.job import Job
-from modelyard.launch.resources import Memory, Resources, Word
+from modelyard.launch.resources import Memory, Word
 from modelyard.launch.template import fill_yaml
 from modelyard.storage import is_remote
 
 TEMPLATE = "kubernetes.yaml"
-NEEDED = ("ARGS", "ENV", "NAME", "PROCESSES", "PORT")
+NEEDED = ("ARGS", "COMMAND", "ENV", "NAME", "PROCESSES", "PORT")
 DEFAULT_MOUNT = "/runs"
 Label = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 Folder = Annotated[str, Field(pattern=r"^/[A-Za-z0-9_./-]+$", max_length=500)]
 
 
-class KubernetesResources(Resources):
+class KubernetesResources(ContainerResources):
     """What a job asks of Kubernetes."""
 
-    image: Word = Field(description="the container image, with modelyard and your code in it")
     namespace: Label | None = Field(None, description="where it is created (default: that of kubectl's context)")
     cpus: float | None = Field(None, gt=0, le=4096, description="cores of each process")
     memory: Memory | None = Field(None, description="of each process, such as 16Gi")
@@ -76,7 +76,8 @@ def render(job: Job, resources: KubernetesResources, template: str, where: str) 
         "NODE_SELECTOR": dict(resources.node_selector),
         "USER": resources.user,
         "IMAGE": resources.image,
-        "ARGS": [_literal(word) for word in job.words],
+        "COMMAND": [_literal(word) for word in command(resources)],
+        "ARGS": [_literal(word) for word in arguments(job, resources)],
         "ENV": [{"name": key, "value": _literal(value)} for key, value in (env | resources.env).items()],
         "ENV_FROM": [{"secretRef": {"name": resources.secret}}] if resources.secret else [],
         "REQUESTS": ({"cpu": f"{resources.cpus:g}"} if resources.cpus else {}) | memory,

@@ -9,19 +9,19 @@ from pydantic import Field
 from modelyard.cluster.roles import CHIEF, EVALUATOR, PS, WORKER
 from modelyard.config.resolve import COMMAND_LINE
 from modelyard.errors import ConfigError, Problem
+from modelyard.launch.container import ContainerResources, arguments, command
 from modelyard.launch.job import Job
-from modelyard.launch.resources import Resources, Word
-from modelyard.launch.template import fill_text, fill_yaml, shipped
+from modelyard.launch.resources import Word
+from modelyard.launch.template import fill_yaml
 from modelyard.storage import is_remote
 
 TEMPLATE = "vertex.yaml"
 NEEDED = ("POOLS",)
 
 
-class VertexResources(Resources):
+class VertexResources(ContainerResources):
     """What a job asks of Vertex AI."""
 
-    image: Word = Field(description="the container image, with modelyard and your code in it")
     region: Word = Field(description="such as europe-west4")
     project: Word | None = Field(None, description="Google Cloud project (default: that of gcloud)")
     machine_type: Word = Field("n1-standard-8", description="of the processes that train, and of the evaluator")
@@ -84,14 +84,13 @@ def _pool(job: Job, resources: VertexResources, role: str, count: int) -> dict[s
         machine["machineType"] = resources.ps_machine_type or resources.machine_type
     elif resources.gpus:
         machine |= {"acceleratorType": resources.accelerator, "acceleratorCount": resources.gpus}
-    script = fill_text(shipped("vertex.sh"), {"MAX_RESTARTS": str(resources.max_restarts)}, (), "vertex.sh")
     return {
         "machineSpec": machine,
         "replicaCount": count,
         "diskSpec": {"bootDiskType": "pd-ssd", "bootDiskSizeGb": resources.disk_gb},
         "containerSpec": {
             "imageUri": resources.image,
-            "command": ["sh", "-c", script, "restarting"],
-            "args": ["modelyard", *job.words],
+            "command": command(resources),
+            "args": arguments(job, resources),
         },
     }

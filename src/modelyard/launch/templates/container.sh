@@ -1,4 +1,4 @@
-# Vertex AI ends the whole job on statuses it takes for mistakes; "another process was lost" (75) is none of them.
+# Another process was lost (75): this one starts again and waits for it. All else is for whoever runs the container.
 trap 'stopped=1; kill -TERM "$pid" 2>/dev/null' TERM
 restarts=0
 while :; do
@@ -8,4 +8,5 @@ while :; do
     if [ "$status" -ne 75 ] || [ -n "$stopped" ] || [ "$restarts" -ge @MAX_RESTARTS@ ]; then exit "$status"; fi
     restarts=$((restarts + 1))
     sleep 5
+    if [ -n "$stopped" ]; then exit 143; fi
 done
