@@ -304,6 +304,15 @@ def test_what_passes_is_started_again(tmp_path: Path, status: int, last: int, st
     assert not Path("scontrol.txt").exists()
 
 
+def test_tasks_get_the_cores_that_were_asked_for(tmp_path: Path) -> None:
+    """Since SLURM 22.05, srun does not take over what sbatch was asked for."""
+    text = dry("slurm", MINE, resources={"cpus": 8}).text
+    run_script(
+        text, "echo $SRUN_CPUS_PER_TASK $MODELYARD_PS $MODELYARD_EVALUATOR > seen", tmp_path, SLURM_CPUS_PER_TASK="8"
+    )
+    assert Path("seen").read_text() == "8 0 0\n"
+
+
 def test_restarts_have_an_end(tmp_path: Path) -> None:
     text = dry("slurm", MINE, resources={"max_restarts": 2}).text
     done = run_script(text, "echo x >> starts; exit 75", tmp_path)

@@ -8,6 +8,7 @@
 
 cd @WORKDIR@ || exit 2
 export MODELYARD_PS=@PS@ MODELYARD_EVALUATOR=@EVALUATOR@ PYTHONUNBUFFERED=1
+if [ -n "${SLURM_CPUS_PER_TASK:-}" ]; then export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK; fi # srun no longer takes it over
 max_restarts=@MAX_RESTARTS@
 
 time_is_up='' told_to_stop='' signalled='' nap=''
@@ -60,5 +61,5 @@ while :; do
     if [ -n "$time_is_up" ]; then break; fi
 done
 echo "the time is up and the run is saved: back into the queue" >&2
-scontrol requeue "$SLURM_JOB_ID"
+scontrol requeue "$SLURM_JOB_ID" || echo "SLURM does not take it back; submit it again to go on" >&2
 exit 143
