@@ -35,7 +35,7 @@ NASTY = [
     "$(touch owned)",
     "`touch owned`",
     "a\n#SBATCH --x\nb",
-    "@COMMAND@",
+    "@COMMAND@ @NAME@",
     "\u2028é 🙂",
     "$HOME",
     "0o17",
@@ -202,7 +202,7 @@ def test_unknown_and_missing_places_are_named(target: str) -> None:
     with pytest.raises(ConfigError) as caught:
         dry(target, CLOUD, template="bad")
     assert "bad:2: @NAMEE@: there is no value 'NAMEE'" in str(caught.value)
-    needed = {"slurm": "@COMMAND@", "kubernetes": "@ARGS@", "vertex": "@POOLS@"}[target]
+    needed = {"slurm": "@COMMAND@ @NAME@", "kubernetes": "@ARGS@", "vertex": "@POOLS@"}[target]
     assert f"bad: {needed}: is missing" in str(caught.value)
 
 
@@ -339,11 +339,17 @@ def test_a_task_that_made_a_mistake_outranks_the_others(tmp_path: Path) -> None:
     """srun's status is the highest of its tasks', so 2 must not be hidden behind the 75 of the others."""
     srun = 'while [ "$1" != bash ]; do shift; done; "$@"; exit $?'
     text = dry("slurm", MINE, resources={"python": str(tmp_path / "bin" / "fails")}).text
-    tool("fails", "exit 2")
+    tool("fails", "echo x >> starts; exit 2")
     assert run_script(text, srun, tmp_path).returncode == 2
-    tool("fails", "echo x >> starts; kill -TERM $PPID; exit 143")
-    assert run_script(text, srun, tmp_path).returncode == 143
     assert Path("starts").read_text() == "x\n"
+
+
+def test_a_task_may_save_when_all_of_its_step_gets_sigterm(tmp_path: Path) -> None:
+    srun = 'while [ "$1" != bash ]; do shift; done; "$@"; exit $?'
+    text = dry("slurm", MINE, resources={"python": str(tmp_path / "bin" / "saves")}).text
+    tool("saves", "kill -TERM $PPID; for i in 1 2 3; do read -t 0.1 < <(:); done; touch saved; exit 0")
+    assert run_script(text, srun, tmp_path).returncode == 0
+    assert Path("saved").exists()
 
 
 @pytest.mark.parametrize(
