@@ -148,6 +148,15 @@ def test_a_cancelled_job_saves_and_stays_away(slurm: SlurmCluster, tmp_path: Pat
     assert newest_step(folder) == int(stopped[1]) < STEPS
 
 
+def test_the_last_task_evaluates_where_one_is_asked_for(slurm: SlurmCluster, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    few = [word if word != str(STEPS) else "1000" for word in OPTIONS]
+    job = submit(slurm, folder, "--evaluator", options=few)
+    assert end(slurm, job, folder) == "COMPLETED"
+    assert "evaluator" in {path.stem for path in (folder / "runlogs").iterdir()}
+    assert len(list((folder / "best").iterdir())) > 0
+
+
 def test_a_mistake_fails_the_job_at_once(slurm: SlurmCluster, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     job = submit(slurm, folder, options=["train", "--model", "resnet21"])

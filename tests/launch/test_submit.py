@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from conftest import last_json
+from conftest import environment, last_json
 from modelyard.errors import ConfigError, RunError, UserError
 from modelyard.launch.dockerfile import dockerfile
 from modelyard.launch.submit import Submission, submit, template_text
@@ -202,7 +203,7 @@ def test_unknown_and_missing_places_are_named(target: str) -> None:
     with pytest.raises(ConfigError) as caught:
         dry(target, CLOUD, template="bad")
     assert "bad:2: @NAMEE@: there is no value 'NAMEE'" in str(caught.value)
-    needed = {"slurm": "@COMMAND@ @NAME@", "kubernetes": "@ARGS@", "vertex": "@POOLS@"}[target]
+    needed = {"slurm": "@COMMAND@", "kubernetes": "@ARGS@", "vertex": "@POOLS@"}[target]
     assert f"bad: {needed}: is missing" in str(caught.value)
 
 
@@ -443,3 +444,12 @@ def test_the_command(command: Command) -> None:
     assert "FROM python" in command("submit", "kubernetes", "--print_dockerfile").stdout
     assert "1 mistake" in command("submit", "slurm", code=2).stderr
     assert list(Path().iterdir()) == []
+
+
+def test_submitting_imports_nothing_heavy() -> None:
+    words = [sys.executable, "-X", "importtime", "-m", "modelyard", "submit", "slurm", "--dry_run", "--", *MINE]
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=60, check=True)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
+    imported = {line.rsplit("|", 1)[1].strip().split(".")[0] for line in lines}
+    assert "modelyard" in imported
+    assert imported.isdisjoint({"tensorflow", "keras", "jax", "cv2", "PIL", "sklearn", "kubernetes"})
