@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from modelyard.errors import UserError
     from modelyard.launch.local import launch
     from modelyard.launch.stop import stop
+    from modelyard.launch.submit import submit
     from modelyard.loop.experiment import evaluate, resume, train, train_and_evaluate
     from modelyard.loop.hooks import Hook
     from modelyard.loop.result import Result
@@ -42,6 +43,7 @@ _HOMES = {
     "modelyard.errors": ("UserError",),
     "modelyard.launch.local": ("launch",),
     "modelyard.launch.stop": ("stop",),
+    "modelyard.launch.submit": ("submit",),
     "modelyard.loop.experiment": ("evaluate", "resume", "train", "train_and_evaluate"),
     "modelyard.loop.hooks": ("Hook",),
     "modelyard.loop.result": ("Result",),
@@ -95,6 +97,7 @@ __all__ = [
     "resume",
     "show_data",
     "stop",
+    "submit",
     "train",
     "train_and_evaluate",
     "verify_data",

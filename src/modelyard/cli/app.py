@@ -281,6 +281,49 @@ def stop(
     cluster.stop(run, force, timeout_secs)
 
 
+def submit(
+    target: Annotated[str, typer.Argument(metavar="slurm|kubernetes|vertex", help="where to")],
+    words: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Argument(metavar="-- COMMAND …", help="what to run, such as -- train-and-evaluate --model_dir runs/mine"),
+    ] = None,
+    workers: Annotated[int, typer.Option(help="processes that train")] = 1,
+    ps: Annotated[int, typer.Option(help="parameter servers")] = 0,
+    evaluator: Annotated[bool, typer.Option("--evaluator", help="a process of its own evaluates")] = False,
+    name: Annotated[Optional[str], typer.Option(help="of the job (default: that of the run folder)")] = None,  # noqa: UP045
+    resources: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="FILE", help="YAML with what the job asks for: cpus, memory, image, …"),
+    ] = None,
+    time: Annotated[Optional[str], typer.Option(help="how long it may run, such as 12h")] = None,  # noqa: UP045
+    gpus: Annotated[Optional[int], typer.Option(help="GPUs of each process")] = None,  # noqa: UP045
+    partition: Annotated[Optional[str], typer.Option(help="SLURM's queue")] = None,  # noqa: UP045
+    image: Annotated[Optional[str], typer.Option(help="container image")] = None,  # noqa: UP045
+    region: Annotated[Optional[str], typer.Option(help="of Vertex AI")] = None,  # noqa: UP045
+    template: Annotated[Optional[str], typer.Option(metavar="FILE", help="use this instead of Modelyard's")] = None,  # noqa: UP045
+    output: Annotated[Optional[str], typer.Option(metavar="FILE", help="file to write (default: by the name)")] = None,  # noqa: UP045
+    dry_run: Annotated[bool, typer.Option("--dry_run", help="print it; write and submit nothing")] = False,
+    force: Annotated[bool, typer.Option("--force", help="replace a file that exists")] = False,
+    print_template: Annotated[bool, typer.Option("--print_template", help="print the template and leave")] = False,
+    print_dockerfile: Annotated[
+        bool, typer.Option("--print_dockerfile", help="print a Dockerfile for the command and leave")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Hand a run of several processes to SLURM, Kubernetes or Vertex AI."""
+    from modelyard.cli import submit as submission
+
+    if print_template:
+        submission.print_template(target)
+    elif print_dockerfile:
+        submission.print_dockerfile(words or [], gpus)
+    else:
+        asked = {"time": time, "gpus": gpus, "partition": partition, "image": image, "region": region}
+        settings = {"workers": workers, "ps": ps, "evaluator": evaluator, "name": name, "resources": resources}
+        settings |= {"template": template, "output": output, "dry_run": dry_run, "force": force}
+        submission.run(target, words or [], settings | asked, as_json=json)
+
+
 _RUN, _DATA, _CLUSTER, _LOOK = "Run", "Data", "Cluster", "Look"
 _OF_DATA = ("plugins", "data_dir", "cache_dir", "split_seed")
 COMMANDS: dict[str, Command] = {
@@ -295,6 +338,7 @@ COMMANDS: dict[str, Command] = {
     "data show": Command(data_show, takes="show"),
     "launch": Command(launch, _CLUSTER),
     "stop": Command(stop, _CLUSTER),
+    "submit": Command(submit, _CLUSTER),
     "config": Command(config, _LOOK, "all"),
     "models": Command(models, _LOOK),
     "datasets": Command(datasets, _LOOK),

@@ -14,6 +14,7 @@ from modelyard.errors import ConfigError, Problem
 
 SLURM = "SLURM"
 PS_COUNT, EVALUATOR_COUNT = "MODELYARD_PS", "MODELYARD_EVALUATOR"
+_PLACE = ("SLURM_NODEID", "SLURM_LOCALID")
 _FIRST_PORT, _PORTS = 20000, 12000
 """Below the ports that Linux gives out by itself (32768 and up)."""
 
@@ -58,14 +59,32 @@ def from_slurm(environ: Mapping[str, str]) -> Cluster | None:
 
 
 def _addresses(environ: Mapping[str, str], nodes: list[str], per_node: list[int]) -> list[str]:
-    """One host:port a task. SLURM fills nodes one after the other (``--distribution=block``)."""
+    """One host:port a task."""
+    tasks = sum(per_node)
+    places = _places(environ, per_node)
+    rank = _number(environ, "SLURM_PROCID")
+    known = tuple(_number(environ, name, place) for name, place in zip(_PLACE, places[rank], strict=True))
+    if known != places[rank]:
+        message = (
+            f"task {rank} is on node {known[0]} as number {known[1]}, not where tasks are laid out as they should."
+        )
+        raise ConfigError([Problem(SLURM, "SLURM_NODEID", f"{message} Start with srun --distribution=block.")])
     reserved = _ports(environ.get("SLURM_STEP_RESV_PORTS", ""))
+    if len(reserved) >= max(per_node):
+        return [f"{nodes[node]}:{reserved[local]}" for node, local in places]
     job = _number(environ, "SLURM_JOB_ID")
     step = environ["SLURM_STEP_ID"]
-    widest = max(per_node)
-    first = _FIRST_PORT + (job * 64 + (int(step) if step.isdecimal() else 0) * widest) % (_PORTS - widest)
-    ports = reserved if len(reserved) >= widest else range(first, first + widest)
-    return [f"{node}:{ports[i]}" for node, count in zip(nodes, per_node, strict=True) for i in range(count)]
+    # Every task has its own port, not every task of a node: two names may be one machine.
+    span = min(tasks, _PORTS // 2)
+    first = _FIRST_PORT + (job * 64 + (int(step) if step.isdecimal() else 0) * span) % (_PORTS - span)
+    return [f"{nodes[node]}:{first + number % span}" for number, (node, _) in enumerate(places)]
+
+
+def _places(environ: Mapping[str, str], per_node: list[int]) -> list[tuple[int, int]]:
+    """Of each task, the number of its node and its number there: node by node, or in turns (``cyclic``)."""
+    block = [(node, local) for node, count in enumerate(per_node) for local in range(count)]
+    cyclic = re.match("cyclic", environ.get("SLURM_DISTRIBUTION", ""))
+    return sorted(block, key=lambda place: place[1]) if cyclic else block
 
 
 def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:

@@ -1,0 +1,12 @@
+# Another process was lost (75): this one starts again and waits for it. All else is for whoever runs the container.
+trap 'stopped=1; kill -TERM "$pid" 2>/dev/null' TERM
+restarts=0
+while :; do
+    "$@" & pid=$!
+    wait "$pid"; status=$?
+    while kill -0 "$pid" 2>/dev/null; do wait "$pid"; status=$?; done
+    if [ "$status" -ne 75 ] || [ -n "$stopped" ] || [ "$restarts" -ge @MAX_RESTARTS@ ]; then exit "$status"; fi
+    restarts=$((restarts + 1))
+    sleep 5
+    if [ -n "$stopped" ]; then exit 143; fi
+done

@@ -1,0 +1,182 @@
+"""The manifest against the API's own models, against its rules, and run by hand on this machine."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from conftest import environment
+from modelyard.cluster.find import find_cluster
+from modelyard.launch.submit import submit
+
+EVERYTHING: dict[str, Any] = {
+    "image": "registry.example/team/mine:1",
+    "namespace": "team",
+    "cpus": 3.5,
+    "memory": "16Gi",
+    "gpus": 2,
+    "time": "12h",
+    "claim": "shared",
+    "data_claim": "pictures",
+    "service_account": "trainer",
+    "secret": "keys",
+    "pull_secret": "registry",
+    "node_selector": {"gpu": "a100", "1": "0o17"},
+    "env": {"NCCL_DEBUG": "INFO", "PRICE": "$5 $(HOME)"},
+}
+LITTLE = {"image": "mine:1"}
+SHAPES: list[dict[str, Any]] = [{}, {"workers": 2}, {"workers": 3, "ps": 2, "evaluator": True}]
+OPTIONS = ("train-and-evaluate", "--model", "mlp", "--dataset", "digits", "--threads", "1", "--train_steps", "60")
+KINDS = {"Service": "V1Service", "Job": "V1Job"}
+
+
+def manifest(resources: dict[str, Any], name: str = "mine", **shape: Any) -> dict[str, dict[str, Any]]:
+    words = ["train", "--model_dir", f"gs://bucket/{name}"]
+    text = submit("kubernetes", words, resources=resources, dry_run=True, **shape).text
+    return {document["kind"]: document for document in yaml.safe_load_all(text)}
+
+
+def as_model(value: Any, kind: str, where: str) -> Any:
+    """A value as the client's model of it, which knows what must be there; keys and types must be the API's."""
+    client = pytest.importorskip("kubernetes.client")
+    if match := re.fullmatch(r"[lL]ist\[(.*)\]", kind):
+        assert isinstance(value, list), where
+        return [as_model(item, match[1], f"{where}[{i}]") for i, item in enumerate(value)]
+    if match := re.fullmatch(r"[dD]ict[\[(]str, (.*)[\])]", kind):
+        assert isinstance(value, dict), where
+        assert all(isinstance(key, str) for key in value), where
+        return {key: as_model(item, match[1], f"{where}.{key}") for key, item in value.items()}
+    plain = {"str": str, "int": int, "bool": bool, "object": (str, int)}
+    if kind in plain:
+        assert isinstance(value, plain[kind]), f"{where}: {value!r} is no {kind}"
+        assert isinstance(value, bool) == (kind == "bool"), f"{where}: {value!r} is no {kind}"
+        return value
+    model = getattr(client, kind)
+    assert isinstance(value, dict), where
+    names = {theirs: ours for ours, theirs in model.attribute_map.items()}
+    assert set(value) <= set(names), f"{where} has unknown {set(value) - set(names)}"
+    return model(**{names[k]: as_model(v, model.openapi_types[names[k]], f"{where}.{k}") for k, v in value.items()})
+
+
+@pytest.mark.parametrize("resources", [LITTLE, EVERYTHING], ids=["little", "everything"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_manifest_is_what_the_api_knows(resources: dict[str, Any], shape: dict[str, Any]) -> None:
+    client = pytest.importorskip("kubernetes.client")
+    documents = manifest(resources, **shape)
+    assert set(documents) == set(KINDS)
+    for kind, document in documents.items():
+        model = as_model(document, KINDS[kind], kind)
+        assert client.ApiClient().sanitize_for_serialization(model) == document
+
+
+@pytest.mark.parametrize(
+    ("place", "key", "value"),
+    [
+        ("spec", "backofLimit", 3),
+        ("spec", "completions", "2"),
+        ("metadata", "name", 5),
+        ("spec", "template", None),
+        ("spec", "parallelism", True),
+    ],
+)
+def test_that_check_finds_mistakes(place: str, key: str, value: Any) -> None:
+    pytest.importorskip("kubernetes.client")
+    document = manifest(LITTLE, workers=2)["Job"]
+    document[place][key] = value
+    if value is None:
+        del document[place][key]
+    with pytest.raises((AssertionError, ValueError)):
+        as_model(document, "V1Job", "Job")
+
+
+@pytest.mark.parametrize("name", ["mine", "X" * 90, "1-st.Run_", "a" * 56 + "-b"])
+def test_the_rules_that_the_models_do_not_know(name: str) -> None:
+    documents = manifest(EVERYTHING, name=name, workers=3, ps=2)
+    job, service = documents["Job"], documents["Service"]
+    spec, pod = job["spec"], job["spec"]["template"]["spec"]
+    assert spec["completionMode"] == "Indexed"
+    assert spec["completions"] == spec["parallelism"] == 6
+    # A policy for failures goes with restartPolicy Never only; its values are in order, without 0.
+    assert pod["restartPolicy"] == "Never"
+    for rule in spec["podFailurePolicy"]["rules"]:
+        values = rule.get("onExitCodes", {}).get("values", [1])
+        assert values == sorted(set(values))
+        assert 0 not in values
+    # JOB-INDEX is the host name of a pod, and the Service its domain.
+    label = r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?"
+    assert re.fullmatch(label, service["metadata"]["name"])
+    assert pod["subdomain"] == service["metadata"]["name"]
+    assert re.fullmatch(label, f"{job['metadata']['name']}-4096")
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["publishNotReadyAddresses"] is True
+    assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    mounted = {mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in pod["volumes"]} == {"runs", "data", "shared-memory"}
+
+
+def test_a_mistake_fails_the_job_and_a_lost_peer_does_not_count() -> None:
+    rules = manifest(LITTLE)["Job"]["spec"]["podFailurePolicy"]["rules"]
+    actions = {code: rule["action"] for rule in rules for code in rule.get("onExitCodes", {}).get("values", [])}
+    assert actions == {2: "FailJob", 75: "Ignore", 143: "Ignore"}
+    assert rules[1] == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+
+
+@pytest.mark.parametrize("shape", SHAPES[1:], ids=str)
+def test_every_index_finds_its_place(shape: dict[str, Any]) -> None:
+    job = manifest(LITTLE, **shape)["Job"]
+    variables = {one["name"]: one["value"] for one in job["spec"]["template"]["spec"]["containers"][0]["env"]}
+    seen = []
+    for index in range(job["spec"]["completions"]):
+        cluster = find_cluster(environ={**variables, "JOB_COMPLETION_INDEX": str(index)})
+        assert cluster.address(cluster.me).startswith(f"mine-{index}.mine:")
+        seen.append(cluster.me)
+    assert len(set(seen)) == len(seen) == sum(len(hosts) for hosts in cluster.addresses.values())
+    assert sorted(map(str, cluster.members)) == sorted(map(str, seen))
+
+
+def test_the_processes_of_the_job_form_a_cluster_and_end_well(tmp_path: Path) -> None:
+    """Its command and variables as they stand; the hosts are this machine's, with a port each, and so is Python."""
+    resources = {**LITTLE, "claim": "shared", "mount": str(tmp_path)}
+    words = [*OPTIONS, "--model_dir", str(tmp_path / "run")]
+    text = submit("kubernetes", words, workers=2, resources=resources, dry_run=True).text
+    job = list(yaml.safe_load_all(text))[1]
+    container = job["spec"]["template"]["spec"]["containers"][0]
+    variables = {one["name"]: one["value"] for one in container["env"]}
+    for index, port in enumerate(_free_ports(job["spec"]["completions"])):
+        variables["TF_CONFIG"] = variables["TF_CONFIG"].replace(f"run-{index}.run:2222", f"127.0.0.1:{port}")
+    assert container["args"][0] == "modelyard"
+    command = [word.replace("$$", "$") for word in container["command"]]
+    command += [sys.executable, "-m", *container["args"]]
+    started = [
+        subprocess.Popen(
+            command,
+            env=environment(**variables, JOB_COMPLETION_INDEX=str(index)),
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for index in range(job["spec"]["completions"])
+    ]
+    told = [process.communicate(timeout=240)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0], "\n".join(told)
+    assert (tmp_path / "run" / "checkpoints" / "step-00000060").is_dir()
+    assert {path.name for path in (tmp_path / "run" / "runlogs").iterdir()} >= {"worker-0.log", "worker-1.log"}
+
+
+def _free_ports(count: int) -> list[int]:
+    held = [socket.socket() for _ in range(count)]
+    for one in held:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in held]
+    for one in held:
+        one.close()
+    return ports

@@ -1,0 +1,201 @@
+"""Jobs on a real SLURM, which plays two nodes on this machine: requeued, out of time, killed, cancelled, mistaken."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from slurm_cluster import SlurmCluster, install, slurm_cluster
+
+from conftest import COMMAND, TESTS, environment
+
+pytestmark = pytest.mark.slow
+
+STEPS = 12_000
+OPTIONS = (
+    "train-and-evaluate --model mlp --hidden_units 16 --dataset digits --deterministic --threads 1 "
+    f"--train_batch_size 32 --train_steps {STEPS} --eval_every 1000 --save_every 100 --keep_best 2"
+).split()
+ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"}
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    reason = install()
+    if reason:
+        pytest.skip(reason)
+    with slurm_cluster(tmp_path_factory.mktemp("slurm"), nodes=2) as cluster:
+        places = [str(TESTS.parent / "src"), str(TESTS)]
+        cluster.environment |= environment(
+            PYTHONPATH=os.pathsep.join(places), SLURM_CONF=cluster.environment["SLURM_CONF"]
+        )
+        yield cluster
+
+
+def submit(slurm: SlurmCluster, folder: Path, *words: str, options: list[str] = OPTIONS) -> str:
+    """Submits a run of two workers; the number of its job."""
+    folder.parent.mkdir(exist_ok=True, parents=True)
+    command = [*COMMAND, "submit", "slurm", "--json", "--workers", "2", *words, "--", *options]
+    done = subprocess.run(
+        [*command, "--model_dir", str(folder)],
+        cwd=folder.parent,
+        env=slurm.environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["submitted"] is True
+    return str(answer["answer"].split()[-1])
+
+
+def log_of(folder: Path) -> str:
+    return "\n".join(path.read_text() for path in folder.parent.glob("*.log"))
+
+
+def newest_step(folder: Path) -> int:
+    return max((int(path.name[5:]) for path in (folder / "checkpoints").glob("step-*")), default=-1)
+
+
+def end(slurm: SlurmCluster, job: str, folder: Path) -> str:
+    state = slurm.wait_for_job(job, ENDED, 300)
+    print(state, *(line for line in log_of(folder).splitlines() if "examples/s" not in line), sep="\n")
+    return state
+
+
+def final_state(folder: Path) -> dict[str, bytes]:
+    last = folder / "checkpoints" / f"step-{STEPS:08d}"
+    return {name: (last / name).read_bytes() for name in ("weights.safetensors", "optimizer.safetensors")}
+
+
+def rows(folder: Path) -> list[dict[str, object]]:
+    kept = ("step", "epoch", "split", "loss", "accuracy", "learning_rate")
+    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: row[key] for key in kept if key in row} for row in found]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    assert end(slurm, submit(slurm, folder), folder) == "COMPLETED"  # on one node
+    return folder
+
+
+def test_a_job_that_is_requeued_warned_and_killed_ends_with_the_same_weights(
+    slurm: SlurmCluster, undisturbed: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    resources = tmp_path / "cluster.yaml"
+    resources.write_text("nodes: 2\ntasks_per_node: 1\n")
+    job = submit(slurm, folder, "--resources", str(resources))
+
+    def reach(step: int) -> None:
+        slurm.wait(f"step {step}", lambda: newest_step(folder) >= step or _ended(slurm, job), 200)
+        assert newest_step(folder) < STEPS, log_of(folder)
+
+    reach(1000)
+    slurm.ask("scontrol", "requeue", job)
+    slurm.wait_for_restart(job, 1)
+    reach(2500)
+    slurm.ask("scancel", "--batch", "--signal=USR1", job)  # what SLURM does shortly before the time is over
+    slurm.wait_for_restart(job, 2)
+    reach(4000)
+    os.kill(_process(folder, "worker 1"), signal.SIGKILL)
+    assert end(slurm, job, folder) == "COMPLETED"
+    log = log_of(folder)
+    assert "worker 1 (127.0.0.2:" in log
+    assert log.count("the time is up and the run is saved: back into the queue") == 1
+    assert re.search(r"status (75|137): restart 1 of 10", log)
+    assert log.count("saving, then leaving") >= 2
+    assert final_state(folder) == final_state(undisturbed)
+    assert rows(folder) == rows(undisturbed)
+
+
+def test_a_job_out_of_time_goes_on_where_it_was(slurm: SlurmCluster, undisturbed: Path, tmp_path: Path) -> None:
+    """SLURM looks every half a minute whether a job's time is nearly over: 10 to 40 s after the start of this one."""
+    folder = tmp_path / "run"
+    resources = tmp_path / "cluster.yaml"
+    resources.write_text("time: 1m\ngrace_secs: 20\nnodes: 2\n")
+    job = submit(slurm, folder, "--resources", str(resources))
+    slurm.wait("the end of its time", lambda: slurm.job(job)["Restarts"] == "1" or _ended(slurm, job), 200)
+    if slurm.job(job)["JobState"] == "COMPLETED":
+        pytest.skip("this machine trained it all before the time was over")
+    slurm.wait_for_restart(job, 1)
+    slurm.ask("scontrol", "update", f"JobId={job}", "TimeLimit=30")
+    assert end(slurm, job, folder) == "COMPLETED"
+    assert "the time is up and the run is saved: back into the queue" in log_of(folder)
+    assert final_state(folder) == final_state(undisturbed)
+
+
+def test_a_cancelled_job_saves_and_stays_away(slurm: SlurmCluster, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    job = submit(slurm, folder)
+    slurm.wait("some steps", lambda: newest_step(folder) >= 300, 200)
+    slurm.ask("scancel", job)
+    assert end(slurm, job, folder) == "CANCELLED"
+    assert slurm.job(job)["Restarts"] == "0"
+    stopped = re.search(r"stopped at step (\d+)", log_of(folder))
+    assert stopped is not None
+    assert newest_step(folder) == int(stopped[1]) < STEPS
+
+
+def test_the_last_task_evaluates_where_one_is_asked_for(slurm: SlurmCluster, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    few = [word if word != str(STEPS) else "1000" for word in OPTIONS]
+    job = submit(slurm, folder, "--evaluator", options=few)
+    assert end(slurm, job, folder) == "COMPLETED"
+    assert "evaluator" in {path.stem for path in (folder / "runlogs").iterdir()}
+    assert len(list((folder / "best").iterdir())) > 0
+
+
+def test_a_mistake_fails_the_job_at_once(slurm: SlurmCluster, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    job = submit(slurm, folder, options=["train", "--model", "resnet21"])
+    assert end(slurm, job, folder) == "FAILED"
+    assert slurm.job(job)["ExitCode"] == "2:0"
+    assert "restart 1" not in log_of(folder)
+    assert "there is no model 'resnet21'" in log_of(folder)
+
+
+@pytest.mark.parametrize("layout", ["block", "cyclic"])
+def test_all_tasks_see_the_same_cluster(slurm: SlurmCluster, layout: str) -> None:
+    code = "from modelyard.cluster.find import find_cluster as f; c = f(); print(c.me, c.addresses, c.source, sep='|')"
+    counts = ["--export=ALL,MODELYARD_PS=1,MODELYARD_EVALUATOR=1", "-N2", "--ntasks-per-node=3", "-n6"]
+    words = ["srun", *counts, f"--distribution={layout}", sys.executable, "-c", code]
+    done = subprocess.run(words, env=slurm.environment, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    told = [line.split("|") for line in done.stdout.splitlines()]
+    assert {me for me, _, _ in told} == {"chief", "worker 0", "worker 1", "worker 2", "ps 0", "evaluator"}
+    assert len({addresses for _, addresses, _ in told}) == 1
+    assert {source for _, _, source in told} == {"SLURM"}
+
+
+def _ended(slurm: SlurmCluster, job: str) -> bool:
+    return slurm.job(job)["JobState"] in ENDED
+
+
+def _process(folder: Path, member: str) -> int:
+    """The process that trains as a member: only it has this run folder and this number in its environment."""
+    rank = member.rsplit(" ", 1)[1]
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            values = (process / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if (
+            str(folder).encode() in words
+            and words[0] == sys.executable.encode()
+            and f"SLURM_PROCID={rank}".encode() in values
+        ):
+            return int(process.name)
+    raise AssertionError(f"no process of {member}")

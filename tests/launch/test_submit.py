@@ -1,0 +1,455 @@
+"""What is written for SLURM, Kubernetes and Vertex AI, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from conftest import environment, last_json
+from modelyard.errors import ConfigError, RunError, UserError
+from modelyard.launch.dockerfile import dockerfile
+from modelyard.launch.submit import Submission, submit, template_text
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+MINE = ["train", "--model_dir", "runs/mine"]
+CLOUD = ["train", "--model_dir", "gs://bucket/runs/mine"]
+ASKED: dict[str, dict[str, Any]] = {
+    "slurm": {},
+    "kubernetes": {"image": "registry/mine:1"},
+    "vertex": {"image": "registry/mine:1", "region": "europe-west4"},
+}
+PATIENCE = ["--start_timeout_secs", "1800"]
+NASTY = [
+    "'; touch owned; '",
+    "$(touch owned)",
+    "`touch owned`",
+    "a\n#SBATCH --x\nb",
+    "@COMMAND@ @NAME@",
+    "\u2028é 🙂",
+    "$HOME",
+    "0o17",
+]
+TEXT = st.one_of(
+    st.sampled_from(NASTY),
+    st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=20),
+)
+MANY = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def dry(target: str, words: list[str], **more: Any) -> Submission:
+    return submit(target, words, dry_run=True, **{**ASKED[target], **more})
+
+
+def tool(name: str, code: str) -> None:
+    """A command of that name, found before any other."""
+    path = Path("bin") / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/bash\n{code}\n")
+    path.chmod(0o755)
+
+
+def with_tools() -> dict[str, str]:
+    return {"PATH": f"{Path('bin').resolve()}{os.pathsep}{os.environ['PATH']}"}
+
+
+def run_script(text: str, srun: str, tmp_path: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """Runs a batch script with stand-ins for SLURM's commands."""
+    for name, code in (("srun", srun), ("scancel", ":"), ("scontrol", 'echo "$@" >> scontrol.txt'), ("sleep", ":")):
+        tool(name, code)
+    Path("job.sh").write_text(text)
+    environ = {**os.environ, **with_tools(), "SLURM_JOB_ID": "7", **more}
+    return subprocess.run(["bash", "job.sh"], env=environ, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("target", ASKED)
+def test_a_dry_run_writes_nothing_and_says_the_command(target: str) -> None:
+    done = dry(target, CLOUD, workers=2)
+    assert done.path is None
+    assert not done.submitted
+    assert list(Path().iterdir()) == []
+    assert done.command.startswith({"slurm": "sbatch ", "kubernetes": "kubectl ", "vertex": "gcloud "}[target])
+    assert "mine" in done.text
+
+
+def test_the_file_is_named_by_the_run_and_never_replaced_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    done = submit("slurm", MINE)
+    assert done.path == Path("mine.slurm.sh")
+    assert done.path.read_text() == done.text
+    assert not done.submitted
+    with pytest.raises(RunError, match=r"mine\.slurm\.sh exists"):
+        submit("slurm", MINE, workers=2)
+    assert done.path.read_text() == done.text
+    assert "--ntasks=2" in submit("slurm", MINE, workers=2, force=True).text
+
+
+def test_what_the_tool_says_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    tool("sbatch", 'echo "Submitted batch job 12"; cp "$1" got.sh')
+    monkeypatch.setenv("PATH", with_tools()["PATH"])
+    done = submit("slurm", MINE)
+    assert (done.submitted, done.answer) == (True, "Submitted batch job 12")
+    assert Path("got.sh").read_text() == done.text
+    tool("sbatch", "echo 'invalid partition' >&2; exit 1")
+    with pytest.raises(RunError, match=r"sbatch refused: invalid partition"):
+        submit("slurm", MINE, force=True)
+
+
+def test_directives_say_what_was_asked_for() -> None:
+    Path("cluster.yaml").write_text(
+        "nodes: 2\ntasks-per-node: 2\ncpus: 8\nmemory: 64G\ngpus: 1\ntime: 1d12h\npartition: long\naccount: team\n"
+    )
+    text = dry("slurm", MINE, workers=2, ps=1, evaluator=True, resources="cluster.yaml", partition="short").text
+    lines = {line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")}
+    assert lines == {
+        *("--job-name=mine", "--ntasks=5", "--nodes=2", "--ntasks-per-node=2", "--cpus-per-task=8", "--mem=64G"),
+        *("--gpus-per-task=1", "--time=1-12:00:00", "--partition=short", "--account=team", "--output=mine-%j.log"),
+        *("--signal=B:USR1@120", "--requeue", "--open-mode=append"),
+    }
+    assert "export MODELYARD_PS=1 MODELYARD_EVALUATOR=1 " in text
+
+
+def test_all_mistakes_come_at_once_with_near_names() -> None:
+    Path("cluster.yaml").write_text("partitoin: long\ncpus: many\ntime: 12:00:00\nmemory: lots\ngpus: -1\n")
+    with pytest.raises(ConfigError) as caught:
+        dry("slurm", MINE, resources="cluster.yaml", image="mine:1")
+    text = str(caught.value)
+    assert len(caught.value.problems) == 6
+    assert "cluster.yaml:1: partitoin: slurm has no such resource. Did you mean 'partition'?" in text
+    assert "cluster.yaml:2: cpus: must be a whole number" in text
+    assert "write it as 12h" in text
+    assert "'lots' is no size such as 16G" in text
+    assert "command line: image: slurm has no such resource" in text
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds"), [("90m", 5400), ("1d 12h", 129600), ("12:00:00", 43200), ("1-0:00:30", 86430), ("45s", 45)]
+)
+def test_lengths_of_time(time: str, seconds: int) -> None:
+    assert f"activeDeadlineSeconds: {seconds}\n" in dry("kubernetes", CLOUD, time=time).text
+
+
+@pytest.mark.parametrize("time", ["", "0h", "12", "12 parsecs", "1h30", "-1h", "1:99:00", 90, "9" * 40 + "h"])
+def test_what_is_no_length_of_time(time: Any) -> None:
+    with pytest.raises(ConfigError, match="write it as 12h"):
+        dry("kubernetes", CLOUD, time=time)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "what to run"),
+        (["evaluate", "runs/mine"], "no command to submit 'evaluate'"),
+        (["train"], "Give --model_dir or a --name"),
+        (["resume"], "which run"),
+        ([*MINE, "a\0b"], "bytes that are no text"),
+        ([*MINE, "\udcff"], "bytes that are no text"),
+    ],
+)
+def test_commands_that_cannot_be_submitted(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        dry("slurm", words)
+
+
+def test_counts_have_limits() -> None:
+    with pytest.raises(ConfigError) as caught:
+        dry("slurm", MINE, workers=0, ps=-1)
+    assert [problem.key for problem in caught.value.problems] == ["workers", "ps"]
+
+
+def test_a_name_becomes_the_run_folder_where_all_see_it() -> None:
+    assert f"--model_dir {shlex.quote(str(Path.cwd()))}/runs/nightly " in dry("slurm", ["train"], name="nightly").text
+    manifest = dry("kubernetes", ["train"], name="nightly", resources={"claim": "shared"}).text
+    assert '"/runs/nightly"' in manifest
+    for target in ("kubernetes", "vertex"):
+        with pytest.raises(ConfigError, match="Give --model_dir"):
+            dry(target, ["train"], name="nightly")
+
+
+@pytest.mark.parametrize("target", ["kubernetes", "vertex"])
+def test_a_run_folder_that_would_vanish_is_refused(target: str) -> None:
+    with pytest.raises(ConfigError, match="would be lost with"):
+        dry(target, ["train", "--model_dir", "/elsewhere/mine"])
+
+
+def test_a_run_folder_beside_the_claim_is_refused() -> None:
+    for folder in ("/runsmine/x", "/runs/../x", "runs/x"):
+        with pytest.raises(ConfigError, match="would be lost with"):
+            dry("kubernetes", ["train", "--model_dir", folder], resources={"claim": "shared"})
+
+
+def test_templates_can_be_taken_changed_and_given_back() -> None:
+    Path("mine.sh").write_text(template_text("slurm").replace("cd @WORKDIR@", "module load cuda\ncd @WORKDIR@"))
+    done = dry("slurm", MINE, template="mine.sh")
+    assert "module load cuda\ncd /" in done.text
+    assert not re.search(r"@[A-Z_]+@", done.text)
+    assert dry("slurm", MINE).text == done.text.replace("module load cuda\n", "")
+
+
+@pytest.mark.parametrize("target", ASKED)
+def test_unknown_and_missing_places_are_named(target: str) -> None:
+    Path("bad").write_text("# one\nkey: '@NAMEE@'\n")
+    with pytest.raises(ConfigError) as caught:
+        dry(target, CLOUD, template="bad")
+    assert "bad:2: @NAMEE@: there is no value 'NAMEE'" in str(caught.value)
+    needed = {"slurm": "@COMMAND@", "kubernetes": "@ARGS@", "vertex": "@POOLS@"}[target]
+    assert f"bad: {needed}: is missing" in str(caught.value)
+
+
+def test_a_template_that_is_no_yaml_or_not_there() -> None:
+    Path("bad").write_text(template_text("kubernetes").replace('"@NAME@"', "@NAME@"))
+    with pytest.raises(ConfigError, match=r"bad:\d+: is not valid YAML"):
+        dry("kubernetes", CLOUD, template="bad")
+    with pytest.raises(ConfigError, match="can't be read"):
+        dry("kubernetes", CLOUD, template="nowhere")
+
+
+def test_an_unknown_target_gets_near_names() -> None:
+    with pytest.raises(UserError, match="Did you mean 'kubernetes'"):
+        submit("kubernets", CLOUD)
+
+
+@MANY
+@given(words=st.lists(TEXT, max_size=4), workdir=st.sampled_from(["it's here", "$(touch owned)", "a\nb", "-n"]))
+def test_no_word_is_more_than_a_word_to_the_shell(words: list[str], workdir: str, tmp_path: Path) -> None:
+    (tmp_path / workdir).mkdir(exist_ok=True)
+    folder = str(tmp_path / workdir)
+    text = dry("slurm", [*MINE, *words], resources={"workdir": folder}).text
+    srun = f'printf "%s\\0" "$@" > {shlex.quote(str(tmp_path))}/words; pwd > {shlex.quote(str(tmp_path))}/where'
+    done = run_script(text, srun, tmp_path)
+    assert done.returncode == 0, done.stderr
+    given = (tmp_path / "words").read_bytes().decode().split("\0")[:-1]
+    assert given[given.index("task") + 1 :][1:] == ["-m", "modelyard", *MINE, *words]
+    assert (tmp_path / "where").read_text() == folder + "\n"
+    assert not list(tmp_path.rglob("owned"))
+
+
+@MANY
+@given(value=TEXT, key=st.sampled_from(["partition", "account", "qos", "constraint", "python", "memory"]))
+def test_no_resource_is_more_than_a_directive(value: str, key: str) -> None:
+    plain = dry("slurm", MINE).text.splitlines()
+    try:
+        text = dry("slurm", MINE, resources={key: value}).text
+    except ConfigError:
+        return
+    assert len(text.splitlines()) == len(plain) + (key != "python")
+    assert re.fullmatch(r"[\w.,:/@+=-]+", value, re.ASCII)
+
+
+@MANY
+@given(words=st.lists(TEXT, max_size=4), variable=TEXT)
+def test_no_word_is_more_than_a_word_to_kubernetes(words: list[str], variable: str) -> None:
+    text = dry("kubernetes", [*CLOUD, *words], resources={"env": {"MINE": variable}, "image": "a:1"}).text
+    assert len(list(yaml.safe_load_all(text))) == 2
+    container = list(yaml.safe_load_all(text))[1]["spec"]["template"]["spec"]["containers"][0]
+    assert [expanded(word) for word in container["args"]] == ["modelyard", *CLOUD, *words, *PATIENCE]
+    assert expanded({one["name"]: one["value"] for one in container["env"]}["MINE"]) == variable
+    assert all(line == line.strip("\r\x85\u2028\u2029") for line in text.split("\n"))
+
+
+@MANY
+@given(words=st.lists(TEXT, max_size=4))
+def test_no_word_is_more_than_a_word_to_vertex(words: list[str]) -> None:
+    spec = yaml.safe_load(dry("vertex", [*CLOUD, *words]).text)
+    assert spec["workerPoolSpecs"][0]["containerSpec"]["args"] == ["modelyard", *CLOUD, *words, *PATIENCE]
+
+
+def expanded(text: str) -> str:
+    """What Kubernetes makes of an argument: $(NAME) is replaced, $$ is a dollar sign."""
+    return re.sub(r"\$\$|\$\([^)]*\)", lambda match: "$" if match[0] == "$$" else "EXPANDED", text)
+
+
+@MANY
+@given(name=TEXT)
+def test_names_are_refused_or_fit_everywhere(name: str) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", name):
+        with pytest.raises(ConfigError, match="must be letters, digits"):
+            dry("kubernetes", CLOUD, name=name)
+        return
+    done = dry("kubernetes", CLOUD, name=name)
+    assert done.name == name
+    assert re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", next(yaml.safe_load_all(done.text))["metadata"]["name"])
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [("runs/My Run!/", "My-Run"), ("/a/..", "run"), ("gs://b/x" + "y" * 200, "x" + "y" * 99), ("$(id)", "id")],
+)
+def test_names_are_made_from_any_run_folder(folder: str, name: str) -> None:
+    assert dry("slurm", ["train", "--model_dir", folder]).name == name
+
+
+COUNTING = 'echo x >> starts; [ "$(wc -l < starts)" -ge {ends} ] && exit {last}; exit {status}'
+
+
+@pytest.mark.parametrize(
+    ("status", "last", "starts", "returned"),
+    [(75, 0, 3, 0), (137, 0, 3, 0), (1, 0, 3, 0), (250, 0, 1, 2), (143, 0, 1, 143), (130, 0, 1, 130), (75, 250, 3, 2)],
+)
+def test_what_passes_is_started_again(tmp_path: Path, status: int, last: int, starts: int, returned: int) -> None:
+    srun = COUNTING.format(ends=3, last=last, status=status)
+    done = run_script(dry("slurm", MINE).text, srun, tmp_path)
+    assert done.returncode == returned, done.stderr
+    assert len(Path("starts").read_text().split()) == starts
+    assert not Path("scontrol.txt").exists()
+
+
+def test_tasks_get_the_cores_that_were_asked_for(tmp_path: Path) -> None:
+    """Since SLURM 22.05, srun does not take over what sbatch was asked for."""
+    text = dry("slurm", MINE, resources={"cpus": 8}).text
+    run_script(
+        text, "echo $SRUN_CPUS_PER_TASK $MODELYARD_PS $MODELYARD_EVALUATOR > seen", tmp_path, SLURM_CPUS_PER_TASK="8"
+    )
+    assert Path("seen").read_text() == "8 0 0\n"
+
+
+def test_restarts_have_an_end(tmp_path: Path) -> None:
+    text = dry("slurm", MINE, resources={"max_restarts": 2}).text
+    done = run_script(text, "echo x >> starts; exit 75", tmp_path)
+    assert done.returncode == 75
+    assert len(Path("starts").read_text().split()) == 3
+    assert "status 75 after 2 restarts: given up" in done.stderr
+
+
+@pytest.mark.parametrize(("number", "requeued"), [("USR1", True), ("TERM", False)])
+@pytest.mark.parametrize("status", [143, 75, 0, 250])
+def test_only_a_job_out_of_time_goes_back_into_the_queue(
+    tmp_path: Path, number: str, requeued: bool, status: int
+) -> None:
+    srun = f"kill -{number} $PPID; for i in 1 2 3; do read -t 0.1 < <(:); done; exit {status}"
+    done = run_script(dry("slurm", MINE).text, srun, tmp_path)
+    assert done.returncode == {0: 0, 250: 2}.get(status, 143), done.stderr
+    expected = requeued and status in (143, 75)
+    assert Path("scontrol.txt").exists() is expected
+    if expected:
+        assert Path("scontrol.txt").read_text() == "requeue 7\n"
+
+
+def test_a_task_that_made_a_mistake_outranks_the_others(tmp_path: Path) -> None:
+    """srun's status is the highest of its tasks', so 2 must not be hidden behind the 75 of the others."""
+    srun = 'while [ "$1" != bash ]; do shift; done; "$@"; exit $?'
+    text = dry("slurm", MINE, resources={"python": str(tmp_path / "bin" / "fails")}).text
+    tool("fails", "echo x >> starts; exit 2")
+    assert run_script(text, srun, tmp_path).returncode == 2
+    assert Path("starts").read_text() == "x\n"
+
+
+def test_a_task_may_save_when_all_of_its_step_gets_sigterm(tmp_path: Path) -> None:
+    srun = 'while [ "$1" != bash ]; do shift; done; "$@"; exit $?'
+    text = dry("slurm", MINE, resources={"python": str(tmp_path / "bin" / "saves")}).text
+    tool("saves", "kill -TERM $PPID; for i in 1 2 3; do read -t 0.1 < <(:); done; touch saved; exit 0")
+    assert run_script(text, srun, tmp_path).returncode == 0
+    assert Path("saved").exists()
+
+
+@pytest.mark.parametrize(
+    ("shape", "counts"),
+    [
+        ({"workers": 1}, [1]),
+        ({"workers": 3}, [1, 2]),
+        ({"workers": 1, "evaluator": True}, [1, 0, 0, 1]),
+        ({"workers": 2, "ps": 1, "evaluator": True}, [1, 2, 1, 1]),
+        ({"workers": 2, "ps": 3}, [1, 2, 3]),
+    ],
+)
+def test_pools_of_vertex_stand_in_its_order(shape: dict[str, Any], counts: list[int]) -> None:
+    text = dry("vertex", CLOUD, resources={"gpus": 1, "accelerator": "NVIDIA_TESLA_T4"}, **shape).text
+    pools = yaml.safe_load(text)["workerPoolSpecs"]
+    assert [pool.get("replicaCount", 0) for pool in pools] == counts
+    has_gpus = ["acceleratorCount" in pool["machineSpec"] for pool in pools if pool]
+    trains = [not shape.get("ps"), True, False, True]
+    assert has_gpus == [can for can, count in zip(trains, counts, strict=False) if count]
+    assert all(pool == {} for pool, count in zip(pools, counts, strict=True) if not count)
+
+
+def container(target: str, **more: Any) -> list[str]:
+    """What a container runs."""
+    document = list(yaml.safe_load_all(dry(target, CLOUD, **more).text))[-1]
+    if target == "vertex":
+        spec = document["workerPoolSpecs"][0]["containerSpec"]
+        return [*spec["command"], *spec["args"]]
+    spec = document["spec"]["template"]["spec"]["containers"][0]
+    return [expanded(word) for word in (*spec["command"], *spec["args"])]
+
+
+@pytest.mark.parametrize("target", ["kubernetes", "vertex"])
+@pytest.mark.parametrize(
+    ("status", "starts", "returned"), [(75, 3, 0), (2, 1, 2), (143, 1, 143), (139, 1, 139), (0, 1, 0)]
+)
+def test_a_container_starts_again_for_a_lost_peer_only(target: str, status: int, starts: int, returned: int) -> None:
+    tool("modelyard", COUNTING.format(ends=3, last=0, status=status))
+    tool("sleep", ":")
+    done = subprocess.run(container(target), env={**os.environ, **with_tools()}, timeout=60, check=False)
+    assert done.returncode == returned
+    assert len(Path("starts").read_text().split()) == starts
+
+
+def test_a_container_gives_up_and_passes_on_sigterm() -> None:
+    tool("sleep", ":")
+    tool("modelyard", "echo x >> starts; exit 75")
+    words = container("kubernetes", resources={"max_restarts": 2})
+    assert subprocess.run(words, env={**os.environ, **with_tools()}, timeout=60, check=False).returncode == 75
+    assert len(Path("starts").read_text().split()) == 3
+    # The process says that it is there by asking for its own end; what it gets is from the shell around it.
+    tool(
+        "modelyard", "trap 'echo saved > saved; exit 143' TERM; kill -TERM $PPID; while :; do read -t 0.1 < <(:); done"
+    )
+    assert subprocess.run(words, env={**os.environ, **with_tools()}, timeout=60, check=False).returncode == 143
+    assert Path("saved").exists()
+
+
+def test_processes_wait_for_each_other_as_long_as_is_asked() -> None:
+    assert container("vertex", resources={"start_timeout_secs": 60})[-2:] == ["--start_timeout_secs", "60"]
+    spec = yaml.safe_load(dry("vertex", [*CLOUD, "--start-timeout-secs=5"]).text)["workerPoolSpecs"][0]
+    assert spec["containerSpec"]["args"] == ["modelyard", *CLOUD, "--start-timeout-secs=5"]
+
+
+def test_gpus_of_vertex_need_a_kind() -> None:
+    with pytest.raises(ConfigError, match="accelerator: must be given with gpus"):
+        dry("vertex", CLOUD, gpus=1)
+
+
+def test_the_dockerfile_takes_along_what_the_command_names() -> None:
+    for name in ("mine.py", "project.yaml", "requirements.txt", "it's.py"):
+        Path(name).write_text("")
+    text = dockerfile([*CLOUD, "--plugins", "mine.py,it's.py", "--recipe", "digits"], gpus=True)
+    assert 'COPY ["mine.py", "/work/mine.py"]' in text
+    assert 'COPY ["it\'s.py", "/work/it\'s.py"]' in text
+    assert 'COPY ["project.yaml", "/work/project.yaml"]' in text
+    assert "pip install --no-cache-dir -r /tmp/requirements.txt" in text
+    assert "modelyard[gpu,cloud]==" in text
+    with pytest.raises(ConfigError, match="must be in this folder"):
+        dockerfile([*CLOUD, "--plugins", "../other.py"], gpus=False)
+
+
+def test_the_command(command: Command) -> None:
+    done = command("submit", "slurm", "--workers", "2", "--dry-run", "--", "train_and_eval", "--model-dir", "runs/x y")
+    assert "-m modelyard train-and-evaluate --model-dir 'runs/x y' &" in done.stdout
+    assert "Without --dry_run: sbatch x-y.slurm.sh" in done.stderr
+    done = command("submit", "vertex", "--json", "--dry_run", "--image", "a:1", "--region", "r", "--", *CLOUD)
+    assert json.loads(done.stdout) == last_json(done)
+    assert last_json(done)["command"].endswith("--region=r --config=mine.vertex.yaml")
+    assert command("submit", "kubernetes", "--print_template").stdout == template_text("kubernetes")
+    assert "FROM python" in command("submit", "kubernetes", "--print_dockerfile").stdout
+    assert "1 mistake" in command("submit", "slurm", code=2).stderr
+    assert list(Path().iterdir()) == []
+
+
+def test_submitting_imports_nothing_heavy() -> None:
+    words = [sys.executable, "-X", "importtime", "-m", "modelyard", "submit", "slurm", "--dry_run", "--", *MINE]
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=60, check=True)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
+    imported = {line.rsplit("|", 1)[1].strip().split(".")[0] for line in lines}
+    assert "modelyard" in imported
+    assert imported.isdisjoint({"tensorflow", "keras", "jax", "cv2", "PIL", "sklearn", "kubernetes"})
