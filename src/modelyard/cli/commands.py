@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.table import Column, Table
 
+from modelyard.cluster.roles import CHIEF, EVALUATOR
 from modelyard.config.calls import parse_list
 from modelyard.config.plugins import load_installed_plugins, load_plugins
 from modelyard.config.resolve import COMMAND_LINE
@@ -70,6 +71,8 @@ def program() -> str:
 
 
 def _show_result(result: Any, as_json: bool) -> None:
+    if result.role not in (CHIEF, EVALUATOR):  # the chief shows it
+        return
     table = Table(title=f"{result.split}, model of step {result.model_step}", title_justify="left", show_header=False)
     for name, value in result.metrics.items():
         table.add_row(name, f"{value:.4f}")

@@ -188,7 +188,7 @@ def _lead(config: Config, evaluates: bool, crew: Crew) -> Result:
             raise
         finally:
             engine.close()
-        return conclude(directory, trainer)
+        return conclude(directory, trainer, crew.cluster)
 
 
 def _as_config(config: Config | Mapping[str, Any] | None, options: Mapping[str, Any]) -> Config:

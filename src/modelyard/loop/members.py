@@ -14,7 +14,7 @@ from modelyard import storage
 from modelyard.cluster.crew import Crew
 from modelyard.cluster.follower import Follower
 from modelyard.cluster.lead import Lead
-from modelyard.cluster.roles import EVALUATOR, SYNCHRONOUS, Cluster
+from modelyard.cluster.roles import EVALUATOR, SYNCHRONOUS, WORKER, Cluster
 from modelyard.cluster.wire import Message
 from modelyard.config import Config
 from modelyard.data.dataset import TRAIN, Dataset
@@ -124,7 +124,7 @@ def _train(config: Config, crew: Follower, directory: RunDirectory) -> tuple[Res
             step, last = engine.follow(crew)
     finally:
         engine.close()
-    return Result(directory.address, step, TRAIN, {}, step), last
+    return Result(directory.address, step, TRAIN, {}, step, role=WORKER), last
 
 
 def _serve(config: Config, crew: Follower, directory: RunDirectory) -> tuple[Result, Message]:
@@ -134,7 +134,7 @@ def _serve(config: Config, crew: Follower, directory: RunDirectory) -> tuple[Res
     serve_tensorflow(crew.cluster, crew.spec, config.threads)
     with signals_to_lead(crew):
         *_, last = crew.orders()
-    return Result(directory.address, 0, TRAIN, {}, 0), last
+    return Result(directory.address, 0, TRAIN, {}, 0, role=crew.cluster.me.role), last
 
 
 def _evaluate(config: Config, crew: Follower, directory: RunDirectory) -> Result:
@@ -144,4 +144,4 @@ def _evaluate(config: Config, crew: Follower, directory: RunDirectory) -> Result
     told = crew.join(unless=lambda: is_finished(directory))
     if told is not None:
         check_folder(directory, told.get("mark"), str(crew.cluster.lead))
-    return conclude(directory, evaluate_checkpoints(config, crew, directory, over=told is None))
+    return conclude(directory, evaluate_checkpoints(config, crew, directory, over=told is None), crew.cluster)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from modelyard.cluster.roles import CHIEF, EVALUATOR, Cluster
 from modelyard.data.dataset import TEST, TRAIN, VALIDATION
 from modelyard.run.checkpoint import best_first, read_state, step_of
 from modelyard.run.directory import RunDirectory
@@ -27,6 +28,7 @@ class Result:
         best: the best model by validation: metric, value, step, path; empty where none was kept.
         validation: metrics on validation at the last evaluation.
         seconds: wall-clock time of training, all starts together.
+        role: whose it is; in a cluster, workers and parameter servers have nothing to tell that the chief does not.
     """
 
     model_dir: str
@@ -37,15 +39,17 @@ class Result:
     best: dict[str, Any] = field(default_factory=dict)
     validation: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
+    role: str = "chief"
 
     def as_json(self) -> dict[str, Any]:
         """Plain values."""
         return asdict(self)
 
 
-def conclude(directory: RunDirectory, trainer: Trainer) -> Result:
+def conclude(directory: RunDirectory, trainer: Trainer, cluster: Cluster) -> Result:
     """Gathers the results and adds them to the journal."""
-    best = best_of(directory)
+    role = EVALUATOR if cluster.me.role == EVALUATOR else CHIEF
+    best = {} if cluster.has_evaluator and role == CHIEF else best_of(directory)  # it is still at work
     validation = {k: float(v) for k, v in trainer.last_evaluation.items()}
     split, metrics, model_step = VALIDATION, validation, trainer.step
     if trainer.last_test:
@@ -54,7 +58,7 @@ def conclude(directory: RunDirectory, trainer: Trainer) -> Result:
     elif not validation:
         split, metrics = TRAIN, trainer.last_report
     seconds = round(trainer.seconds, 2)
-    result = Result(directory.address, trainer.step, split, metrics, model_step, best, validation, seconds)
+    result = Result(directory.address, trainer.step, split, metrics, model_step, best, validation, seconds, role)
     shown: dict[str, Any] = {f"{split} {name}": value for name, value in metrics.items()}
     shown |= {f"best validation {best['metric']}": f"{best['value']:.6g} at step {best['step']}"} if best else {}
     ended = f"{trainer.step}" + (f" ({trainer.stop_reason})" if trainer.stop_reason else "")
