@@ -168,13 +168,14 @@ def test_a_mistake_fails_the_job_at_once(slurm: SlurmCluster, tmp_path: Path) ->
 
 @pytest.mark.parametrize("layout", ["block", "cyclic"])
 def test_all_tasks_see_the_same_cluster(slurm: SlurmCluster, layout: str) -> None:
-    code = "from modelyard.cluster.find import find_cluster as f; c = f(); print(c.me, c.addresses, c.source, sep='|')"
+    code = "from modelyard.cluster.find import find_cluster; found = find_cluster(); "
+    code += "print(found.me.file_name, found.addresses, found.source, sep='|')"
     counts = ["--export=ALL,MODELYARD_PS=1,MODELYARD_EVALUATOR=1", "-N2", "--ntasks-per-node=3", "-n6"]
     words = ["srun", *counts, f"--distribution={layout}", sys.executable, "-c", code]
     done = subprocess.run(words, env=slurm.environment, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     told = [line.split("|") for line in done.stdout.splitlines()]
-    assert {me for me, _, _ in told} == {"chief", "worker 0", "worker 1", "worker 2", "ps 0", "evaluator"}
+    assert {me for me, _, _ in told} == {"chief", "worker-0", "worker-1", "worker-2", "ps-0", "evaluator"}
     assert len({addresses for _, addresses, _ in told}) == 1
     assert {source for _, _, source in told} == {"SLURM"}
 
