@@ -49,8 +49,8 @@ def test_role_address_and_the_others_are_explained(
         ("cluster mode", "parameter servers"),
         ("cluster address", "c:3"),
         ("cluster member", "chief at a:1, the lead"),
-        ("cluster member", "worker 0 at b:2"),
-        ("cluster member", "ps 0 at d:4"),
+        ("cluster member", "worker-0 at b:2"),
+        ("cluster member", "ps-0 at d:4"),
         ("cluster model_dir", "/runs/one"),
         ("cluster environment", "cloud"),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -74,6 +75,12 @@ def launched() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     yield start
     for process in started:
         process.kill()
+    for path in Path("run").glob("*.json"):  # if they were left behind, the test has failed; they must not stay
+        pid = json.loads(path.read_text())["pid"]
+        with contextlib.suppress(OSError):
+            if b"program.py" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGKILL)
+    for process in started:
         process.communicate()
 
 

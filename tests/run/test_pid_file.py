@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
@@ -102,6 +103,15 @@ def test_nonsense_in_a_pid_file_is_nobody(text: str) -> None:
     with another_process():
         FILE.write_text(text, encoding="latin-1")
         assert read_holder(FILE) is None
+
+
+def test_a_full_disk_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(RunError, match="disk is full"), hold_pid_file(FILE):
+        pass
 
 
 def test_a_file_of_another_is_not_removed() -> None:

@@ -85,7 +85,7 @@ def _cluster() -> list[tuple[str, str, bool | None]]:
     for member in cluster.members:
         if member != me:
             note = ", the lead" if member == cluster.lead else ""
-            checks.append(("cluster member", f"{member} at {cluster.address(member)}{note}", None))
+            checks.append(("cluster member", f"{member.file_name} at {cluster.address(member)}{note}", None))
     checks.append(("cluster model_dir", cluster.model_dir or "not given: --model_dir is needed", None))
     checks.append(("cluster environment", cluster.environment, None))
     return checks

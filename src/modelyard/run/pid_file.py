@@ -85,10 +85,10 @@ def hold_pid_file(path: Path) -> Iterator[None]:
     with explain(path, "write"):
         file = _open_locked(path)
     try:
-        file.seek(0)
-        file.truncate()
-        file.write(f"{os.getpid()}\n{socket.gethostname()}\n{pid_space()}\n")
-        file.flush()
+        with explain(path, "write"):
+            # Past the buffer, which a full disk would make fail once more when the file is closed.
+            os.ftruncate(file.fileno(), 0)
+            os.write(file.fileno(), f"{os.getpid()}\n{socket.gethostname()}\n{pid_space()}\n".encode())
         yield
     finally:
         # Removed before it is let go, and only if it still is ours: the folder may have been made anew.
