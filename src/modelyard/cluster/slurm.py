@@ -55,9 +55,8 @@ def from_slurm(environ: Mapping[str, str]) -> Cluster | None:
         raise ConfigError([Problem(SLURM, key, f"{message} {hint}")])
     members = [Member(CHIEF, 0)] * chiefs + [Member(WORKER, i) for i in range(workers)]
     members += [Member(PS, i) for i in range(ps)] + [Member(EVALUATOR, 0)] * evaluators
-    by_role: dict[str, tuple[str, ...]] = {}
-    for member, address in zip(members, addresses, strict=True):
-        by_role[member.role] = (*by_role.get(member.role, ()), address)
+    placed = list(zip(members, addresses, strict=True))
+    by_role = {role: tuple(a for m, a in placed if m.role == role) for role in dict.fromkeys(m.role for m in members)}
     return Cluster(members[rank], by_role, SLURM)
 
 

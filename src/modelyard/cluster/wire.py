@@ -96,11 +96,9 @@ class Wire:
                     view = memoryview(part)
                     while view:  # not sendall, whose timeout is for the whole, however long
                         view = view[self._socket.send(view[:_PIECE]) :]
-        except TimeoutError:
-            self._takes_nothing = True
-            self.close()
-        except OSError:
-            self.close()
+        except OSError as error:
+            self._takes_nothing = isinstance(error, TimeoutError)
+            self._hang_up()  # not closed: what has arrived, such as the reason, can still be read
 
     def _next(self) -> tuple[bytes, ...] | None:
         try:
@@ -148,9 +146,12 @@ class Wire:
     def close(self) -> None:
         """Hangs up."""
         self._outbox.put(None)
+        self._hang_up()
+        self._socket.close()
+
+    def _hang_up(self) -> None:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
 
     def _exactly(self, count: int) -> bytes:
         parts, left = [], count
