@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import queue
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,12 +19,13 @@ from types import TracebackType
 from typing import Any
 
 from modelyard.cluster.roles import Cluster
-from modelyard.cluster.wire import Message
+from modelyard.cluster.wire import Message, NotOursError
 from modelyard.errors import ClusterError, Interrupted, PeerLostError, UserError
 
 log = logging.getLogger("modelyard")
 GRACE_SECONDS = 15.0
 """How long a process may take to leave by itself once a peer is lost, before it is ended."""
+_MOST_WORDS = 20_000
 _EXPLAIN_SECONDS = 5.0
 """A collective operation may fail a moment before the connection is known to be gone."""
 
@@ -85,13 +87,18 @@ class Connected(Crew):
         self.beat_seconds = min(peer_timeout / 4, 5.0)
         self.failure: UserError | None = None
         self._failed = threading.Event()
+        self._leaving = threading.Event()
         self._over = threading.Event()
         self._noticing = threading.Lock()
         self._callbacks: list[Callable[[str], None]] = []
 
     def on_loss(self, callback: Callable[[str], None]) -> None:
-        """Has ``callback`` called when a peer is lost."""
-        self._callbacks.append(callback)
+        """Has ``callback`` called when a peer is lost; at once if one is lost already."""
+        with self._noticing:
+            self._callbacks.append(callback)
+            failure = self.failure
+        if failure is not None:
+            self._call(callback, failure)
 
     def check(self) -> None:
         """Raises what was noticed."""
@@ -105,32 +112,26 @@ class Connected(Crew):
         return self.failure or error
 
     def fail(self, failure: UserError) -> None:
-        """Notes the first failure, wakes up whoever waits, and sees to it that this process leaves."""
+        """Notes the first failure, wakes up whoever waits, and sees to it that this process leaves. Never waits."""
         with self._noticing:
             if self.failure is not None or self._over.is_set():
                 return
             self.failure = failure
+            callbacks = list(self._callbacks)
         log.debug("%s", failure)  # who started the process is told when it ends
         self._failed.set()
-        threading.Thread(target=self._leave, name="leaving", daemon=True).start()
-        for callback in self._callbacks:
-            with contextlib.suppress(Exception):
-                callback(str(failure))
+        threading.Thread(target=self._leave, args=(failure,), name="leaving", daemon=True).start()
+        for callback in callbacks:
+            threading.Thread(target=self._call, args=(callback, failure), name="loss", daemon=True).start()
 
-    def _leave(self) -> None:
-        if not self._over.wait(GRACE_SECONDS):
-            assert self.failure is not None
-            log.error("%s This process did not end by itself within %g s and is ended.", self.failure, GRACE_SECONDS)
-            os._exit(self.failure.status)
+    def _call(self, callback: Callable[[str], None], failure: UserError) -> None:
+        with contextlib.suppress(Exception):
+            callback(str(failure))
 
-    def _repeat(self, beat: Callable[[], None]) -> None:
-        """Says again and again that this process is alive."""
-
-        def work() -> None:
-            while not self._over.wait(self.beat_seconds):
-                beat()
-
-        threading.Thread(target=work, name="heartbeat", daemon=True).start()
+    def _leave(self, failure: UserError) -> None:
+        if not self._leaving.wait(GRACE_SECONDS):
+            log.error("%s This process did not end by itself within %g s and is ended.", failure, GRACE_SECONDS)
+            os._exit(failure.status)
 
 
 def lost(who: str, how: str) -> PeerLostError:
@@ -138,17 +139,30 @@ def lost(who: str, how: str) -> PeerLostError:
     return PeerLostError(f"{who} {how}. The run goes on from its last checkpoint when all are started again.")
 
 
-def failure_of(who: str, said: dict[str, Any]) -> UserError:
-    """The error for what another process failed with."""
-    message = f"{who} failed: {said.get('message', 'it did not say why')}"
+def failure_of(said: dict[str, Any], who: str = "") -> UserError:
+    """The error for what another process failed with, or passes on."""
+    message = str(said.get("message") or "it did not say why")
+    message = f"{who} failed: {message}" if who else message
     return ClusterError(message) if said.get("final") else PeerLostError(message)
 
 
 def in_words(error: BaseException) -> dict[str, Any]:
     """An error for the other processes: in words, and whether starting again would be of no use."""
     final = isinstance(error, UserError) and not isinstance(error, PeerLostError)
-    text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-    return {"message": text, "final": final}
+    text = str(error) if isinstance(error, UserError) else ": ".join(filter(None, (type(error).__name__, str(error))))
+    return {"message": text[:_MOST_WORDS], "final": final}
+
+
+def signal_of(said: dict[str, Any]) -> int:
+    """The signal that another process tells of.
+
+    Raises:
+        NotOursError: if it is none that asks a process to leave.
+    """
+    number = said.get("number")
+    if number not in (signal.SIGINT, signal.SIGTERM):
+        raise NotOursError
+    return int(number)
 
 
 def until(deadline: float, pause: float = 0.2) -> Iterator[float]:

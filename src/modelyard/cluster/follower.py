@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
@@ -16,6 +15,7 @@ from modelyard.cluster.wire import MOST_BYTES, Message, NotOursError, Wire, conn
 from modelyard.errors import ClusterError
 
 log = logging.getLogger("modelyard")
+_LAST_WORDS_SECONDS = 2.0
 
 
 class Follower(Connected):
@@ -52,7 +52,7 @@ class Follower(Connected):
             try:
                 wire, reply = self._knock(address, min(left, self.peer_timeout))
             except (OSError, EOFError) as error:
-                why = f"nobody answers there ({error or 'it hung up'})"
+                why = f"nobody answers there ({str(error) or 'it hung up'})"
                 continue
             except NotOursError:
                 why = "something else answers there"
@@ -60,10 +60,8 @@ class Follower(Connected):
             if reply.kind == "welcome":
                 return self._welcomed(wire, reply)
             wire.close()
-            if reply.kind == "refused":
-                raise ClusterError(str(reply.fields.get("message")))
-            if reply.kind == "failed":
-                raise failure_of(str(lead), reply.fields)
+            if reply.kind in ("refused", "failed"):
+                raise failure_of(reply.fields)
             why = str(reply.fields.get("message", "it does not let this process in"))
         raise ClusterError(
             f"{lead} at {address} could not be joined within {self._start_timeout:g} s: {why}. "
@@ -77,6 +75,8 @@ class Follower(Connected):
             wire.greet()
             wire.send("hello", role=self.cluster.me.role, index=self.cluster.me.index, card=self._card)
             wire.expect_greeting()
+            wire.set_timeout(self.peer_timeout)
+            wire.keep_alive(self.beat_seconds)
             while True:
                 reply = wire.receive()
                 if reply.kind != "alive":  # the lead waits for others
@@ -86,11 +86,9 @@ class Follower(Connected):
             raise
 
     def _welcomed(self, wire: Wire, reply: Message) -> dict[str, Any]:
-        wire.set_timeout(self.peer_timeout)
         self._wire = wire
         self.spec = reply.fields.get("spec", {})
         threading.Thread(target=self._listen, args=(wire,), name="orders", daemon=True).start()
-        self._repeat(self._beat)
         return dict(reply.fields)
 
     def ready(self, **facts: Any) -> None:
@@ -108,7 +106,8 @@ class Follower(Connected):
             PeerLostError: if the lead is gone.
         """
         message = self.order_within(None)
-        assert message is not None
+        if message is None:
+            raise lost(str(self.cluster.lead), "has ended the run already")
         return message
 
     def order_within(self, seconds: float | None) -> Message | None:
@@ -136,10 +135,7 @@ class Follower(Connected):
             while True:
                 message = wire.receive()
                 if message.kind == "failed":
-                    who = message.fields.get("who")
-                    self.fail(failure_of(str(who) if who else lead, message.fields))
-                elif message.kind == "signal":
-                    self.signal = int(message.fields["number"])
+                    self.fail(failure_of(message.fields))
                 elif message.kind != "alive":
                     self._inbox.put(message)
                 if message.kind in ("failed", "end"):
@@ -153,10 +149,6 @@ class Follower(Connected):
         finally:
             self._inbox.put(None)
 
-    def _beat(self) -> None:
-        with contextlib.suppress(OSError):  # the listening side notices
-            self._say("alive")
-
     def _say(self, kind: str, **fields: Any) -> None:
         if self._wire is not None:
             self._wire.send(kind, **fields)
@@ -164,11 +156,11 @@ class Follower(Connected):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with contextlib.suppress(OSError):
-            if error is None or ended_by(error) is not None:
-                self._say("bye")
-            elif self.failure is None:
-                self._say("failed", **in_words(error))
+        self._leaving.set()
+        if error is None or ended_by(error) is not None:
+            self._say("bye")
+        elif self.failure is None:
+            self._say("failed", **in_words(error))
         self._over.set()
         if self._wire is not None:
-            self._wire.close()
+            self._wire.finish(_LAST_WORDS_SECONDS)

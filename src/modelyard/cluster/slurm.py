@@ -15,6 +15,8 @@ from modelyard.errors import ConfigError, Problem
 SLURM = "SLURM"
 PS_COUNT, EVALUATOR_COUNT = "MODELYARD_PS", "MODELYARD_EVALUATOR"
 _PLACE = ("SLURM_NODEID", "SLURM_LOCALID")
+_NUMBER = re.compile(r"[0-9]{1,18}")
+_MOST = 100_000
 _FIRST_PORT, _PORTS = 20000, 12000
 """Below the ports that Linux gives out by itself (32768 and up)."""
 
@@ -49,12 +51,12 @@ def from_slurm(environ: Mapping[str, str]) -> Cluster | None:
     workers = tasks - chiefs - ps - evaluators
     if workers < 1 or evaluators > 1:
         message = f"with {PS_COUNT}={ps} and {EVALUATOR_COUNT}={evaluators}, {tasks} tasks leave {workers} to train."
-        raise ConfigError([Problem(SLURM, PS_COUNT, f"{message} Ask for more tasks.")])
+        key, hint = (EVALUATOR_COUNT, "There can be one evaluator.") if evaluators > 1 else (PS_COUNT, "Ask for more.")
+        raise ConfigError([Problem(SLURM, key, f"{message} {hint}")])
     members = [Member(CHIEF, 0)] * chiefs + [Member(WORKER, i) for i in range(workers)]
     members += [Member(PS, i) for i in range(ps)] + [Member(EVALUATOR, 0)] * evaluators
-    by_role: dict[str, tuple[str, ...]] = {}
-    for member, address in zip(members, addresses, strict=True):
-        by_role[member.role] = (*by_role.get(member.role, ()), address)
+    placed = list(zip(members, addresses, strict=True))
+    by_role = {role: tuple(a for m, a in placed if m.role == role) for role in dict.fromkeys(m.role for m in members)}
     return Cluster(members[rank], by_role, SLURM)
 
 
@@ -76,7 +78,7 @@ def _addresses(environ: Mapping[str, str], nodes: list[str], per_node: list[int]
     step = environ["SLURM_STEP_ID"]
     # Every task has its own port, not every task of a node: two names may be one machine.
     span = min(tasks, _PORTS // 2)
-    first = _FIRST_PORT + (job * 64 + (int(step) if step.isdecimal() else 0) * span) % (_PORTS - span)
+    first = _FIRST_PORT + (job * 64 + (int(step) if _NUMBER.fullmatch(step) else 0) * span) % (_PORTS - span)
     return [f"{nodes[node]}:{first + number % span}" for number, (node, _) in enumerate(places)]
 
 
@@ -91,7 +93,7 @@ def _number(environ: Mapping[str, str], name: str, default: int | None = None) -
     text = environ.get(name, "")
     if not text and default is not None:
         return default
-    if not text.isdecimal():
+    if not _NUMBER.fullmatch(text):
         raise ConfigError([Problem(SLURM, name, f"{text!r} is not a number." if text else "is not set.")])
     return int(text)
 
@@ -100,10 +102,10 @@ def _ports(text: str) -> list[int]:
     """``12000-12003`` or ``12000,12002``."""
     ports: list[int] = []
     for part in filter(None, text.split(",")):
-        first, _, last = part.partition("-")
-        if not first.isdecimal() or (last and not last.isdecimal()):
+        match = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", part)
+        if match is None:
             return []
-        ports += range(int(first), int(last or first) + 1)
+        ports += range(int(match[1]), int(match[2] or match[1]) + 1)
     return ports
 
 
@@ -111,8 +113,8 @@ def expand_counts(text: str) -> list[int]:
     """``2(x3),1`` is 2, 2, 2, 1."""
     counts: list[int] = []
     for part in filter(None, text.split(",")):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
-        if match is None or int(match[2] or 1) > 100_000:
+        match = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", part)
+        if match is None or int(match[2] or 1) > _MOST:
             raise ConfigError([Problem(SLURM, "SLURM_STEP_TASKS_PER_NODE", f"{text!r} can't be read.")])
         counts += [int(match[1])] * int(match[2] or 1)
     return counts
@@ -120,11 +122,10 @@ def expand_counts(text: str) -> list[int]:
 
 def expand_nodes(text: str) -> list[str]:
     """``node[01-03,7],login`` is node01, node02, node03, node7, login."""
-    names: list[str] = []
-    for part in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", text):
-        names += _expand(part)
-        if len(names) > 100_000:
-            raise ConfigError([Problem(SLURM, "SLURM_STEP_NODELIST", f"{text[:80]!r} names too many nodes.")])
+    parts = re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", text)
+    names = [name for part in parts for name in _expand(part)] if ",".join(parts) == text else []
+    if text and not 0 < len(names) <= _MOST:
+        raise _unreadable(text)
     return names
 
 
@@ -135,8 +136,18 @@ def _expand(name: str) -> list[str]:
     before, ranges, after = match.groups()
     middles: list[str] = []
     for part in ranges.split(","):
-        first, dash, last = part.partition("-")
-        if not first.isdecimal() or (dash and (not last.isdecimal() or int(last) - int(first) > 100_000)):
-            raise ConfigError([Problem(SLURM, "SLURM_STEP_NODELIST", f"{name!r} can't be read.")])
-        middles += [f"{number:0{len(first)}d}" for number in range(int(first), int(last or first) + 1)]
-    return [before + middle + rest for middle in middles for rest in _expand(after)]
+        bounds = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part)
+        if bounds is None:
+            raise _unreadable(name)
+        first, last = int(bounds[1]), int(bounds[2] or bounds[1])
+        if not 0 <= last - first < _MOST:
+            raise _unreadable(name)
+        middles += [f"{number:0{len(bounds[1])}d}" for number in range(first, last + 1)]
+    rests = _expand(after)
+    if len(middles) * len(rests) > _MOST:
+        raise _unreadable(name)
+    return [before + middle + rest for middle in middles for rest in rests]
+
+
+def _unreadable(text: str) -> ConfigError:
+    return ConfigError([Problem(SLURM, "SLURM_STEP_NODELIST", f"{text[:80]!r} can't be read as a list of nodes.")])

@@ -10,6 +10,7 @@ which Kubernetes gives the pods of an Indexed Job.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +19,8 @@ from modelyard.errors import ConfigError, Problem, unknown
 
 TF_CONFIG, JOB_INDEX = "TF_CONFIG", "JOB_COMPLETION_INDEX"
 _MASTER = "master"
-_KEYS = ("cluster", "task", "model_dir", "environment")
+_NUMBER = re.compile(r"[0-9]{1,9}")
+_ADDRESS = re.compile(r"(?:(?:[\w-]{1,63}\.)*[\w-]{1,63}\.?|\[[0-9a-fA-F:.]+(?:%\w+)?\]):(\d{1,5})", re.ASCII)
 _ENVIRONMENTS = ("local", "cloud", "google")
 
 
@@ -44,13 +46,14 @@ def _read(text: str, job_index: str | None, problems: list[Problem]) -> Cluster:
 
     try:
         given = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         wrong("", f"is not JSON: {error}. It begins with {text[:40]!r}.")
         return Cluster()
     if not isinstance(given, dict):
         wrong("", f"must be a JSON object, not {type(given).__name__}.")
         return Cluster()
-    addresses = _addresses(given.get("cluster") or {}, wrong)
+    cluster = given.get("cluster")
+    addresses = _addresses({} if cluster is None else cluster, wrong)
     me = _task(given, addresses, job_index, wrong)
     model_dir = given.get("model_dir") or None
     if model_dir is not None and not isinstance(model_dir, str):
@@ -86,16 +89,18 @@ def check_addresses(addresses: dict[str, tuple[str, ...]], wrong: Any) -> None:
     for role, hosts in addresses.items():
         for index, address in enumerate(hosts):
             key = f"cluster.{role}[{index}]"
-            host, _, port = address.rpartition(":")
-            if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-                wrong(key, f"{address!r} is not host:port.")
+            match = _ADDRESS.fullmatch(address)
+            if match is None or not 0 < int(match[1]) < 65536:
+                wrong(key, f"{address!r} is not host:port (or [IPv6]:port).")
             elif address in seen:
                 wrong(key, f"{address} is also the address of {seen[address]}; every process needs its own.")
             seen.setdefault(address, key)
     for role, most in ((CHIEF, 1), (EVALUATOR, 1)):
         if len(addresses.get(role, ())) > most:
             wrong(f"cluster.{role}", f"lists {len(addresses[role])} processes; there can be one {role}.")
-    if addresses.get(PS):
+    if addresses and not addresses.get(CHIEF) and not addresses.get(WORKER):
+        wrong("cluster", f"has {_counted(addresses)}, and nobody who trains; list a chief or workers.")
+    elif addresses.get(PS):
         if not addresses.get(CHIEF):
             wrong("cluster.ps", "parameter servers need a chief, which coordinates; list one.")
         if not addresses.get(WORKER):
@@ -104,19 +109,19 @@ def check_addresses(addresses: dict[str, tuple[str, ...]], wrong: Any) -> None:
 
 def _task(given: dict[str, Any], addresses: dict[str, tuple[str, ...]], job_index: str | None, wrong: Any) -> Member:
     task = given.get("task")
-    if task is None and job_index is not None and addresses:
+    if task in (None, {}) and job_index is not None and addresses:
         return _numbered(addresses, job_index, wrong)
-    task = task or {}
+    task = {} if task is None else task
     if not isinstance(task, dict):
         wrong("task", 'must be an object such as {"type": "worker", "index": 0}.')
         return Member(CHIEF, 0)
     if not task:
         if addresses:
-            wrong("task", f"is missing: which process of the cluster ({_counts(addresses)}) is this one?")
+            wrong("task", f"is missing: which process of the cluster ({_counted(addresses)}) is this one?")
         return Member(CHIEF, 0)
     role = CHIEF if task.get("type") == _MASTER else task.get("type")
     index = task.get("index", 0)
-    if isinstance(index, str) and index.isdecimal():
+    if isinstance(index, str) and _NUMBER.fullmatch(index):
         index = int(index)
     if role not in ROLES:
         wrong("task.type", unknown("role", str(role), (*ROLES, _MASTER)) if role else "is missing.")
@@ -125,10 +130,12 @@ def _task(given: dict[str, Any], addresses: dict[str, tuple[str, ...]], job_inde
         wrong("task.index", f"{index!r} is not a number from 0 on.")
         return Member(role, 0)
     count = len(addresses.get(role, ()))
-    if role == EVALUATOR and not count:  # the old Estimator did not list it
+    if addresses and role == EVALUATOR and not count:  # the old Estimator did not list it
         return Member(role, 0)
-    if addresses and index >= count:
-        message = f"there is no {role} {index}: the cluster has {_counts(addresses)}."
+    if not addresses and role in (CHIEF, WORKER) and index == 0:  # alone
+        return Member(CHIEF, 0)
+    if index >= count:
+        message = f"there is no {role} {index}: the cluster has {_counted(addresses)}."
         wrong("task.index" if count else "task.type", message)
     return Member(role, index)
 
@@ -136,11 +143,11 @@ def _task(given: dict[str, Any], addresses: dict[str, tuple[str, ...]], job_inde
 def _numbered(addresses: dict[str, tuple[str, ...]], text: str, wrong: Any) -> Member:
     """The member with a number: those of the first role first."""
     everyone = [Member(role, i) for role in ROLES for i in range(len(addresses.get(role, ())))]
-    if text.isdecimal() and int(text) < len(everyone):
+    if _NUMBER.fullmatch(text) and int(text) < len(everyone):
         return everyone[int(text)]
-    wrong("task", f"is missing, and {JOB_INDEX} is {text!r}, which is no process of {_counts(addresses)}.")
+    wrong("task", f"is missing, and {JOB_INDEX} is {text!r}, which is no process of {_counted(addresses)}.")
     return Member(CHIEF, 0)
 
 
-def _counts(addresses: dict[str, tuple[str, ...]]) -> str:
+def _counted(addresses: dict[str, tuple[str, ...]]) -> str:
     return ", ".join(f"{len(hosts)} {role}" for role, hosts in addresses.items()) or "nothing in it"

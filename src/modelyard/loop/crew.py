@@ -126,7 +126,7 @@ def _differences(lead: dict[str, Any], other: dict[str, Any]) -> list[str]:
             return ["it speaks another language; are the versions of Modelyard the same?"]
         for key in sorted(set(mine) | set(theirs)):
             if mine.get(key) != theirs.get(key):
-                lines.append(f"{word}{key}: {inline(theirs.get(key))} there, {inline(mine.get(key))} here")
+                lines.append(f"{word}{key}: {inline(theirs.get(key))}, where the lead has {inline(mine.get(key))}")
     if lead["evaluates"] != other.get("evaluates"):
         lines.append("one of them was started with `train`, the other with `train-and-evaluate`")
     return lines
@@ -165,7 +165,7 @@ def check_folder(directory: RunDirectory, token: str | None, lead: str) -> None:
         try:
             if directory.mark.read_text(encoding="utf-8") == token:
                 return
-        except OSError:
+        except (OSError, UnicodeDecodeError):
             pass
         if time.monotonic() > deadline:
             raise ClusterError(

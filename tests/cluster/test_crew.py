@@ -1,0 +1,387 @@
+"""How the processes of a run meet, what is refused, and how orders reach them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+
+import pytest
+from crews import LONG, Part, Yard, ends_in, nothing_is_left, wait_until
+
+from modelyard.cluster import lead as leads
+from modelyard.cluster import wire as wires
+from modelyard.cluster.crew import Crew
+from modelyard.cluster.roles import Member
+from modelyard.cluster.wire import check_free, listen
+from modelyard.errors import ClusterError, DataError, Interrupted, PeerLostError
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    yield from nothing_is_left(monkeypatch)
+
+
+@pytest.fixture
+def yard() -> Yard:
+    return Yard()
+
+
+# -- meeting --------------------------------------------------------------------------------------------------------
+
+
+def test_everyone_meets_and_is_told_the_same() -> None:
+    yard = Yard(worker=2, evaluator=1)
+    told: list[dict[str, object]] = []
+
+    def follow(role: str, index: int) -> list[str]:
+        with yard.follower(role, index, lr=0.1) as crew:
+            facts = crew.join()
+            assert facts is not None
+            told.append(facts)
+            crew.ready(found=index)
+            return [order.kind for order in crew.orders()]
+
+    parts = [Part(lambda who=who: follow(*who)) for who in (("worker", 0), ("worker", 1), ("evaluator", 0))]
+    with yard.lead(lr=0.1) as lead:
+        lead.meet(mark="m", threads=3)
+        ready = lead.gather_ready()
+        lead.tell("train", step=0)
+    assert [part.result() for part in parts] == [["train", "end"], ["train", "end"], ["end"]]
+    assert {member.index: facts["found"] for member, facts in ready.items() if member.role == "worker"} == {0: 0, 1: 1}
+    assert all((facts["mark"], facts["threads"], facts["spec"]) == ("m", 3, lead.spec) for facts in told)
+    own, *others = lead.spec["worker"]
+    assert others == list(yard.addresses["worker"])
+    assert own.startswith("127.0.0.1:")
+    assert own != yard.lead_address
+    assert lead.failure is None
+
+
+def test_worker_0_leads_where_there_is_no_chief() -> None:
+    yard = Yard(chief=0, worker=2)
+    part = yard.obeys("worker", 1)
+    with yard.lead() as lead:
+        lead.meet()
+        assert (lead.rank, lead.size) == (0, 2)
+        assert lead.spec["worker"][1:] == [yard.addresses["worker"][1]]
+    assert [order.kind for order in part.result()] == ["end"]
+
+
+def test_servers_of_parameter_servers_keep_their_roles() -> None:
+    yard = Yard(worker=1, ps=1)
+    parts = [yard.obeys("worker"), yard.obeys("ps")]
+    with yard.lead() as lead:
+        lead.meet()
+        lead.tell("train")  # to nobody: they are the coordinator's
+    assert [[order.kind for order in part.result()] for part in parts] == [["end"], ["end"]]
+    assert set(lead.spec) == {"chief", "worker", "ps"}
+
+
+def test_crews_meet_over_ipv6() -> None:
+    try:
+        yard = Yard("::1", worker=1)
+    except OSError:
+        pytest.skip("no IPv6 here")
+    part = yard.obeys("worker")
+    with yard.lead() as lead:
+        lead.meet()
+        assert lead.spec["worker"][0].startswith("[::1]:")
+    assert [order.kind for order in part.result()] == ["end"]
+
+
+def test_a_card_arrives_as_it_was_though_json_has_no_tuples() -> None:
+    yard = Yard(worker=1)
+    part = yard.obeys("worker", sizes=(1, 2), rate=0.1)
+    with yard.lead(sizes=(1, 2), rate=0.1) as lead:
+        lead.meet()
+    part.result()
+
+
+def test_who_waits_for_others_for_long_is_not_taken_for_lost(yard: Yard) -> None:
+    yard.peer_timeout = 1.0
+    first = yard.obeys("worker", 0)
+    with yard.lead() as lead:
+        wait_until(lambda: Member("worker", 0) in lead._wires, "worker 0 is there")
+        assert not lead._failed.wait(1.8)
+        second = yard.obeys("worker", 1)
+        lead.meet()
+    assert [part.result()[-1].kind for part in (first, second)] == ["end", "end"]
+
+
+def test_who_does_not_come_is_named_with_its_address(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leads, "_LINGER_SECONDS", 0.1)
+    yard.start_timeout = 0.5
+    part = yard.obeys("worker", 0)
+    with pytest.raises(ClusterError) as caught, yard.lead() as lead:
+        lead.meet()
+    message = str(caught.value)
+    assert message.startswith(f"worker 1 ({yard.addresses['worker'][1]}) did not come within 0.5 s.")
+    assert yard.lead_address in message
+    assert "start_timeout_secs" in message
+    assert "worker 1 (" in str(part.error())
+    assert part.error().status == 2  # type: ignore[attr-defined]
+
+
+def test_a_lead_that_is_not_there_is_named_with_its_address(yard: Yard) -> None:
+    yard.start_timeout = 0.5
+    with pytest.raises(
+        ClusterError, match=rf"the chief at {yard.lead_address} could not be joined within 0.5 s.*refused"
+    ):
+        yard.follower("worker").join()
+
+
+def test_something_else_at_the_leads_address_is_told_apart(yard: Yard) -> None:
+    yard.start_timeout = 1.0
+    with listen(yard.lead_address) as server:
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                    connection.recv(4096)
+
+        part = Part(serve)
+        with pytest.raises(ClusterError, match="something else answers there"):
+            yard.follower("worker").join()
+        server.shutdown(socket.SHUT_RDWR)
+    part.result()
+
+
+def test_a_lead_that_hangs_up_is_told_as_that(yard: Yard) -> None:
+    yard.start_timeout = 0.5
+    with listen(yard.lead_address) as server:
+
+        def serve() -> None:
+            while True:
+                try:
+                    server.accept()[0].close()
+                except OSError:
+                    return
+
+        part = Part(serve)
+        with pytest.raises(ClusterError, match=r"nobody answers there \((it hung up|.*reset.*)\)"):
+            yard.follower("worker").join()
+        server.shutdown(socket.SHUT_RDWR)
+    part.result()
+
+
+def test_a_port_in_use_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        for use in (check_free, listen):
+            with pytest.raises(ClusterError, match=rf"port \d+ of this process's address {address} is in use"):
+                use(address)
+
+
+def test_a_port_that_is_left_in_time_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wires, "_OWN_PORT_SECONDS", LONG)
+    asked = iter([True, True])
+    monkeypatch.setattr(wires, "_answers", lambda address: next(asked, False))
+    listen(f"127.0.0.1:{wires.free_port('127.0.0.1')}").close()
+    assert next(asked, None) is None
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may")
+def test_a_port_that_is_not_allowed_is_told_as_that() -> None:
+    with pytest.raises(ClusterError, match="can't listen at its address"):
+        listen("127.0.0.1:1")
+
+
+def test_the_port_of_a_lead_is_free_when_it_is_over(yard: Yard) -> None:
+    for _ in range(3):
+        parts = [yard.obeys("worker", 0), yard.obeys("worker", 1)]
+        with yard.lead() as lead:
+            lead.meet()
+        for part in parts:
+            part.result()
+        listen(yard.lead_address).close()
+
+
+def test_an_evaluator_need_not_join_what_is_over() -> None:
+    yard = Yard(worker=0, evaluator=1)
+    asked = iter([False, True])
+    assert yard.follower("evaluator").join(unless=lambda: next(asked)) is None
+    assert list(asked) == []
+
+
+# -- who is not let in ----------------------------------------------------------------------------------------------
+
+
+def test_a_difference_is_told_on_every_process(yard: Yard) -> None:
+    waiting = yard.obeys("worker", 0, lr=0.1)
+    with ends_in(ClusterError) as caught, yard.lead(lr=0.1) as lead:
+        wait_until(lambda: bool(lead._wires), "worker 0 is there")
+        different = yard.obeys("worker", 1, lr=0.5)
+        lead.meet()
+    errors = [caught.value, waiting.error(), different.error()]
+    expected = "worker 1 was not started like the chief:\n  lr: 0.5, not 0.1"
+    assert [str(error) for error in errors] == [expected] * 3
+    assert [getattr(error, "status", None) for error in errors] == [2, 2, 2]
+
+
+def test_a_difference_is_told_at_once_though_the_lead_is_busy(yard: Yard) -> None:
+    with yard.lead(lr=0.1) as lead:
+        waiting, different = yard.obeys("worker", 0, lr=0.1), yard.obeys("worker", 1, lr=0.5)
+        for part in (waiting, different):  # and this thread, the lead's, has done nothing yet
+            assert "lr: 0.5, not 0.1" in str(part.error())
+        with pytest.raises(ClusterError, match=r"lr: 0\.5"):
+            lead.check()
+
+
+def test_a_process_that_is_not_in_the_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leads, "_LINGER_SECONDS", 0.1)
+    yard = Yard(worker=1)
+    what = "the chief has 1 chief, 1 worker, and the evaluator is not in it"
+    with ends_in(ClusterError, match=what), yard.lead() as lead:
+        part = yard.obeys("evaluator")
+        lead.meet()
+    assert "Without an evaluator in it the chief evaluates itself" in str(part.error())
+
+
+def test_a_second_process_of_the_same_name_waits(yard: Yard) -> None:
+    first = yard.obeys("worker", 0)
+    with yard.lead() as lead:
+        wait_until(lambda: bool(lead._wires), "worker 0 is there")
+        yard.start_timeout = 0.5
+        with pytest.raises(ClusterError, match="there is a worker 0 already"):
+            yard.follower("worker", 0).join()
+        assert lead.failure is None
+        second = yard.obeys("worker", 1)
+        lead.meet()
+        with pytest.raises(ClusterError, match="there is a worker 0 already"):
+            yard.follower("worker", 0).join()
+    assert [part.result()[-1].kind for part in (first, second)] == ["end", "end"]
+
+
+def test_a_lead_that_fails_before_anyone_came_tells_those_who_come(yard: Yard) -> None:
+    def lead() -> None:
+        with yard.lead():
+            raise DataError("there is no folder /x")
+
+    leading = Part(lead)
+    for index in (0, 1):
+        error = yard.obeys("worker", index).error()
+        assert str(error) == "the chief failed: there is no folder /x"
+        assert type(error) is ClusterError
+    assert isinstance(leading.error(), DataError)  # as soon as all are told, not later
+
+
+def test_a_lead_that_fails_does_not_wait_for_ever_for_those_who_do_not_come(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leads, "_LINGER_SECONDS", 0.1)
+    with pytest.raises(DataError), yard.lead():
+        raise DataError("there is no folder /x")
+
+
+def test_a_lead_that_crashes_leaves_the_others_to_its_next_start(yard: Yard) -> None:
+    waiting = yard.obeys("worker", 0)
+    with ends_in(ValueError, match="oh"), yard.lead() as lead:
+        wait_until(lambda: bool(lead._wires), "worker 0 is there")
+        raise ValueError("oh")
+    assert str(waiting.error()) == "the chief failed: ValueError: oh"
+    assert isinstance(waiting.error(), PeerLostError)
+    late = [yard.obeys("worker", 0), yard.obeys("worker", 1)]
+    with yard.lead() as lead:
+        lead.meet()
+    assert [part.result()[-1].kind for part in late] == ["end", "end"]
+
+
+# -- orders ---------------------------------------------------------------------------------------------------------
+
+
+def test_orders_come_in_order_with_large_payloads_between(yard: Yard) -> None:
+    parts = [yard.obeys("worker", 0), yard.obeys("worker", 1)]
+    large = os.urandom(1 << 20) * 20
+    with yard.lead() as lead:
+        lead.meet()
+        for step in range(50):
+            lead.tell("train", step=step)
+        lead.tell("load", large)
+        lead.tell("load", b"")
+        for step in range(50, 100):
+            lead.tell("train", step=step)
+    for part in parts:
+        orders = part.result()
+        assert [order.fields["step"] for order in orders if order.kind == "train"] == list(range(100))
+        assert [order.kind for order in orders[50:52]] == ["load", "load"]
+        assert orders[50].payload == large
+        assert orders[51].payload == b""
+        assert orders[-1].kind == "end"
+
+
+def test_a_follower_can_wait_for_an_order_for_a_while(yard: Yard) -> None:
+    part = yard.obeys("worker", 1)
+    with yard.lead() as lead, yard.follower("worker", 0) as crew:
+        joining = Part(crew.join)
+        lead.meet()
+        joining.result()
+        assert crew.order_within(0.01) is None
+        lead.tell("train")
+        order = crew.order_within(LONG)
+        assert order is not None
+        assert order.kind == "train"
+        crew.__exit__(None, None, None)  # "bye", so that the lead need not wait
+    part.result()
+
+
+def test_a_signal_reaches_the_lead_and_ends_all_with_it(yard: Yard) -> None:
+    def follow() -> object:
+        with yard.follower("worker", 0) as crew:
+            crew.join()
+            crew.report_signal(signal.SIGTERM)
+            *_, last = crew.orders()
+            return last.fields["signal"]
+
+    parts = [Part(follow), Part(lambda: yard.obeys("worker", 1).result()[-1].fields["signal"])]
+    with ends_in(Interrupted), yard.lead() as lead:
+        lead.meet()
+        wait_until(lambda: lead.signal is not None, "the lead hears of the signal")
+        assert lead.signal == signal.SIGTERM
+        raise Interrupted(lead.signal, 5, "run")
+    assert [part.result() for part in parts] == [signal.SIGTERM, signal.SIGTERM]
+
+
+def test_a_follower_that_leaves_by_a_signal_is_not_lost(yard: Yard) -> None:
+    other = yard.obeys("worker", 1)
+
+    def follow() -> None:
+        with yard.follower("worker", 0) as crew:
+            crew.join()
+            *_, last = crew.orders()
+            raise Interrupted(last.fields["signal"], 5, "run")
+
+    part = Part(follow)
+    with ends_in(Interrupted), yard.lead() as lead:
+        lead.meet()
+        raise Interrupted(signal.SIGINT, 5, "run")
+    assert isinstance(part.error(), Interrupted)
+    other.result()
+    assert lead.failure is None
+
+
+def test_an_order_after_the_end_is_an_error_that_says_so(yard: Yard) -> None:
+    def follow() -> None:
+        with yard.follower("worker", 0) as crew:
+            crew.join()
+            assert [order.kind for order in crew.orders()] == ["end"]
+            crew.order()
+
+    part, other = Part(follow), yard.obeys("worker", 1)
+    with yard.lead() as lead:
+        lead.meet()
+    assert "has ended the run already" in str(part.error())
+    other.result()
+
+
+def test_alone_there_is_nobody_to_tell() -> None:
+    with Crew() as crew:
+        crew.tell("train")
+        error = ValueError()
+        assert crew.explain(error) is error
+        assert (crew.rank, crew.size, crew.signal) == (0, 1, None)

@@ -1,0 +1,145 @@
+"""Whoever is not of the crew is sent away, and disturbs nobody."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import time
+from collections.abc import Iterator
+
+import pytest
+from crews import Yard, ends_in, hears_the_end, nothing_is_left, wait_until
+
+from modelyard.cluster import lead as leads
+from modelyard.cluster.wire import MAGIC, connect
+
+DEEP = '{"kind": "hello", "role": "worker", "index": 0, "card": ' + '{"a":' * 900 + "1" + "}" * 900 + "}"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    yield from nothing_is_left(monkeypatch)
+
+
+@pytest.fixture
+def yard() -> Yard:
+    return Yard()
+
+
+def message(text: str, more: int = 0) -> bytes:
+    return MAGIC + struct.pack(">IQ", len(text.encode()), more) + text.encode()
+
+
+def hello(**fields: object) -> bytes:
+    return message(json.dumps({"kind": "hello", "role": "worker", "index": 0, "card": {}, **fields}))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\0" * 64,
+        MAGIC + b"\xff" * 12,
+        MAGIC + struct.pack(">IQ", 2, 1 << 39) + b"{}",
+        MAGIC + struct.pack(">IQ", (4 << 20) + 1, 0),
+        message("[]"),
+        message("{}"),
+        message("null"),
+        message('{"kind": 5}'),
+        message("not json"),
+        message("[" * 200_000),
+        message(DEEP),
+        message('{"kind": "hello", "role": "worker", "index": Infinity, "card": {}}'),
+        message('{"kind": "hello", "role": "worker", "index": ' + "1" * 5000 + ', "card": {}}'),
+        hello(kind="train"),
+        hello(role="boss"),
+        hello(role=["worker"]),
+        hello(index="0"),
+        hello(index=True),
+        hello(index=0.0),
+        hello(index=None),
+        hello(card=[]),
+        hello(card=None),
+        b"\xff\xfe" + MAGIC,
+    ],
+    ids=range(24),
+)
+def test_a_stranger_is_sent_away_and_the_crew_meets(yard: Yard, said: bytes) -> None:
+    with yard.lead(lr=0.1) as lead:
+        stranger = connect(yard.lead_address, 5.0)
+        stranger.sendall(said)
+        if said != message(DEEP):  # may be understood, and refused
+            assert hears_the_end(stranger)
+            assert not lead._wires
+            assert lead.failure is None
+            parts = [yard.obeys("worker", index, lr=0.1) for index in (0, 1)]
+            lead.meet()
+            lead.tell("train")
+            lead.__exit__(None, None, None)
+            assert [[order.kind for order in part.result()] for part in parts] == [["train", "end"]] * 2
+        else:
+            assert hears_the_end(stranger)
+        stranger.close()
+
+
+def test_a_stranger_who_says_its_hello_drop_by_drop_is_sent_away(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leads, "_HELLO_SECONDS", 1.0)
+    with yard.lead() as lead, connect(yard.lead_address, 5.0) as stranger:
+        began = time.monotonic()
+        with ends_in(OSError):
+            for byte in hello() * 100:
+                stranger.sendall(bytes([byte]))
+                time.sleep(0.05)
+        assert 0.9 < time.monotonic() - began < 10.0
+        assert not lead._wires
+
+
+def test_strangers_who_say_nothing_are_not_let_in_without_end(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leads, "_MOST_VISITORS", 5)
+    monkeypatch.setattr(leads, "_HELLO_SECONDS", 1.0)
+    with yard.lead() as lead:
+        strangers = [connect(yard.lead_address, 5.0) for _ in range(20)]
+        parts = [yard.obeys("worker", index) for index in (0, 1)]  # try again until there is room
+        lead.meet()
+        for stranger in strangers:
+            assert hears_the_end(stranger)
+            stranger.close()
+    for part in parts:
+        part.result()
+
+
+def test_the_door_stays_open_when_the_system_is_short_of_something(yard: Yard) -> None:
+    with yard.lead() as lead:
+        door, failures = lead._listener, iter([OSError(24, "Too many open files")] * 2)
+
+        class Short:
+            def accept(self) -> tuple[socket.socket, object]:
+                for error in failures:
+                    raise error
+                return door.accept()
+
+            def __getattr__(self, name: str) -> object:
+                return getattr(door, name)
+
+        lead._listener = Short()  # type: ignore[assignment]
+        connect(yard.lead_address, 5.0).close()  # what the old one still waits for
+        wait_until(lambda: next(failures, None) is None, "both failures")
+        parts = [yard.obeys("worker", index) for index in (0, 1)]
+        lead.meet()
+    for part in parts:
+        part.result()
+
+
+def test_one_who_claims_to_be_a_member_that_is_there_changes_nothing(yard: Yard) -> None:
+    parts = [yard.obeys("worker", index, lr=0.1) for index in (0, 1)]
+    with yard.lead(lr=0.1) as lead:
+        lead.meet()
+        for said in (hello(card={"lr": 0.1}), hello(card={"lr": 0.5}), hello(index=7), hello(role="chief")):
+            with connect(yard.lead_address, 5.0) as stranger:
+                stranger.sendall(said)
+                assert hears_the_end(stranger)
+        assert lead.failure is None
+        lead.tell("train")
+    for part in parts:
+        assert [order.kind for order in part.result()] == ["train", "end"]
