@@ -9,7 +9,7 @@ from modelyard.errors import ClusterError
 from modelyard.run.machine import available_cores
 
 _running: list[tf.distribute.Server] = []
-"""A server that nobody refers to any more is stopped by Python, while its threads still run."""
+"""Kept: Python would ask a server that nobody refers to any more to stop."""
 
 
 def waiting_threads(spec: dict[str, list[str]]) -> int:

@@ -131,7 +131,8 @@ def _serve(config: Config, crew: Follower, directory: RunDirectory) -> tuple[Res
     """Computes steps, or keeps variables, for the chief that coordinates."""
     from modelyard.engine.tensorflow_server import serve_tensorflow
 
-    serve_tensorflow(crew.cluster, crew.spec, config.threads)
+    gpu = None if config.num_gpus == 0 else config.gpu_id or 0
+    serve_tensorflow(crew.cluster, crew.spec, config.threads, gpu)
     with signals_to_lead(crew):
         *_, last = crew.orders()
     return Result(directory.address, 0, TRAIN, {}, 0, role=crew.cluster.me.role), last
