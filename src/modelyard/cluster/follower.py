@@ -12,7 +12,7 @@ from typing import Any
 from modelyard.cluster.crew import Connected, Inbox, ended_by, failure_of, in_words, lost, until
 from modelyard.cluster.roles import Cluster
 from modelyard.cluster.wire import MOST_BYTES, Message, NotOursError, Wire, connect
-from modelyard.errors import ClusterError
+from modelyard.errors import PeerLostError
 
 log = logging.getLogger("modelyard")
 _LAST_WORDS_SECONDS = 2.0
@@ -63,7 +63,7 @@ class Follower(Connected):
             if reply.kind in ("refused", "failed"):
                 raise failure_of(reply.fields)
             why = str(reply.fields.get("message", "it does not let this process in"))
-        raise ClusterError(
+        raise PeerLostError(  # it may be there the next time
             f"{lead} at {address} could not be joined within {self._start_timeout:g} s: {why}. "
             "Is it running, with the same addresses in its cluster? start_timeout_secs gives it more time."
         )

@@ -74,7 +74,7 @@ class Lead(Connected):
                 left = deadline - time.monotonic()
                 if left <= 0:
                     names = ", ".join(f"{m} ({self.cluster.address(m)})" for m in missing)
-                    raise ClusterError(
+                    raise PeerLostError(  # they may come the next time
                         f"{names} did not come within {self._start_timeout:g} s. Were they started, and can they "
                         f"reach {self.cluster.address(self.cluster.me)}? start_timeout_secs gives them more time."
                     )

@@ -21,11 +21,17 @@ from modelyard.data.draws import fold
 from modelyard.engine.base import Engine, State, StepMetrics
 from modelyard.engine.naming import name_optimizer_slots, name_weights, seed_states
 from modelyard.engine.tensorflow_devices import set_up_devices, several_machines
-from modelyard.errors import TrainingError, UserError
+from modelyard.errors import PeerLostError, TrainingError, UserError
 from modelyard.models.optimizers import build_optimizer
 from modelyard.models.task import Task
 
 tf.get_logger().setLevel("ERROR")  # its advice on retracing is for those who write the loop themselves
+_UNREACHABLE = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+)
 _POLICIES = {"bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 
 
@@ -134,6 +140,13 @@ class TensorFlowEngine(Engine):
                 f"the device ran out of memory at train_batch_size {self.config.train_batch_size}. Try a smaller one, "
                 "gradient_accumulation to keep the batch and save memory, precision bfloat16, or resident never."
             ) from error
+        except _UNREACHABLE as error:
+            if self.processes == 1:
+                raise
+            reason = self.crew.explain(error)
+            if reason is not error:
+                raise reason from error
+            raise PeerLostError(f"another process of the run can't be reached: {error.message}") from error
         except tf.errors.UnimplementedError as error:
             what = str(error.message).strip().splitlines()[-1 if self.config.xla else 0]
             hints = [name for name in ("xla", "deterministic") if getattr(self.config, name)]
