@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from modelyard.data.manage import convert, data_info, fetch, show_data, verify_data
     from modelyard.data.sources.generator import GeneratorDataset
     from modelyard.errors import UserError
-    from modelyard.launch.local import launch
-    from modelyard.launch.stop import stop
-    from modelyard.launch.submit import submit
+    from modelyard.launcher.local import launch
+    from modelyard.launcher.stop import stop
+    from modelyard.launcher.submit import submit
     from modelyard.loop.experiment import evaluate, resume, train, train_and_evaluate
     from modelyard.loop.hooks import Hook
     from modelyard.loop.result import Result
@@ -41,9 +41,9 @@ _HOMES = {
     "modelyard.data.sources.generator": ("GeneratorDataset",),
     "modelyard.data.manage": ("convert", "data_info", "fetch", "show_data", "verify_data"),
     "modelyard.errors": ("UserError",),
-    "modelyard.launch.local": ("launch",),
-    "modelyard.launch.stop": ("stop",),
-    "modelyard.launch.submit": ("submit",),
+    "modelyard.launcher.local": ("launch",),
+    "modelyard.launcher.stop": ("stop",),
+    "modelyard.launcher.submit": ("submit",),
     "modelyard.loop.experiment": ("evaluate", "resume", "train", "train_and_evaluate"),
     "modelyard.loop.hooks": ("Hook",),
     "modelyard.loop.result": ("Result",),

@@ -28,9 +28,9 @@ def launch(words: list[str], model_dir: str | None, layout: dict[str, Any], app:
         layout: how many processes, and how they are kept going.
         app: the command line that knows the command.
     """
-    from modelyard.launch.command import checked, with_model_dir
-    from modelyard.launch.local import check_layout
-    from modelyard.launch.local import launch as launch_cluster
+    from modelyard.launcher.command import checked, with_model_dir
+    from modelyard.launcher.local import check_layout
+    from modelyard.launcher.local import launch as launch_cluster
 
     check_layout(layout["workers"], layout["ps"], layout["evaluator"], layout["max_restarts"])
     given = list(words)
@@ -55,7 +55,7 @@ def launch(words: list[str], model_dir: str | None, layout: dict[str, Any], app:
 
 def _config_of(words: list[str], app: typer.Typer | None) -> Config:
     """The config that the processes will find, so that a mistake in it is shown once and at once."""
-    from modelyard.launch.command import RESUME
+    from modelyard.launcher.command import RESUME
 
     verb, *rest = words
     group: Any = typer.main.get_command(app) if app is not None else None
@@ -88,7 +88,7 @@ def _flags(layout: dict[str, Any]) -> list[str]:
 
 def stop(model_dir: str, force: bool, timeout_secs: float) -> None:
     """Stops a run."""
-    from modelyard.launch.stop import stop as stop_run
+    from modelyard.launcher.stop import stop as stop_run
 
     show_log()
     with console().status("") as status:

@@ -6,8 +6,8 @@ import sys
 from typing import Any
 
 from modelyard.cli.commands import print_json
-from modelyard.launch.dockerfile import dockerfile
-from modelyard.launch.submit import submit, template_text
+from modelyard.launcher.dockerfile import dockerfile
+from modelyard.launcher.submit import submit, template_text
 from modelyard.run.console import console
 
 

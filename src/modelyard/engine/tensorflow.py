@@ -146,7 +146,7 @@ class TensorFlowEngine(Engine):
             reason = self.crew.explain(error)
             if reason is not error:
                 raise reason from error
-            raise PeerLostError(f"another process of the run can't be reached: {error.message}") from error
+            raise PeerLostError(f"another process of the run can't be reached: {error}") from error
         except tf.errors.UnimplementedError as error:
             what = str(error.message).strip().splitlines()[-1 if self.config.xla else 0]
             hints = [name for name in ("xla", "deterministic") if getattr(self.config, name)]

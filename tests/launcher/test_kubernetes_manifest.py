@@ -14,7 +14,7 @@ import yaml
 
 from conftest import environment
 from modelyard.cluster.find import find_cluster
-from modelyard.launch.submit import submit
+from modelyard.launcher.submit import submit
 
 EVERYTHING: dict[str, Any] = {
     "image": "registry.example/team/mine:1",

@@ -21,8 +21,8 @@ from rich.console import Console
 import modelyard
 from conftest import COMMAND, environment
 from modelyard.errors import UserError
-from modelyard.launch.processes import Process, Spec
-from modelyard.launch.view import table_of
+from modelyard.launcher.processes import Process, Spec
+from modelyard.launcher.view import table_of
 
 PROGRAM = """
 import os, sys

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from pydantic import Field
 
-from modelyard.launch.job import Job
-from modelyard.launch.resources import Memory, Resources, Word
-from modelyard.launch.template import fill_text
+from modelyard.launcher.job import Job
+from modelyard.launcher.resources import Memory, Resources, Word
+from modelyard.launcher.template import fill_text
 
 TEMPLATE = "slurm.sh"
 NEEDED = ("COMMAND", "DIRECTIVES", "PS", "EVALUATOR")

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from conftest import environment, last_json
 from modelyard.errors import ConfigError, RunError, UserError
-from modelyard.launch.dockerfile import dockerfile
-from modelyard.launch.submit import Submission, submit, template_text
+from modelyard.launcher.dockerfile import dockerfile
+from modelyard.launcher.submit import Submission, submit, template_text
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 MINE = ["train", "--model_dir", "runs/mine"]

@@ -10,10 +10,10 @@ from pydantic import Field
 
 from modelyard.config.resolve import COMMAND_LINE
 from modelyard.errors import ConfigError, Problem
-from modelyard.launch.container import ContainerResources, arguments, command
-from modelyard.launch.job import Job
-from modelyard.launch.resources import Memory, Word
-from modelyard.launch.template import fill_yaml
+from modelyard.launcher.container import ContainerResources, arguments, command
+from modelyard.launcher.job import Job
+from modelyard.launcher.resources import Memory, Word
+from modelyard.launcher.template import fill_yaml
 from modelyard.storage import is_remote
 
 TEMPLATE = "kubernetes.yaml"

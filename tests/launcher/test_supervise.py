@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from stand_ins import QUICK, script, starts, supervise
 
-from modelyard.launch.supervise import LaunchError, Patience, Stopped
+from modelyard.launcher.supervise import LaunchError, Patience, Stopped
 
 WAITS = "signal.signal(signal.SIGTERM, leave); mark(f'{name}.up'); time.sleep(60)"
 LOSES_A_PEER = "wait_for('lost'); time.sleep(0.05); sys.exit(75)"

@@ -36,7 +36,7 @@ _Dumper.add_representer(_Given, _represent)
 
 def shipped(name: str) -> str:
     """A template that comes with the package."""
-    return (resources.files("modelyard") / "launch" / "templates" / name).read_text(encoding="utf-8")
+    return (resources.files("modelyard") / "launcher" / "templates" / name).read_text(encoding="utf-8")
 
 
 def read_template(path: str | Path) -> str:

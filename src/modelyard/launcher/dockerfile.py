@@ -10,7 +10,7 @@ from modelyard import __version__
 from modelyard.config.calls import parse_list
 from modelyard.config.resolve import COMMAND_LINE
 from modelyard.errors import ConfigError, Problem
-from modelyard.launch.job import option
+from modelyard.launcher.job import option
 
 _PICKED_UP = ("project.yaml", "hyperparameters.yaml")
 _NAMING = ("config_file", "hyperparameter_file", "recipe")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from modelyard import storage
 from modelyard.errors import RunError
-from modelyard.launch.local import LAUNCHER, local_folder
-from modelyard.launch.supervise import LaunchError
+from modelyard.launcher.local import LAUNCHER, local_folder
+from modelyard.launcher.supervise import LaunchError
 from modelyard.run.directory import RunDirectory
 from modelyard.run.pid_file import Holder, holders
 

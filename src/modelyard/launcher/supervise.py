@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from modelyard.errors import PeerLostError, UserError
-from modelyard.launch.processes import Failure, Process, Spec
+from modelyard.launcher.processes import Failure, Process, Spec
 
 log = logging.getLogger("modelyard")
 MISTAKE, PEER_LOST = UserError.status, PeerLostError.status

@@ -19,12 +19,12 @@ from modelyard import storage
 from modelyard.cluster.roles import CHIEF, EVALUATOR, PARAMETER_SERVERS, PS, WORKER, Cluster, Member
 from modelyard.cluster.tf_config import TF_CONFIG
 from modelyard.errors import Interrupted, UserError
-from modelyard.launch.command import checked, with_model_dir
-from modelyard.launch.ports import HeldPorts
-from modelyard.launch.processes import Spec
-from modelyard.launch.shares import NO_GPU, VISIBLE, deal_cores, deal_gpus, found_cores, found_gpus
-from modelyard.launch.supervise import MISTAKE, LaunchError, Patience, Stopped, Supervisor
-from modelyard.launch.view import is_live, shown
+from modelyard.launcher.command import checked, with_model_dir
+from modelyard.launcher.ports import HeldPorts
+from modelyard.launcher.processes import Spec
+from modelyard.launcher.shares import NO_GPU, VISIBLE, deal_cores, deal_gpus, found_cores, found_gpus
+from modelyard.launcher.supervise import MISTAKE, LaunchError, Patience, Stopped, Supervisor
+from modelyard.launcher.view import is_live, shown
 from modelyard.run.checkpoint import list_checkpoints
 from modelyard.run.directory import RunDirectory
 from modelyard.run.log import log_to

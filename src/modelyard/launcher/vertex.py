@@ -9,10 +9,10 @@ from pydantic import Field
 from modelyard.cluster.roles import CHIEF, EVALUATOR, PS, WORKER
 from modelyard.config.resolve import COMMAND_LINE
 from modelyard.errors import ConfigError, Problem
-from modelyard.launch.container import ContainerResources, arguments, command
-from modelyard.launch.job import Job
-from modelyard.launch.resources import Word
-from modelyard.launch.template import fill_yaml
+from modelyard.launcher.container import ContainerResources, arguments, command
+from modelyard.launcher.job import Job
+from modelyard.launcher.resources import Word
+from modelyard.launcher.template import fill_yaml
 from modelyard.storage import is_remote
 
 TEMPLATE = "vertex.yaml"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from modelyard.launch.job import Job, option
-from modelyard.launch.resources import Resources, Word
-from modelyard.launch.template import fill_text, shipped
+from modelyard.launcher.job import Job, option
+from modelyard.launcher.resources import Resources, Word
+from modelyard.launcher.template import fill_text, shipped
 
 _SCRIPT = "container.sh"
 _PATIENCE = "start_timeout_secs"

@@ -8,11 +8,11 @@ import socket
 import pytest
 
 from modelyard.errors import UserError
-from modelyard.launch.command import checked, with_model_dir
-from modelyard.launch.local import check_layout, specs_of
-from modelyard.launch.ports import HeldPorts
-from modelyard.launch.processes import clean
-from modelyard.launch.shares import deal_cores, deal_gpus, found_gpus
+from modelyard.launcher.command import checked, with_model_dir
+from modelyard.launcher.local import check_layout, specs_of
+from modelyard.launcher.ports import HeldPorts
+from modelyard.launcher.processes import clean
+from modelyard.launcher.shares import deal_cores, deal_gpus, found_gpus
 
 
 @pytest.mark.parametrize(

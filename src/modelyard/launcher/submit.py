@@ -12,10 +12,10 @@ from types import ModuleType
 from typing import Any
 
 from modelyard.errors import RunError, UserError, unknown
-from modelyard.launch import kubernetes, slurm_script, vertex
-from modelyard.launch.job import make_job
-from modelyard.launch.resources import Resources, read_resources
-from modelyard.launch.template import read_template, shipped
+from modelyard.launcher import kubernetes, slurm_script, vertex
+from modelyard.launcher.job import make_job
+from modelyard.launcher.resources import Resources, read_resources
+from modelyard.launcher.template import read_template, shipped
 from modelyard.run.files import write_text
 
 

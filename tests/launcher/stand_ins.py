@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from modelyard.launch.processes import Process, Spec
-from modelyard.launch.supervise import Patience, Supervisor
+from modelyard.launcher.processes import Process, Spec
+from modelyard.launcher.supervise import Patience, Supervisor
 
 QUICK = Patience(look=0.02, peers=5.0, lead=5.0, stop=5.0, finish=5.0, first_pause=0.01, longest_pause=0.02)
 

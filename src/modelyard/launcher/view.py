@@ -10,8 +10,8 @@ from rich.live import Live
 from rich.table import Column, Table
 from rich.text import Text
 
-from modelyard.launch.processes import Process
-from modelyard.launch.supervise import View
+from modelyard.launcher.processes import Process
+from modelyard.launcher.supervise import View
 from modelyard.run.console import console
 
 _STYLES = {"running": "green", "done": "bold green"}
