@@ -202,8 +202,8 @@ class ParameterServerEngine(TensorFlowEngine):
         under_way, most = 0, AHEAD * len(self.spec[WORKER])
         try:
             for arguments in calls:
-                # A Python function, which `coordinator.schedule` does not take, brings its result along: whoever fetches
-                # one of its results just when the worker dies gets an error, although the step is run again elsewhere.
+                # A Python function, which `coordinator.schedule` does not take, brings its result along. Whoever gets
+                # a result of the other just when the worker dies has an error, although the step is run again elsewhere.
                 call = partial(_computed, traced(*arguments), arguments)
                 scheduled.put(self.coordinator._cluster.schedule(call, (), {}))
                 under_way += 1
