@@ -203,7 +203,7 @@ class ParameterServerEngine(TensorFlowEngine):
         try:
             for arguments in calls:
                 # A Python function, which `coordinator.schedule` does not take, brings its result along. Whoever gets
-                # a result of the other just when the worker dies has an error, although the step is run again elsewhere.
+                # a result of the other just when the worker dies has an error, although the step is run again.
                 call = partial(_computed, traced(*arguments), arguments)
                 scheduled.put(self.coordinator._cluster.schedule(call, (), {}))
                 under_way += 1
