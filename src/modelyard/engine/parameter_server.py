@@ -202,8 +202,8 @@ class ParameterServerEngine(TensorFlowEngine):
         under_way, most = 0, AHEAD * len(self.spec[WORKER])
         try:
             for arguments in calls:
-                # `coordinator.schedule` takes no Python function, and what it takes is no good: the result is fetched
-                # after the call, and one whose worker dies in between is an error and not tried again.
+                # A Python function, which `coordinator.schedule` does not take, brings its result along. Whoever gets
+                # a result of the other just when the worker dies has an error, although the step is run again.
                 call = partial(_computed, traced(*arguments), arguments)
                 scheduled.put(self.coordinator._cluster.schedule(call, (), {}))
                 under_way += 1
