@@ -10,11 +10,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import pytest
 
+from modelyard.cluster import follower as followers
 from modelyard.cluster import wire as wires
+from modelyard.cluster.crew import until
 from modelyard.cluster.follower import Follower
 from modelyard.cluster.lead import Lead
 from modelyard.cluster.roles import Cluster, Member
@@ -144,6 +147,7 @@ def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ended: list[int] = []
     monkeypatch.setattr(os, "_exit", ended.append)
     monkeypatch.setattr(wires, "_OWN_PORT_SECONDS", 0.3)
+    monkeypatch.setattr(followers, "until", partial(until, pause=0.02))
     yield
     wait_until(lambda: not OURS & {thread.name for thread in threading.enumerate()}, "all threads end")
     assert ended == []
@@ -157,8 +161,8 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 
 def hears_the_end(connection: socket.socket) -> bool:
-    """Whether the other side hangs up, whatever it says before."""
-    connection.settimeout(LONG)
+    """Whether the other side hangs up, whatever it says before; and at once, not when its patience is at an end."""
+    connection.settimeout(8.0)
     try:
         while connection.recv(4096):
             pass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -192,7 +193,8 @@ def test_a_port_that_is_not_allowed_is_told_as_that() -> None:
         listen("127.0.0.1:1")
 
 
-def test_the_port_of_a_lead_is_free_when_it_is_over(yard: Yard) -> None:
+def test_the_port_of_a_lead_is_free_when_it_is_over(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wires, "_OWN_PORT_SECONDS", 0.0)
     for _ in range(3):
         parts = [yard.obeys("worker", 0), yard.obeys("worker", 1)]
         with yard.lead() as lead:
@@ -222,6 +224,21 @@ def test_a_difference_is_told_on_every_process(yard: Yard) -> None:
     expected = "worker 1 was not started like the chief:\n  lr: 0.5, not 0.1"
     assert [str(error) for error in errors] == [expected] * 3
     assert [getattr(error, "status", None) for error in errors] == [2, 2, 2]
+
+
+def test_a_lead_leaves_when_all_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leads, "_LINGER_SECONDS", LONG)
+    yard = Yard(worker=1, evaluator=1)
+    waiting = yard.obeys("evaluator", lr=0.1)
+    with ends_in(ClusterError), yard.lead(lr=0.1) as lead:
+        wait_until(lambda: bool(lead._wires), "the evaluator is there")
+        different = yard.obeys("worker", lr=0.5)
+        different.error()
+        waiting.error()
+        wait_until(lambda: not lead._wires, "both are gone")
+        began = time.monotonic()
+        lead.meet()
+    assert time.monotonic() - began < LONG / 2
 
 
 def test_a_difference_is_told_at_once_though_the_lead_is_busy(yard: Yard) -> None:

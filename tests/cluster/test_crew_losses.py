@@ -124,6 +124,7 @@ def test_what_the_lead_fails_with_is_told_to_everyone(yard: Yard) -> None:
     parts = [yard.obeys("worker", 0), yard.obeys("worker", 1)]
     with ends_in(DataError), yard.lead() as lead:
         lead.meet()
+        lead.on_loss(lambda reason: pytest.fail("nobody is lost"))
         raise DataError("the shard s3://b/7 is damaged")
     for part in parts:
         assert str(part.error()) == "the chief failed: the shard s3://b/7 is damaged"
@@ -167,6 +168,24 @@ def test_a_lost_peer_breaks_off_what_waits_for_it(yard: Yard) -> None:
         stuck.set()
         lead.tell("train")
     assert "ended without a word" in str(part.error())
+
+
+def test_the_first_failure_of_a_process_stays(yard: Yard) -> None:
+    with ends_in(ClusterError, match="the first"), yard.follower("worker") as crew:
+        crew.fail(ClusterError("the first"))
+        crew.fail(ClusterError("the second"))
+        crew.check()
+
+
+def test_the_last_words_of_one_who_hung_up_are_heard_though_sending_failed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        mine, theirs = Wire(socket.create_connection(server.getsockname())), Wire(server.accept()[0])
+    theirs.send("failed", message="no disk space")
+    theirs.finish(LONG)
+    mine.keep_alive(0.01)
+    wait_until(lambda: not mine._sender.is_alive(), "it can't send any more")
+    assert mine.receive().fields == {"message": "no disk space"}
+    mine.close()
 
 
 def test_an_error_of_its_own_is_not_explained_by_others(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,7 +117,7 @@ class Connected(Crew):
             if self.failure is not None or self._over.is_set():
                 return
             self.failure = failure
-            callbacks = list(self._callbacks)
+            callbacks = [] if self._leaving.is_set() else list(self._callbacks)
         log.debug("%s", failure)  # who started the process is told when it ends
         self._failed.set()
         threading.Thread(target=self._leave, args=(failure,), name="leaving", daemon=True).start()
