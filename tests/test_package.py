@@ -23,7 +23,7 @@ ORDER = [
     "models",
     "engine",
     "loop",
-    "launch",
+    "launcher",
     "cli",
 ]
 
