@@ -21,6 +21,7 @@ from modelyard.data.draws import fold
 from modelyard.engine.base import Engine, State, StepMetrics
 from modelyard.engine.naming import name_optimizer_slots, name_weights, seed_states
 from modelyard.engine.tensorflow_devices import set_up_devices, several_machines
+from modelyard.engine.tensorflow_sync import synchronise_in_one_journey
 from modelyard.errors import PeerLostError, TrainingError, UserError
 from modelyard.models.optimizers import build_optimizer
 from modelyard.models.task import Task
@@ -89,6 +90,7 @@ class TensorFlowEngine(Engine):
         return self.strategy.scope()
 
     def _set_batch_norm(self) -> None:
+        synchronise_in_one_journey()
         for layer in self.model._flatten_layers():
             if isinstance(layer, keras.layers.BatchNormalization):
                 layer.synchronized = self.config.sync_batch_norm and self.replicas > 1
