@@ -70,6 +70,14 @@ def test_two_devices_and_pieces_mix_the_same_neighbours(make: Make) -> None:
             np.testing.assert_allclose(one[name], other[name], rtol=1e-9)
 
 
+def test_the_learning_rate_is_multiplied_by_the_devices_only_if_asked_for(make: Make) -> None:
+    rates = [
+        make(cpu_devices=n, learning_rate=0.01, scale_learning_rate=scaled).train(0, 1)["learning_rate"][0]
+        for n, scaled in ((1, True), (2, False), (2, True))
+    ]
+    np.testing.assert_allclose(rates, [0.01, 0.01, 0.02], rtol=1e-6)
+
+
 def test_training_is_equal_on_one_and_two_devices_in_float64(make: Make) -> None:
     options = {"precision": "float64", "augment": AUGMENT, "clip_norm": 0.5, "l2_regularization": 1e-3}
     engines = [make(cpu_devices=n, optimizer="sgd", learning_rate=0.05, **options) for n in (1, 2)]
