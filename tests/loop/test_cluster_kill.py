@@ -117,7 +117,8 @@ def test_kills_at_random_moments_change_nothing(tmp_path: Path, undisturbed: Pat
             kill_at_random(run, process, victims, chance)
         else:  # any moment: while they start, meet, build, train
             wait_until(lambda: pids(run, WORKERS), what="processes")
-            time.sleep(chance.uniform(0, 15))
+            moment = time.monotonic() + chance.uniform(0, 15)
+            wait_until(lambda: time.monotonic() > moment or max(saved_steps(run), default=0) > STEPS // 2)
             kill(run, victims)
         finish(process)
     check_same(run, undisturbed)
