@@ -13,6 +13,7 @@ import typer
 
 from modelyard.cli.commands import program
 from modelyard.cli.options import given_options, normalize
+from modelyard.cluster.roles import Cluster
 from modelyard.config import Config, resolve
 from modelyard.config.resolve import COMMAND_LINE
 from modelyard.errors import ConfigError, Interrupted, Problem
@@ -31,11 +32,13 @@ def launch(words: list[str], model_dir: str | None, layout: dict[str, Any], app:
     from modelyard.launcher.command import checked, with_model_dir
     from modelyard.launcher.local import check_layout
     from modelyard.launcher.local import launch as launch_cluster
+    from modelyard.loop.crew import in_cluster
 
-    check_layout(layout["workers"], layout["ps"], layout["evaluator"], layout["max_restarts"])
     given = list(words)
     words, folder = with_model_dir(checked(normalize(words)), model_dir)
     config = _config_of(words, app)
+    addresses = check_layout(layout["workers"], layout["ps"], layout["evaluator"], layout["max_restarts"])
+    in_cluster(config, Cluster(addresses=addresses, source="launch", model_dir=folder or "runs/new"))
     show_log()
     if folder is None:
         from modelyard.run.directory import new_run_path
@@ -48,7 +51,8 @@ def launch(words: list[str], model_dir: str | None, layout: dict[str, Any], app:
     except Interrupted as interrupt:
         again = shlex.join(["launch", *_flags(layout), "--model_dir", str(folder), "--", *given])
         with contextlib.suppress(OSError):  # the terminal may have been closed
-            console().print(f"[bold]stopped; step {interrupt.step} is saved.[/] Go on with:")
+            saved = f"step {interrupt.step} is saved" if interrupt.step else "no step was trained"
+            console().print(f"[bold]stopped; {saved}.[/] Go on with:")
             console().print(f"  {program()} {again}", soft_wrap=True, markup=False)
         sys.exit(128 + interrupt.signal)
 

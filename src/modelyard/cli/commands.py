@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.table import Column, Table
 
+from modelyard.cluster.find import find_cluster
 from modelyard.cluster.roles import CHIEF, EVALUATOR
 from modelyard.config.calls import parse_list
 from modelyard.config.plugins import load_installed_plugins, load_plugins
@@ -59,7 +60,10 @@ def _interruptible(run: Any) -> Any:
         return run()
     except Interrupted as interrupt:
         console().print(f"[bold]stopped at step {interrupt.step}.[/] Go on with:")
-        console().print(f"  {program()} resume {shlex.quote(interrupt.model_dir)}", soft_wrap=True)
+        if find_cluster().is_alone:
+            console().print(f"  {program()} resume {shlex.quote(interrupt.model_dir)}", soft_wrap=True)
+        else:
+            console().print("  the same command for every process of the cluster", soft_wrap=True)
         sys.exit(128 + interrupt.signal)
 
 

@@ -33,11 +33,11 @@ _EXPLAIN_SECONDS = 5.0
 class Crew:
     """A process alone: nobody to tell. `Lead` and `Follower` are the others."""
 
-    cluster = Cluster()
     spec: dict[str, list[str]]
     """The addresses of the framework's own servers, by its names for roles."""
 
-    def __init__(self) -> None:
+    def __init__(self, cluster: Cluster | None = None) -> None:
+        self.cluster = cluster or Cluster()
         self.spec = {}
         self.signal: int | None = None
         """A signal that reached another process of the run."""
@@ -81,8 +81,7 @@ class Connected(Crew):
     """
 
     def __init__(self, cluster: Cluster, peer_timeout: float) -> None:
-        super().__init__()
-        self.cluster = cluster
+        super().__init__(cluster)
         self.peer_timeout = peer_timeout
         self.beat_seconds = min(peer_timeout / 4, 5.0)
         self.failure: UserError | None = None

@@ -210,7 +210,8 @@ class Lead(Connected):
         starts_again = isinstance(error, PeerLostError) and not silent
         may_return = self.cluster.mode == PARAMETER_SERVERS and member.role == WORKER and starts_again
         if member.role == EVALUATOR or may_return:
-            log.warning("%s is gone (%s); the run goes on, and takes it back when it returns", member, error)
+            if self.failure is None:
+                log.warning("%s is gone; the run goes on, and takes it back when it returns", member)
             return
         self._told.add(member)
         self._fail_all(error)

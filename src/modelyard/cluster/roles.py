@@ -100,4 +100,5 @@ class Cluster:
 
     def listed(self) -> str:
         """How many of each role."""
-        return ", ".join(f"{len(hosts)} {role}" for role, hosts in self.addresses.items() if hosts)
+        found = ((role, len(hosts)) for role, hosts in self.addresses.items() if hosts)
+        return ", ".join(f"{count} {role}{'s' if count > 1 and role != PS else ''}" for role, count in found)

@@ -114,7 +114,9 @@ class Engine(ABC):
         if batch % (self.replicas * pieces):
             by = f"{self.replicas} devices" + (f" × {pieces} pieces (gradient_accumulation)" if pieces > 1 else "")
             fitting = max(batch // (self.replicas * pieces), 1) * self.replicas * pieces
-            raise UserError(f"train_batch_size {batch} can't be divided evenly over {by}. Use {fitting}, for example.")
+            numbers = [n for n in range(1, self.replicas) if batch % (n * pieces) == 0]
+            others = f", or {_listed(numbers)} devices" if numbers else ""
+            raise UserError(f"train_batch_size {batch} can't be divided evenly over {by}. Use {fitting}{others}.")
 
     @abstractmethod
     def set_up_model(self, make_task: Callable[[], Task]) -> None:
@@ -286,6 +288,10 @@ class Engine(ABC):
 
     task: Task
     model: keras.Model
+
+
+def _listed(numbers: list[int]) -> str:
+    return " or ".join(map(str, numbers[-3:]))
 
 
 def _check_names(what: str, expected: dict[str, tuple[int, ...]], given: dict[str, NDArray[Any]]) -> None:

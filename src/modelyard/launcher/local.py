@@ -179,6 +179,7 @@ def specs_of(
                 environ,
                 tuple(cores_of.get(member, ())),
                 leads=member == cluster.lead,
+                shows_result=member.role == EVALUATOR if cluster.has_evaluator else member == cluster.lead,
                 is_awaited=member == cluster.lead or member.role == EVALUATOR,
                 restarts_alone=member.role == EVALUATOR
                 or (member.role == WORKER and cluster.mode == PARAMETER_SERVERS),

@@ -32,7 +32,8 @@ class Spec:
         words: the command.
         environ: what is different in its environment.
         cores: the cores it may run on; none: all.
-        leads: it makes the result; its standard output is shown.
+        leads: it decides for all.
+        shows_result: its standard output is shown.
         is_awaited: its work is done only when it has ended well.
         restarts_alone: when it crashes, the others go on without it until it is back.
     """
@@ -42,6 +43,7 @@ class Spec:
     environ: dict[str, str] = field(default_factory=dict)
     cores: tuple[int, ...] = ()
     leads: bool = False
+    shows_result: bool = False
     is_awaited: bool = False
     restarts_alone: bool = False
 
@@ -110,7 +112,7 @@ class Process:
                 self._process = subprocess.Popen(
                     words,
                     stdin=subprocess.DEVNULL,
-                    stdout=output if spec.leads else file,
+                    stdout=output if spec.shows_result else file,
                     stderr=file,
                     env={**os.environ, **spec.environ},
                     start_new_session=True,  # a terminal's Ctrl-C is for the launcher only

@@ -257,7 +257,9 @@ class Supervisor:
         self._again = {}
         if self._lead().is_alive:
             self._lead().signal(signal.SIGTERM)
-            self._wait_for_all(self._patience.lead, heard)
+            self._wait_for_all(self._patience.lead, heard, until_lead=True)
+            if self._lead().status in STOPPED:  # it has told them; one that died of the signal could not
+                self._wait_for_all(self._patience.lead, heard)
         self._signal_all(signal.SIGTERM)
         self._wait_for_all(self._patience.stop, heard)
         for process in self._alive():
@@ -270,11 +272,11 @@ class Supervisor:
             log.warning("the lead may not have saved: %s", self._failure(self._lead()))
         raise Stopped(number)
 
-    def _wait_for_all(self, seconds: float, heard: int) -> None:
-        """Waits until all have ended, or more than ``heard`` signals have come."""
+    def _wait_for_all(self, seconds: float, heard: int, until_lead: bool = False) -> None:
+        """Waits until all have ended, or only the lead, or more than ``heard`` signals have come."""
         deadline = time.monotonic() + seconds
         while self._alive() and time.monotonic() < deadline:
-            if len(self._signals) > heard:
+            if len(self._signals) > heard or (until_lead and not self._lead().is_alive):
                 return
             ended = self._next(deadline)
             if ended is not None:

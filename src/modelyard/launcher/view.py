@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from collections.abc import Iterator
 
@@ -14,6 +15,8 @@ from modelyard.launcher.processes import Process
 from modelyard.launcher.supervise import View
 from modelyard.run.console import console
 
+_STAMP = re.compile(r"^\d{4}-\d\d-\d\d (\d\d:\d\d:\d\d),\d+ [A-Z]+ +")
+"""Date, fractions of seconds and level would take the room that the line needs."""
 _STYLES = {"running": "green", "done": "bold green"}
 
 
@@ -57,7 +60,8 @@ def table_of(processes: list[Process]) -> Table:
     for process in processes:
         lines = process.last_lines
         state = Text(process.state, style=_STYLES.get(process.state, "red"))
-        table.add_row(process.spec.name, str(process.pid), state, Text(lines[-1] if lines else ""))
+        line = _STAMP.sub(r"\1  ", lines[-1]) if lines else ""
+        table.add_row(process.spec.name, str(process.pid), state, Text(line))
     return table
 
 

@@ -96,7 +96,7 @@ def form_crew(config: Config, cluster: Cluster, evaluates: bool) -> Crew:
         ClusterError: if its address can't be used.
     """
     if cluster.is_alone:
-        return Crew()
+        return Crew(cluster)
     card = _card(config, cluster, evaluates)
     if cluster.leads:
         return Lead(cluster, card, _differences, config.start_timeout_secs, config.peer_timeout_secs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -144,6 +145,7 @@ def _run(config: Config, evaluates: bool) -> Result:
     cluster = find_cluster(config.cluster)
     config = in_cluster(config, cluster)
     if not cluster.is_alone:
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # what a lost peer leads to is told in words
         select_engine(config.engine)  # importing it may hold this process up, which would look like silence later
     if cluster.leads:
         with form_crew(config, cluster, evaluates) as crew:
@@ -178,6 +180,8 @@ def _lead(config: Config, evaluates: bool, crew: Crew) -> Result:
             _warm_start(engine, warm)
         run_id = record_start(directory, config, dataset, engine, run, checkpoint, evaluates)
         here = evaluates and not crew.cluster.has_evaluator
+        if crew.cluster.has_evaluator:
+            log.info("the evaluator evaluates what is saved: every %s (save_every)", config.save_every)
         trainer = _trainer(config, engine, directory, run, run_id, here, checkpoint)
         try:
             trainer.train()
