@@ -7,6 +7,7 @@ import logging
 import signal
 import threading
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from modelyard.data.dataset import TRAIN, Dataset
 from modelyard.errors import ClusterError, Interrupted
 from modelyard.loop.crew import check_folder, form_crew, mark_folder
 from modelyard.loop.result import Result, conclude
-from modelyard.loop.stages import build, create_engine, open_dataset, run_lengths
+from modelyard.loop.stages import build, create_engine, is_finished, open_dataset, run_lengths
 from modelyard.run.directory import RunDirectory, remote_run_folder
 from modelyard.run.log import log_to
 
@@ -41,7 +42,9 @@ def gather(crew: Crew, directory: RunDirectory, config: Config, dataset: Dataset
     """
     if not isinstance(crew, Lead):
         return
-    crew.meet(mark=mark_folder(directory), threads=config.threads)
+    # What is left of a run that is over, an evaluator does by itself, and it may be done with that already.
+    over = is_finished(directory, config, lambda: run_lengths(config, dataset))
+    crew.meet((EVALUATOR,) if over else (), mark=mark_folder(directory), threads=config.threads)
     if crew.cluster.mode == SYNCHRONOUS:
         mine = dataset.fingerprint()
         others = [str(member) for member, facts in crew.gather_ready().items() if facts.get("data") != mine]
@@ -140,9 +143,11 @@ def _serve(config: Config, crew: Follower, directory: RunDirectory) -> tuple[Res
 
 def _evaluate(config: Config, crew: Follower, directory: RunDirectory) -> Result:
     """Evaluates every new checkpoint; what is left too, if training has ended meanwhile."""
-    from modelyard.loop.evaluator import evaluate_checkpoints, is_finished
+    from modelyard.loop.evaluator import evaluate_checkpoints
 
-    told = crew.join(unless=lambda: is_finished(directory))
+    data = cache(lambda: open_dataset(config))
+    told = crew.join(unless=lambda: is_finished(directory, config, lambda: run_lengths(config, data())))
     if told is not None:
         check_folder(directory, told.get("mark"), str(crew.cluster.lead))
-    return conclude(directory, evaluate_checkpoints(config, crew, directory, over=told is None), crew.cluster)
+    examiner = evaluate_checkpoints(config, data(), crew, directory, over=told is None)
+    return conclude(directory, examiner, crew.cluster)
