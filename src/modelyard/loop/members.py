@@ -25,6 +25,7 @@ from modelyard.loop.result import Result, conclude
 from modelyard.loop.stages import build, create_engine, is_finished, open_dataset, run_lengths
 from modelyard.run.directory import RunDirectory, remote_run_folder
 from modelyard.run.log import log_to
+from modelyard.run.machine import available_cores
 
 log = logging.getLogger("modelyard")
 
@@ -44,7 +45,9 @@ def gather(crew: Crew, directory: RunDirectory, config: Config, dataset: Dataset
         return
     # What is left of a run that is over, an evaluator does by itself, and it may be done with that already.
     over = is_finished(directory, config, lambda: run_lengths(config, dataset))
-    crew.meet((EVALUATOR,) if over else (), mark=mark_folder(directory), threads=config.threads)
+    # Threads decide the last bits: those that a deterministic run is pinned to are everyone's from its first step on.
+    threads = config.threads or (available_cores() if config.deterministic else 0)
+    crew.meet((EVALUATOR,) if over else (), mark=mark_folder(directory), threads=threads)
     if crew.cluster.mode == SYNCHRONOUS:
         mine = dataset.fingerprint()
         others = [str(member) for member, facts in crew.gather_ready().items() if facts.get("data") != mine]
