@@ -129,7 +129,7 @@ def test_workers_that_were_started_differently_are_told_the_difference(tmp_path:
         both.start("worker", 1, *words, "--learning_rate", "0.5")
         assert set(both.wait().values()) == {2}, both.said()
         for name in both.processes:
-            assert "learning_rate: 0.5 there, 0.001 here" in both.output(name).read_text()
+            assert "learning_rate: 0.5, where the lead has 0.001" in both.output(name).read_text()
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -224,9 +225,13 @@ def test_object_stores_need_no_mark(tmp_path: Path) -> None:
 class Told(Lead):
     """A lead whose followers come at once, and have nothing to say."""
 
-    def __init__(self) -> None:
-        self.cluster = cluster(worker=1, ps=1, chief=1)
+    def __init__(self, found: dict[Member, dict[str, Any]] | None = None) -> None:
+        self.cluster = cluster("chief", worker=1, ps=1, chief=1) if found is None else cluster(worker=2)
         self.facts: dict[str, Any] = {}
+        self.found = found or {}
+
+    def gather_ready(self) -> dict[Member, dict[str, Any]]:
+        return self.found
 
     def meet(self, optional: Collection[str] = (), **facts: Any) -> None:
         self.facts = {"optional": tuple(optional), **facts}
@@ -272,3 +277,24 @@ def test_a_run_is_over_when_it_has_what_the_config_asks_for_now(
     told = Told()
     members.gather(told, directory, given, open_dataset(given))
     assert told.facts["optional"] == (("evaluator",) if over else ())
+
+
+@pytest.mark.parametrize(
+    ("theirs", "said"),
+    [
+        (["GPU", "GPU"], None),
+        (["GPU"], r"worker 1 has \[GPU\], where worker 0 has \[GPU, GPU\]"),
+        (["CPU", "CPU"], r"worker 1 has \[CPU, CPU\]"),
+        (None, "worker 1 has null"),
+    ],
+)
+def test_processes_that_train_together_need_as_many_devices_of_a_kind(
+    theirs: list[str] | None, said: str | None
+) -> None:
+    engine: Any = SimpleNamespace(devices=[f"/job:worker/replica:0/task:0/device:GPU:{i}" for i in range(2)])
+    told = Told({Member("worker", 1): {"devices": theirs}})
+    if said is None:
+        members.compare_devices(told, engine)
+        return
+    with pytest.raises(ClusterError, match=said):
+        members.compare_devices(told, engine)

@@ -91,13 +91,14 @@ class Lead(Connected):
             self._say_to_all("welcome", **self._welcome)
 
     def gather_ready(self) -> dict[Member, dict[str, Any]]:
-        """Waits until everyone who trains can begin; gives what they found."""
+        """Waits until everyone who trains has said so; gives what they found. They may be asked again."""
         with self._changed:
             while any(member not in self._ready for member in self.cluster.trainers if member != self.cluster.me):
                 self.check()
                 self._changed.wait(1.0)
             self.check()
-            return dict(self._ready)
+            found, self._ready = self._ready, {}
+            return found
 
     def tell(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
         """Gives an order to all who train together with the lead."""

@@ -60,6 +60,8 @@ class Engine(ABC):
 
     name: str
     replicas: int
+    devices: list[str]
+    """The names of this process's devices."""
     threads: int
     process = 0
     """The place of this process among those that share every batch."""
