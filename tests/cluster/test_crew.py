@@ -211,6 +211,17 @@ def test_an_evaluator_need_not_join_what_is_over() -> None:
     assert list(asked) == []
 
 
+def test_a_lead_waits_for_nobody_who_need_not_come() -> None:
+    yard = Yard(worker=1, evaluator=1)
+    worker = yard.obeys("worker")
+    with yard.lead() as lead:
+        lead.meet(("evaluator",), mark="m")
+        late = yard.puppet("evaluator")
+        assert late.until("welcome").fields["mark"] == "m"
+        late.close()
+    assert [order.kind for order in worker.result()] == ["end"]
+
+
 # -- who is not let in ----------------------------------------------------------------------------------------------
 
 

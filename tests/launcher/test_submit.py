@@ -153,6 +153,7 @@ def test_what_is_no_length_of_time(time: Any) -> None:
         (["evaluate", "runs/mine"], "no command to submit 'evaluate'"),
         (["train"], "Give --model_dir or a --name"),
         (["resume"], "which run"),
+        (["resume", "--train_steps", "40", "runs/mine"], "right after it"),
         ([*MINE, "a\0b"], "bytes that are no text"),
         ([*MINE, "\udcff"], "bytes that are no text"),
     ],

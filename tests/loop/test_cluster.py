@@ -129,7 +129,7 @@ def test_workers_that_were_started_differently_are_told_the_difference(tmp_path:
         both.start("worker", 1, *words, "--learning_rate", "0.5")
         assert set(both.wait().values()) == {2}, both.said()
         for name in both.processes:
-            assert "learning_rate: 0.5 there, 0.001 here" in both.output(name).read_text()
+            assert "learning_rate: 0.5, where the lead has 0.001" in both.output(name).read_text()
 
 
 @pytest.mark.slow
@@ -173,6 +173,17 @@ def test_an_evaluator_evaluates_every_checkpoint_and_keeps_the_best(tmp_path: Pa
     best = max(evaluated, key=lambda row: row["accuracy"])
     assert [path.name for path in (run / "best").iterdir()] == [f"step-{best['step']:08d}"]
     assert [row["step"] for row in rows(run / "evaluator", "test")] == [best["step"]]
+
+
+def test_an_evaluator_goes_on_with_a_finished_run_that_is_made_longer(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = ["train-and-evaluate", *COMMON, "--model", "tiny_norm", "--save_every", "20 steps"]
+    words += ["--keep_checkpoints", "9", "--model_dir", str(run), "--start_timeout_secs", "30"]
+    for steps, again in ((20, False), (20, True), (40, False)):  # the second start finds everything done
+        with cluster(tmp_path / f"out-{steps}-{again}", worker=1, evaluator=1) as both:
+            both.start_all(*words, "--train_steps", str(steps))
+            assert set(both.wait(60).values()) == {0}, both.said()
+    assert [row["step"] for row in rows(run / "evaluator", "validation")] == saved_steps(run) == [0, 20, 40]
 
 
 def test_a_run_goes_on_with_another_number_of_workers(tmp_path: Path) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from modelyard.cluster.crew import Crew
@@ -16,7 +19,10 @@ from modelyard.cluster.wire import free_port, listen
 from modelyard.config import Config, load_config
 from modelyard.errors import ClusterError, ConfigError
 from modelyard.loop import crew as crews
+from modelyard.loop import members
 from modelyard.loop.crew import check_folder, form_crew, in_cluster, mark_folder
+from modelyard.loop.stages import open_dataset, stop_rules
+from modelyard.run.checkpoint import Checkpoint, write_checkpoint
 from modelyard.run.directory import RunDirectory
 
 
@@ -211,3 +217,84 @@ def test_object_stores_need_no_mark(tmp_path: Path) -> None:
     directory.mirror = object()  # type: ignore[assignment]
     assert mark_folder(directory) is None
     check_folder(directory, None, "the chief")
+
+
+# -- what the lead tells --------------------------------------------------------------------------------------------
+
+
+class Told(Lead):
+    """A lead whose followers come at once, and have nothing to say."""
+
+    def __init__(self, found: dict[Member, dict[str, Any]] | None = None) -> None:
+        self.cluster = cluster("chief", worker=1, ps=1, chief=1) if found is None else cluster(worker=2)
+        self.facts: dict[str, Any] = {}
+        self.found = found or {}
+
+    def gather_ready(self) -> dict[Member, dict[str, Any]]:
+        return self.found
+
+    def meet(self, optional: Collection[str] = (), **facts: Any) -> None:
+        self.facts = {"optional": tuple(optional), **facts}
+
+
+@pytest.mark.parametrize(
+    ("options", "threads"),
+    [({"deterministic": True}, 3), ({"deterministic": True, "threads": 2}, 2), ({}, 0), ({"threads": 2}, 2)],
+)
+def test_all_processes_of_a_deterministic_run_have_the_threads_that_it_is_pinned_to(
+    options: dict[str, Any], threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(members, "available_cores", lambda: 3)
+    directory = RunDirectory(tmp_path)
+    told = Told()
+    given = config(model_dir=str(tmp_path), **options)
+    members.gather(told, directory, given, open_dataset(given))
+    assert told.facts["threads"] == threads
+    assert told.facts["optional"] == ()
+
+
+@pytest.mark.parametrize(
+    ("step", "memory", "options", "over"),
+    [
+        (20, {"total_steps": 20}, {}, True),
+        (20, {"total_steps": 20}, {"train_steps": 40}, False),
+        (10, {"total_steps": 20}, {}, False),
+        (10, {"total_steps": 20, "stopped": "a hook", "stopped_under": "as now"}, {}, True),
+        (10, {"total_steps": 20, "stopped": "a hook", "stopped_under": "as now"}, {"train_steps": 40}, False),
+        (10, {"total_steps": 20, "stopped": "a hook", "stopped_under": ["another"]}, {}, False),
+    ],
+)
+def test_a_run_is_over_when_it_has_what_the_config_asks_for_now(
+    step: int, memory: dict[str, Any], options: dict[str, Any], over: bool, tmp_path: Path
+) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.create()
+    given = config(**{"model_dir": str(tmp_path), "train_epochs": None, "train_steps": 20, **options})
+    if memory.get("stopped_under") == "as now":
+        memory = {**memory, "stopped_under": stop_rules(given)}
+    weights = {"w": np.zeros(1, np.float32)}
+    write_checkpoint(directory.checkpoints, Checkpoint(step, weights, {}, memory))
+    told = Told()
+    members.gather(told, directory, given, open_dataset(given))
+    assert told.facts["optional"] == (("evaluator",) if over else ())
+
+
+@pytest.mark.parametrize(
+    ("theirs", "said"),
+    [
+        (["GPU", "GPU"], None),
+        (["GPU"], r"worker 1 has \[GPU\], where worker 0 has \[GPU, GPU\]"),
+        (["CPU", "CPU"], r"worker 1 has \[CPU, CPU\]"),
+        (None, "worker 1 has null"),
+    ],
+)
+def test_processes_that_train_together_need_as_many_devices_of_a_kind(
+    theirs: list[str] | None, said: str | None
+) -> None:
+    engine: Any = SimpleNamespace(devices=[f"/job:worker/replica:0/task:0/device:GPU:{i}" for i in range(2)])
+    told = Told({Member("worker", 1): {"devices": theirs}})
+    if said is None:
+        members.compare_devices(told, engine)
+        return
+    with pytest.raises(ClusterError, match=said):
+        members.compare_devices(told, engine)

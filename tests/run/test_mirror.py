@@ -33,6 +33,7 @@ from modelyard.run.checkpoint import (
 from modelyard.run.directory import RunDirectory, find_runs, is_running, open_run_folder, remote_run_folder
 from modelyard.run.files import remove_folder
 from modelyard.run.journal import JOURNAL, log_result
+from modelyard.run.pid_file import hold_pid_file, holders
 
 pytest.importorskip("fsspec")
 URL = "memory://bucket/runs/one"
@@ -195,6 +196,24 @@ def test_what_the_remote_side_does_not_have_is_dropped_here(tmp_path: Path) -> N
         storage.remove(f"{URL}/{name}")
     with machine(tmp_path / "b") as empty:
         assert not empty.exists()
+
+
+def test_logs_of_living_processes_that_work_in_the_same_folder_stay(tmp_path: Path) -> None:
+    with machine(tmp_path / "a") as first:
+        save(first, 10)
+        for name in ("launch", "worker-1"):
+            (first.logs / f"{name}.log").write_text("an earlier start\n")
+    folder = first.logs
+    with hold_pid_file(folder / "launch.pid"):
+        with open(folder / "launch.log", "a") as log:
+            log.write("launching\n")
+        (folder / "worker-1.log").write_text("of nobody who lives\n")
+        with machine(tmp_path / "a") as again:
+            assert [holder.name for holder in holders(folder)] == ["launch"]
+            assert (folder / "launch.log").read_text() == "an earlier start\nlaunching\n"
+            assert (folder / "worker-1.log").read_text() == "an earlier start\n"
+            again.push()
+    assert storage.read_bytes(f"{URL}/runlogs/launch.log") == b"an earlier start\nlaunching\n"
 
 
 def test_a_copy_here_that_was_damaged_is_fetched_again(tmp_path: Path) -> None:

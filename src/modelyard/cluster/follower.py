@@ -16,6 +16,8 @@ from modelyard.errors import PeerLostError
 
 log = logging.getLogger("modelyard")
 _LAST_WORDS_SECONDS = 2.0
+_ANSWER_SECONDS = 1.0
+"""How long a lead that is there may take to answer."""
 
 
 class Follower(Connected):
@@ -50,7 +52,8 @@ class Follower(Connected):
             if unless():
                 return None
             try:
-                wire, reply = self._knock(address, min(left, self.peer_timeout))
+                # The last try gets its time too: cut short, it would hide the reason that the ones before it found.
+                wire, reply = self._knock(address, min(max(left, _ANSWER_SECONDS), self.peer_timeout))
             except (OSError, EOFError) as error:
                 why = f"nobody answers there ({str(error) or 'it hung up'})"
                 continue

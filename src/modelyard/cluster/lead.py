@@ -8,7 +8,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import Any
 
@@ -59,17 +59,22 @@ class Lead(Connected):
         """Those without whom the run does not begin."""
         return [m for m in self.cluster.members if m != self.cluster.me]
 
-    def meet(self, **facts: Any) -> None:
-        """Waits until everyone is there, and tells them ``facts`` about the run.
+    def meet(self, optional: Collection[str] = (), **facts: Any) -> None:
+        """Waits until everyone is there, and tells them about the run.
+
+        Args:
+            optional: roles that need not come.
+            **facts: what they are told.
 
         Raises:
             ClusterError: if someone differs or does not come in time.
         """
-        waited_for = ", ".join(map(str, self.expected)) or "nobody"
+        needed = [member for member in self.expected if member.role not in optional]
+        waited_for = ", ".join(map(str, needed)) or "nobody"
         log.info("%s; waiting for %s", self.cluster.describe(), waited_for)
         deadline = self._began + self._start_timeout
         with self._changed:
-            while missing := [m for m in self.expected if m not in self._wires]:
+            while missing := [m for m in needed if m not in self._wires]:
                 self.check()
                 left = deadline - time.monotonic()
                 if left <= 0:
@@ -86,13 +91,14 @@ class Lead(Connected):
             self._say_to_all("welcome", **self._welcome)
 
     def gather_ready(self) -> dict[Member, dict[str, Any]]:
-        """Waits until everyone who trains can begin; gives what they found."""
+        """Waits until everyone who trains has said so; gives what they found. They may be asked again."""
         with self._changed:
             while any(member not in self._ready for member in self.cluster.trainers if member != self.cluster.me):
                 self.check()
                 self._changed.wait(1.0)
             self.check()
-            return dict(self._ready)
+            found, self._ready = self._ready, {}
+            return found
 
     def tell(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
         """Gives an order to all who train together with the lead."""

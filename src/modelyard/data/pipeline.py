@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import numpy as np
@@ -155,7 +155,7 @@ class Pipeline:
 
     def evaluation(
         self, split: str, batch_size: int, process: int = 0, processes: int = 1
-    ) -> Iterator[tuple[Arrays, NDArray[np.float64]]]:
+    ) -> Generator[tuple[Arrays, NDArray[np.float64]], None, None]:
         """Batches of equal size in storage order, with weights; the last is filled up with examples of weight 0.
 
         Args:

@@ -60,6 +60,8 @@ class Engine(ABC):
 
     name: str
     replicas: int
+    devices: list[str]
+    """The names of this process's devices."""
     threads: int
     process = 0
     """The place of this process among those that share every batch."""
@@ -224,7 +226,7 @@ class Engine(ABC):
             with contextlib.suppress(ClusterError):  # someone is gone; that is on its way up already
                 self.crew.tell("enough")
 
-    def _evaluation_batches(self, split: str) -> Iterator[tuple[Arrays, NDArray[np.float64]]]:
+    def _evaluation_batches(self, split: str) -> Generator[tuple[Arrays, NDArray[np.float64]], None, None]:
         """This process's shares of batches in storage order; the last is filled up with examples of weight 0."""
         return self.pipeline.evaluation(split, self._evaluation_batch_size(split), self.process, self.processes)
 
@@ -265,10 +267,10 @@ class Engine(ABC):
                     self.train_stretch(order.fields["step"], order.fields["count"])
                 step = order.fields["step"] + order.fields["count"]
             elif order.kind == "evaluate":
-                batches = self._evaluation_batches(order.fields["split"])
-                while crew.order().kind == "batch":
-                    with self._explained():
-                        self.evaluate_batch(*next(batches))
+                with contextlib.closing(self._evaluation_batches(order.fields["split"])) as batches:
+                    while crew.order().kind == "batch":
+                        with self._explained():
+                            self.evaluate_batch(*next(batches))
             elif order.kind == "load":
                 named = load_safetensors(order.payload)
                 weights = {k.removeprefix(_WEIGHTS): a for k, a in named.items() if k.startswith(_WEIGHTS)}

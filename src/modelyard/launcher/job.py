@@ -48,7 +48,7 @@ class Job:
     def model_dir(self) -> str | None:
         """The run folder that the command names."""
         if self.words[0] == "resume":
-            return next((word for word in self.words[1:] if not word.startswith("-")), None)
+            return next((word for word in self.words[1:2] if not word.startswith("-")), None)
         return option(self.words, "model_dir")
 
 
@@ -90,7 +90,7 @@ def make_job(words: Sequence[str], name: str | None, workers: int, ps: int, eval
             re.sub(r"[^A-Za-z0-9._-]+", "-", job.model_dir.rstrip("/").rsplit("/", 1)[-1]).strip("._-")[:100] or "run"
         )
     if not job.model_dir and words[0] == "resume":
-        wrong("resume", "which run? Give its folder: resume RUN")
+        wrong("resume", "which run? Give its folder right after it: resume RUN")
     elif not job.model_dir and (name is None or runs is None):
         more = " or a --name for the job, which becomes that of the run" if runs is not None else ""
         wrong("model_dir", f"is needed, since the processes and their restarts meet there. Give --model_dir{more}.")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import time
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,12 @@ from typing import Any
 from modelyard.cluster.crew import Crew
 from modelyard.cluster.follower import Follower
 from modelyard.config import Config
-from modelyard.data.dataset import VALIDATION
+from modelyard.data.dataset import VALIDATION, Dataset
 from modelyard.errors import CheckpointError
 from modelyard.loop.hooks import build_hooks
-from modelyard.loop.stages import build, create_engine, load_state, open_dataset, run_lengths
+from modelyard.loop.stages import build, create_engine, load_state, run_lengths
 from modelyard.loop.trainer import EvaluationAbandonedError, Trainer
-from modelyard.run.checkpoint import Checkpoint, list_checkpoints, read_checkpoint, read_state
+from modelyard.run.checkpoint import Checkpoint, list_checkpoints, read_checkpoint
 from modelyard.run.directory import RunDirectory
 from modelyard.run.manifest import read_manifest
 from modelyard.run.metrics import read_metrics
@@ -115,26 +114,18 @@ class Examiner(Trainer):
             self._test_the_best()
 
 
-def is_finished(directory: RunDirectory) -> bool:
-    """Whether the newest checkpoint is the last that this run will have."""
-    saved = list_checkpoints(directory.checkpoints)
-    try:
-        memory = read_state(saved[max(saved)])["memory"] if saved else {}
-    except CheckpointError:
-        return False
-    return bool(memory.get("stopped")) or max(saved, default=0) >= memory.get("total_steps", math.inf)
-
-
-def evaluate_checkpoints(config: Config, crew: Follower, directory: RunDirectory, over: bool) -> Trainer:
+def evaluate_checkpoints(
+    config: Config, dataset: Dataset, crew: Follower, directory: RunDirectory, over: bool
+) -> Trainer:
     """Evaluates checkpoints as they come, until training is over and all are evaluated.
 
     Args:
         config: the resolved config.
+        dataset: the data of the run.
         crew: the connection to the lead.
         directory: the run folder.
         over: training was over before this process could join.
     """
-    dataset = open_dataset(config)
     dataset.size(VALIDATION)
     watch = TrainingWatch(crew, over)
     while not list_checkpoints(directory.checkpoints) and not watch.over:  # by the first, the manifest is there

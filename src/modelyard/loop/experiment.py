@@ -17,7 +17,7 @@ from modelyard.config.durations import Run
 from modelyard.data.dataset import VALIDATION
 from modelyard.errors import ConfigError, Problem, RunError
 from modelyard.loop.crew import form_crew, in_cluster
-from modelyard.loop.members import gather, take_part
+from modelyard.loop.members import compare_devices, gather, take_part
 from modelyard.loop.result import Result, best_of, conclude
 from modelyard.loop.stages import build, create_engine, load_state, open_dataset, run_lengths
 from modelyard.loop.start import (
@@ -166,6 +166,7 @@ def _lead(config: Config, evaluates: bool, crew: Crew) -> Result:
             dataset.size(VALIDATION)
         gather(crew, directory, config, dataset)
         engine = create_engine(config, crew)
+        compare_devices(crew, engine)
         run = run_lengths(config, dataset)
         if checkpoint is not None and checkpoint.step > run.total_steps:
             raise RunError(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import signal
 import threading
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from modelyard import storage
 from modelyard.cluster.crew import Crew
@@ -17,13 +19,18 @@ from modelyard.cluster.lead import Lead
 from modelyard.cluster.roles import EVALUATOR, SYNCHRONOUS, WORKER, Cluster
 from modelyard.cluster.wire import Message
 from modelyard.config import Config
+from modelyard.config.yaml_file import inline
 from modelyard.data.dataset import TRAIN, Dataset
 from modelyard.errors import ClusterError, Interrupted
 from modelyard.loop.crew import check_folder, form_crew, mark_folder
 from modelyard.loop.result import Result, conclude
-from modelyard.loop.stages import build, create_engine, open_dataset, run_lengths
+from modelyard.loop.stages import build, create_engine, is_finished, open_dataset, run_lengths
 from modelyard.run.directory import RunDirectory, remote_run_folder
 from modelyard.run.log import log_to
+from modelyard.run.machine import available_cores
+
+if TYPE_CHECKING:
+    from modelyard.engine.base import Engine
 
 log = logging.getLogger("modelyard")
 
@@ -41,7 +48,11 @@ def gather(crew: Crew, directory: RunDirectory, config: Config, dataset: Dataset
     """
     if not isinstance(crew, Lead):
         return
-    crew.meet(mark=mark_folder(directory), threads=config.threads)
+    # What is left of a run that is over, an evaluator does by itself, and it may be done with that already.
+    over = is_finished(directory, config, lambda: run_lengths(config, dataset))
+    # Threads decide the last bits: those that a deterministic run is pinned to are everyone's from its first step on.
+    threads = config.threads or (available_cores() if config.deterministic else 0)
+    crew.meet((EVALUATOR,) if over else (), mark=mark_folder(directory), threads=threads)
     if crew.cluster.mode == SYNCHRONOUS:
         mine = dataset.fingerprint()
         others = [str(member) for member, facts in crew.gather_ready().items() if facts.get("data") != mine]
@@ -51,6 +62,28 @@ def gather(crew: Crew, directory: RunDirectory, config: Config, dataset: Dataset
                 "every process's data_dir, or on a file system that all share."
             )
         crew.tell("begin")
+
+
+def compare_devices(crew: Crew, engine: Engine) -> None:
+    """Makes sure that all who train together have as many devices of the same kind: TensorFlow takes that for granted.
+
+    Raises:
+        ClusterError: with who differs.
+    """
+    if not isinstance(crew, Lead) or crew.cluster.mode != SYNCHRONOUS:
+        return
+    mine = _kinds(engine)
+    others = {str(member): facts.get("devices") for member, facts in crew.gather_ready().items()}
+    different = [f"{name} has {inline(devices)}" for name, devices in others.items() if devices != mine]
+    if different:
+        raise ClusterError(
+            f"{', '.join(different)}, where {crew.cluster.lead} has {inline(mine)}: all processes that train need as "
+            "many devices of the same kind. num_gpus, or CUDA_VISIBLE_DEVICES of a process, says which it takes."
+        )
+
+
+def _kinds(engine: Engine) -> list[str]:
+    return [re.sub(r"\W*\d+$", "", name.rpartition("device:")[2]) for name in engine.devices]
 
 
 def take_part(config: Config, cluster: Cluster, evaluates: bool) -> Result:
@@ -118,6 +151,7 @@ def _train(config: Config, crew: Follower, directory: RunDirectory) -> tuple[Res
     crew.ready(data=dataset.fingerprint())
     crew.order()  # to begin
     engine = create_engine(config, crew)
+    crew.ready(devices=_kinds(engine))
     build(engine, config, dataset, run)
     try:
         with signals_to_lead(crew):
@@ -140,9 +174,11 @@ def _serve(config: Config, crew: Follower, directory: RunDirectory) -> tuple[Res
 
 def _evaluate(config: Config, crew: Follower, directory: RunDirectory) -> Result:
     """Evaluates every new checkpoint; what is left too, if training has ended meanwhile."""
-    from modelyard.loop.evaluator import evaluate_checkpoints, is_finished
+    from modelyard.loop.evaluator import evaluate_checkpoints
 
-    told = crew.join(unless=lambda: is_finished(directory))
+    data = cache(lambda: open_dataset(config))
+    told = crew.join(unless=lambda: is_finished(directory, config, lambda: run_lengths(config, data())))
     if told is not None:
         check_folder(directory, told.get("mark"), str(crew.cluster.lead))
-    return conclude(directory, evaluate_checkpoints(config, crew, directory, over=told is None), crew.cluster)
+    examiner = evaluate_checkpoints(config, data(), crew, directory, over=told is None)
+    return conclude(directory, examiner, crew.cluster)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable, Mapping
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from modelyard.cluster.crew import Crew
 from modelyard.cluster.roles import PARAMETER_SERVERS
@@ -13,9 +14,10 @@ from modelyard.config import Config
 from modelyard.config.backend import choose_engine, select_engine
 from modelyard.config.durations import Run
 from modelyard.data.dataset import TRAIN, Dataset
-from modelyard.errors import ConfigError, Problem
+from modelyard.errors import CheckpointError, ConfigError, Problem
 from modelyard.registry import ENGINES
-from modelyard.run.checkpoint import Checkpoint
+from modelyard.run.checkpoint import Checkpoint, list_checkpoints, read_state
+from modelyard.run.directory import RunDirectory
 
 if TYPE_CHECKING:
     from modelyard.engine.base import Engine
@@ -53,6 +55,36 @@ def run_lengths(config: Config, dataset: Dataset) -> Run:
     else:
         raise ConfigError([Problem("config", "train_steps", "is missing, and so is train_epochs; give one.")])
     return Run(examples, config.train_batch_size, total)
+
+
+def is_finished(directory: RunDirectory, config: Config, run: Callable[[], Run]) -> bool:
+    """Whether the newest checkpoint is the last that the run will have, as ``config`` now says.
+
+    Args:
+        directory: the run folder.
+        config: the config; a finished run may be asked for more steps.
+        run: gives its lengths; called only where something is saved.
+    """
+    saved = list_checkpoints(directory.checkpoints)
+    try:
+        memory = read_state(saved[max(saved)])["memory"] if saved else None
+    except CheckpointError:
+        return False
+    if memory is None:
+        return False
+    total = run().total_steps
+    return max(saved) >= total or stopped_by(memory, config, total) is not None
+
+
+def stopped_by(memory: Mapping[str, Any], config: Config, total_steps: int) -> str | None:
+    """Why a hook has stopped the run; it stays stopped until the hooks or the number of steps change."""
+    unchanged = memory.get("total_steps") == total_steps and memory.get("stopped_under") == stop_rules(config)
+    return memory.get("stopped") if unchanged else None
+
+
+def stop_rules(config: Config) -> list[str]:
+    """What may stop the run before its last step."""
+    return [str(call) for call in config.hooks]
 
 
 def build(engine: Engine, config: Config, dataset: Dataset, run: Run) -> None:

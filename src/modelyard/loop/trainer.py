@@ -24,6 +24,7 @@ from modelyard.data.dataset import TEST, TRAIN, VALIDATION
 from modelyard.engine.base import Engine, State, StepMetrics
 from modelyard.errors import CheckpointError, Interrupted, UserError, unknown
 from modelyard.loop.hooks import Hook
+from modelyard.loop.stages import stop_rules, stopped_by
 from modelyard.run.checkpoint import BackgroundWriter, Checkpoint, best_first, read_checkpoint
 from modelyard.run.console import bar
 from modelyard.run.directory import RunDirectory
@@ -120,8 +121,7 @@ class Trainer:
         for hook in self.hooks:
             if hook.name in memory.get("hooks", {}):
                 hook.remember(memory["hooks"][hook.name])
-        unchanged = memory.get("total_steps") == self.total_steps and memory.get("stopped_under") == self._stop_rules
-        self.stop_reason: str | None = memory.get("stopped") if unchanged else None
+        self.stop_reason = stopped_by(memory, config, self.total_steps)
 
     def train(self) -> None:
         """Trains to the end, then evaluates the best model on test if the config says so.
@@ -165,11 +165,6 @@ class Trainer:
         return self.step >= self.total_steps or self.stop_reason is not None
 
     @property
-    def _stop_rules(self) -> list[str]:
-        """A run that a hook has stopped stays stopped until the hooks or the number of steps change."""
-        return [str(call) for call in self.config.hooks]
-
-    @property
     def seconds(self) -> float:
         """Wall-clock time of training, earlier starts of the run included."""
         return self._seconds_before + time.monotonic() - self._started
@@ -208,7 +203,7 @@ class Trainer:
             "owes_evaluation": self.owes_evaluation,
             "last_evaluation": self.last_evaluation,
             "stopped": self.stop_reason,
-            "stopped_under": self._stop_rules,
+            "stopped_under": stop_rules(self.config),
             "threads": self.engine.threads,
             "replicas": self.engine.replicas,
             "total_steps": self.total_steps,

@@ -122,7 +122,7 @@ class RunDirectory:
     def start_over(self) -> None:
         """Forgets a start that trained nothing."""
         with explain(self.path, "clear"):
-            for path in (self.checkpoints, self.events):
+            for path in (self.checkpoints, self.events, self.evaluations.parent):
                 shutil.rmtree(path, ignore_errors=True)
             for path in (self.config, self.manifest, self.metrics):
                 path.unlink(missing_ok=True)

@@ -31,6 +31,7 @@ from modelyard.run.checkpoint import (
 from modelyard.run.directory import BEST, CHECKPOINTS, CONFIG, EVENTS, LOCK, LOGS, MANIFEST, METRICS, PROFILE
 from modelyard.run.files import explain, remove_folder, whole_folder
 from modelyard.run.journal import JOURNAL, TITLE
+from modelyard.run.pid_file import SUFFIX, holders
 from modelyard.run.remote_lock import RemoteLock, is_alive
 
 _SMALL = (CONFIG, MANIFEST, METRICS, EVENTS, LOGS, PROFILE)
@@ -95,9 +96,10 @@ class Mirror:
             self._drop_what_was_cut_off(names)
             best = [name for name in self._states if name.startswith(f"{BEST}/")]
             kept = {name for name in best if self._bring_checkpoint(name)} | set(self._bring_newest(names))
-            self._forget_all_but(kept)
+            held = _logs_in_use(self.folder)
+            self._forget_all_but(kept | held)
             for name in names:
-                if PurePosixPath(name).parts[0] in _BROUGHT:
+                if PurePosixPath(name).parts[0] in _BROUGHT and name not in held:
                     self._bring(name)
                     self._sent[name] = _stamp(self.folder / name)
         except BaseException:
@@ -220,10 +222,10 @@ class Mirror:
         return False
 
     def _forget_all_but(self, kept: set[str]) -> None:
-        """Removes what the local folder has from an earlier run, the checkpoints ``kept`` apart."""
+        """Removes what the local folder has from an earlier run, the checkpoints and logs ``kept`` apart."""
         with explain(self.folder, "clear"):
             for path in self.folder.iterdir():
-                if path.name in (CHECKPOINTS, BEST):
+                if path.name in (CHECKPOINTS, BEST, LOGS):
                     for old in path.iterdir():
                         if f"{path.name}/{old.name}" not in kept:
                             _remove(old)
@@ -344,8 +346,13 @@ def _step(name: str) -> int:
     return int(name.rpartition("-")[2])
 
 
+def _logs_in_use(folder: Path) -> set[str]:
+    """Logs and pid files of the launcher and of other processes of the run, which work in the same folder."""
+    return {f"{LOGS}/{holder.name}{suffix}" for holder in holders(folder / LOGS) for suffix in (".log", SUFFIX)}
+
+
 def _is_sent(file: Path) -> bool:
-    return file.is_file() and file.suffix != ".pid" and not file.name.startswith(".")
+    return file.is_file() and file.suffix != SUFFIX and not file.name.startswith(".")
 
 
 def _stamp(path: Path) -> tuple[int, int]:
