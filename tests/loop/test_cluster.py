@@ -175,6 +175,7 @@ def test_an_evaluator_evaluates_every_checkpoint_and_keeps_the_best(tmp_path: Pa
     assert [row["step"] for row in rows(run / "evaluator", "test")] == [best["step"]]
 
 
+@pytest.mark.slow
 def test_an_evaluator_goes_on_with_a_finished_run_that_is_made_longer(tmp_path: Path) -> None:
     run = tmp_path / "run"
     words = ["train-and-evaluate", *COMMON, "--model", "tiny_norm", "--save_every", "20 steps"]
