@@ -187,6 +187,7 @@ def test_an_evaluator_goes_on_with_a_finished_run_that_is_made_longer(tmp_path: 
     assert [row["step"] for row in rows(run / "evaluator", "validation")] == saved_steps(run) == [0, 20, 40]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_workers(tmp_path: Path) -> None:
     options = words_of("--model tiny_norm --precision float64 --train_batch_size 32")
     whole = train(tmp_path / "whole", {"1": 1}, *options, "--train_steps", "40")["1"]

@@ -124,6 +124,7 @@ def test_kills_at_random_moments_change_nothing(tmp_path: Path, undisturbed: Pat
     check_same(run, undisturbed)
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_is_reported_and_the_run_recovers(tmp_path: Path, undisturbed: Path) -> None:
     """A stopped process is like one that the network has cut off: its connections stay open, and it says nothing."""
     run = tmp_path / "run"
