@@ -80,7 +80,7 @@ def test_workers_agree_in_float32_over_the_first_steps(tmp_path: Path, synchroni
         assert largest_difference(runs["1"], runs["2"]) > 1e-6
 
 
-@pytest.mark.parametrize("victim", ["worker-0", "worker-1"])
+@pytest.mark.parametrize("victim", [pytest.param("worker-0", marks=pytest.mark.slow), "worker-1"])
 def test_sigterm_to_any_of_them_saves_at_the_same_step_and_all_leave(tmp_path: Path, victim: str) -> None:
     words = [
         "train-and-evaluate",
@@ -104,7 +104,10 @@ def test_sigterm_to_any_of_them_saves_at_the_same_step_and_all_leave(tmp_path: P
     assert f"stopped at step {max(saved_steps(run))}." in stopped[0]
 
 
-@pytest.mark.parametrize(("victim", "number"), [("worker-1", signal.SIGKILL), ("worker-0", signal.SIGSTOP)])
+@pytest.mark.parametrize(
+    ("victim", "number"),
+    [pytest.param("worker-1", signal.SIGKILL, marks=pytest.mark.slow), ("worker-0", signal.SIGSTOP)],
+)
 def test_a_worker_that_is_gone_is_an_error_within_the_bound(
     tmp_path: Path, victim: str, number: signal.Signals
 ) -> None:
