@@ -177,6 +177,7 @@ def test_one_step_at_a_time_is_synchronous_training(
 
 
 @pytest.mark.parametrize("resident", ["always", "never"])
+@pytest.mark.slow
 def test_workers_see_the_same_global_batches(two_devices: None, processes: Processes, resident: str) -> None:
     options = {**OPTIONS, "model": "watcher", "precision": "float64", "augment": AUGMENT, "resident": resident}
     expected = synchronous(**options).train(3, 60)  # over the end of an epoch
@@ -206,6 +207,7 @@ def test_a_state_goes_from_one_engine_to_the_other_and_back(
     assert alone.state().optimizer["iteration"] == 80
 
 
+@pytest.mark.slow
 def test_workers_that_die_and_come_back_cost_no_step(processes: Processes, tmp_path: Path) -> None:
     processes.call("build", **OPTIONS)
     step = 0
@@ -226,6 +228,7 @@ def test_workers_that_die_and_come_back_cost_no_step(processes: Processes, tmp_p
     assert load(tmp_path / "state.npz").optimizer["iteration"] == 400
 
 
+@pytest.mark.slow
 def test_waiting_for_workers_that_do_not_answer_can_be_ended(processes: Processes) -> None:
     processes.call("build", **OPTIONS)
     processes.call("train", step=0, count=1)  # workers are told of a function when it is made, and that can't be ended

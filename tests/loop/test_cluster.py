@@ -53,6 +53,7 @@ def test_one_two_and_four_workers_learn_the_same(tmp_path: Path) -> None:
             assert mine["accuracy"] == pytest.approx(theirs["accuracy"], abs=1e-12)
 
 
+@pytest.mark.slow
 def test_two_workers_see_every_example_of_every_batch_once(tmp_path: Path) -> None:
     """`watcher` measures sums over the pixels it is given: another example, or one twice, would show."""
     options = words_of("--model watcher --precision float64 --train_batch_size 50 --train_steps 30 --log_every 1")

@@ -10,6 +10,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from cluster_processes import PARTS, rows, saved_steps, wait_until
 from conftest import COMMAND, environment
 
@@ -68,6 +70,7 @@ def test_two_workers_and_two_servers_learn_digits_while_a_worker_is_killed(tmp_p
     assert said.count("compiled and ran the first step") == 1, "the chief has not started again"
 
 
+@pytest.mark.slow
 def test_a_lost_server_costs_what_was_done_since_the_last_checkpoint(tmp_path: Path) -> None:
     run = tmp_path / "run"
     words = ["--model", "mlp", "--train_steps", "400", "--log_every", "1 steps", "--save_every", "50 steps"]
