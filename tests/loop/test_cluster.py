@@ -40,13 +40,14 @@ def train(tmp_path: Path, counts: dict[str, int], *words: str) -> dict[str, Path
     return runs
 
 
-def test_one_two_and_four_workers_learn_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize("others", [{"2-streaming": 2}, pytest.param({"4": 4}, marks=pytest.mark.slow)])
+def test_one_two_and_four_workers_learn_the_same(tmp_path: Path, others: dict[str, int]) -> None:
     """Batch norm over all workers, every batch the global one; streaming workers read only their shares."""
     options = words_of("--model tiny_norm --precision float64 --train_batch_size 32 --train_steps 30 --eval_every 10")
     options += ["--augment", "pad_and_crop(padding=1)", "--gradient_accumulation", "2", "--clip_norm", "1"]
-    runs = train(tmp_path, {"1": 1, "2-streaming": 2, "4": 4}, *options)
+    runs = train(tmp_path, {"1": 1, **others}, *options)
     alone = rows(runs["1"], "validation")
-    for name in ("2-streaming", "4"):
+    for name in others:
         assert largest_difference(runs["1"], runs[name]) < 1e-9
         for mine, theirs in zip(alone, rows(runs[name], "validation"), strict=True):
             assert abs(mine["loss"] - theirs["loss"]) < 1e-9

@@ -55,6 +55,7 @@ def kill(run: Path, name: str) -> None:
     wait_until(lambda: file.exists() and file.read_text().split()[:1] not in ([], [str(pid)]), what="a new start")
 
 
+@pytest.mark.slow
 def test_two_workers_and_two_servers_learn_digits_while_a_worker_is_killed(tmp_path: Path) -> None:
     """The number of steps is exact, and so is the number of training rows, one a step."""
     run = tmp_path / "run"
