@@ -425,9 +425,9 @@ def test_the_dockerfile_takes_along_what_the_command_names() -> None:
     for name in ("mine.py", "project.yaml", "requirements.txt", "it's.py"):
         Path(name).write_text("")
     text = dockerfile([*CLOUD, "--plugins", "mine.py,it's.py", "--recipe", "digits"], gpus=True)
-    assert 'COPY ["mine.py", "/work/mine.py"]' in text
-    assert 'COPY ["it\'s.py", "/work/it\'s.py"]' in text
-    assert 'COPY ["project.yaml", "/work/project.yaml"]' in text
+    assert 'COPY ["mine.py", "/app/mine.py"]' in text
+    assert 'COPY ["it\'s.py", "/app/it\'s.py"]' in text
+    assert 'COPY ["project.yaml", "/app/project.yaml"]' in text
     assert "pip install --no-cache-dir -r /tmp/requirements.txt" in text
     assert "modelyard[gpu,cloud]==" in text
     with pytest.raises(ConfigError, match="must be in this folder"):

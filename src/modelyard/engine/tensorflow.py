@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,13 @@ from modelyard.data.dataset import TRAIN, Arrays
 from modelyard.data.draws import fold
 from modelyard.engine.base import Engine, State, StepMetrics
 from modelyard.engine.naming import name_optimizer_slots, name_weights, seed_states
-from modelyard.engine.tensorflow_devices import set_up_devices, several_machines
-from modelyard.engine.tensorflow_sync import synchronise_in_one_journey
+from modelyard.engine.tensorflow_devices import one_machine, set_up_devices, several_machines
+from modelyard.engine.tensorflow_sync import (
+    all_reduce,
+    here,
+    leave_summing_to_the_engine,
+    synchronise_in_one_journey,
+)
 from modelyard.errors import PeerLostError, TrainingError, UserError
 from modelyard.models.optimizers import build_optimizer
 from modelyard.models.task import Task
@@ -48,7 +52,7 @@ class TensorFlowEngine(Engine):
             self.process, self.processes = self.crew.rank, self.crew.size
         else:
             self.devices = set_up_devices(config)
-            self.strategy = _strategy(tuple(self.devices))
+            self.strategy = one_machine(tuple(self.devices))
         self.replicas = len(self.devices) * self.processes
         self.threads = tf.config.threading.get_intra_op_parallelism_threads()
         if config.xla and self.replicas > 1:
@@ -70,7 +74,7 @@ class TensorFlowEngine(Engine):
             if self.config.precision == "float16":
                 optimizer = keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale")
             optimizer.build(self.model.trainable_variables)
-            _leave_summing_to_the_engine(optimizer)
+            leave_summing_to_the_engine(optimizer)
         self.optimizer = optimizer
         self._weights = name_weights(self.model)
         self._slots = name_optimizer_slots(optimizer, self._weights)
@@ -282,7 +286,7 @@ class TensorFlowEngine(Engine):
         for variable in self._statistics:
             value = scope.get_current_value(variable)
             if value is not None:
-                _here(variable).assign(value)
+                here(variable).assign(value)
                 self._changing[id(variable)] = variable
 
     def _summed(self, context: Any, gradients: list[Any], sums: Any) -> tuple[list[Any], Any]:
@@ -292,10 +296,10 @@ class TensorFlowEngine(Engine):
         replica has a state of its own. They are linear in what they have seen, so once a step is as good.
         """
         present = [tf.convert_to_tensor(g) for g in gradients if g is not None]
-        averages = [] if self.config.sync_batch_norm else [_here(v) for v in self._changing.values()]
+        averages = [] if self.config.sync_batch_norm else [here(v) for v in self._changing.values()]
         # Those that were just assigned are read after that: TensorFlow keeps the order within a function.
         tensors = [*present, sums, *(average.read_value() for average in averages)]
-        reduced = _all_reduce(context, tensors)
+        reduced = all_reduce(context, tensors)
         for average, total in zip(averages, reduced[len(present) + 1 :], strict=True):
             average.assign(total / self.replicas)
         remaining = iter(reduced)
@@ -375,50 +379,12 @@ def set_precision(config: Config) -> None:
     keras.config.set_dtype_policy(_POLICIES.get(config.precision, config.precision))
 
 
-@lru_cache
-def _strategy(devices: tuple[str, ...]) -> Any:
-    """One strategy for each set of devices: a second one in a process would count its collectives from the start
-    again, and TensorFlow would take them for those of the first.
-    """
-    if len(devices) == 1:
-        return tf.distribute.OneDeviceStrategy(devices[0])
-    return tf.distribute.MirroredStrategy(list(devices))
-
-
-def _here(variable: Any) -> Any:
-    """The copy of a Keras variable on the replica whose code is being made: to assign it without telling the others."""
-    value = variable.value
-    return value._get() if isinstance(value, tf.distribute.DistributedValues) else value
-
-
-def _all_reduce(context: Any, tensors: list[Any]) -> list[Any]:
-    """Sums over all replicas, all tensors of a type in one piece."""
-    reduced: dict[int, Any] = {}
-    for dtype in sorted({t.dtype.name for t in tensors}):
-        places = [place for place, t in enumerate(tensors) if t.dtype.name == dtype]
-        flat = tf.concat([tf.reshape(tensors[place], [-1]) for place in places], axis=0)
-        total = context.all_reduce(tf.distribute.ReduceOp.SUM, flat)
-        sizes = [tensors[place].shape.num_elements() for place in places]
-        for place, part in zip(places, tf.split(total, sizes), strict=True):
-            reduced[place] = tf.reshape(part, tensors[place].shape)
-    return [reduced[place] for place in range(len(tensors))]
-
-
 def _replica_number(context: Any) -> int:
     """Which replica is being traced; each gets code for its own share of the batch."""
     number = tf.get_static_value(context.replica_id_in_sync_group)
     if number is None:
         raise RuntimeError("the number of the replica is not known while its code is made")
     return int(number)
-
-
-def _leave_summing_to_the_engine(optimizer: Any) -> None:
-    """The engine sums gradients over the replicas, before clipping; a Keras optimizer, or those in it, would again."""
-    optimizer._all_reduce_sum_gradients = lambda grads_and_vars: grads_and_vars
-    inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "_inner_optimizers", [])]
-    for each in inner:
-        if each is not None:
-            _leave_summing_to_the_engine(each)
 
 
 def _added(some: list[Any], others: list[Any]) -> list[Any]:

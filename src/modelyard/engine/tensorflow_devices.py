@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+from functools import lru_cache
 from typing import Any
 
 import tensorflow as tf
@@ -35,6 +36,16 @@ def set_up_devices(config: Config) -> list[str]:
             f"{config.cpu_devices}. Start a new process."
         )
     return names[: config.cpu_devices]
+
+
+@lru_cache
+def one_machine(devices: tuple[str, ...]) -> Any:
+    """One strategy for each set of devices: a second one in a process would count its collectives from the start
+    again, and TensorFlow would take them for those of the first.
+    """
+    if len(devices) == 1:
+        return tf.distribute.OneDeviceStrategy(devices[0])
+    return tf.distribute.MirroredStrategy(list(devices))
 
 
 def several_machines(config: Config, crew: Crew) -> tuple[Any, list[str]]:

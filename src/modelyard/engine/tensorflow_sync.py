@@ -1,8 +1,8 @@
-"""Batch norm over all replicas, in one journey a layer.
+"""What replicas sum with each other, in as few journeys as can be.
 
-Keras makes three sums of every layer's input and sends each to the others by itself, forwards and, for the gradients,
-back. All replicas have equal shares of a batch here, so that mean and variance of each share are enough, and they go
-together: a third of the journeys and about half the work.
+Keras's synchronised batch norm makes three sums of every layer's input and sends each to the others by itself, forwards
+and, for the gradients, back. All replicas have equal shares of a batch here, so that mean and variance of each share
+are enough, and they go together: a third of the journeys.
 """
 
 from __future__ import annotations
@@ -31,3 +31,31 @@ def moments_of_all(x: Any, axes: Any, keepdims: bool) -> tuple[Any, Any]:
     if not keepdims:
         mean, variance = tf.squeeze(mean, axes), tf.squeeze(variance, axes)
     return mean, variance
+
+
+def here(variable: Any) -> Any:
+    """The copy of a Keras variable on the replica whose code is being made: to assign it without telling the others."""
+    value = variable.value
+    return value._get() if isinstance(value, tf.distribute.DistributedValues) else value
+
+
+def all_reduce(context: Any, tensors: list[Any]) -> list[Any]:
+    """Sums over all replicas, all tensors of a type in one piece."""
+    reduced: dict[int, Any] = {}
+    for dtype in sorted({t.dtype.name for t in tensors}):
+        places = [place for place, t in enumerate(tensors) if t.dtype.name == dtype]
+        flat = tf.concat([tf.reshape(tensors[place], [-1]) for place in places], axis=0)
+        total = context.all_reduce(tf.distribute.ReduceOp.SUM, flat)
+        sizes = [tensors[place].shape.num_elements() for place in places]
+        for place, part in zip(places, tf.split(total, sizes), strict=True):
+            reduced[place] = tf.reshape(part, tensors[place].shape)
+    return [reduced[place] for place in range(len(tensors))]
+
+
+def leave_summing_to_the_engine(optimizer: Any) -> None:
+    """The engine sums gradients over the replicas, before clipping; a Keras optimizer, or those in it, would again."""
+    optimizer._all_reduce_sum_gradients = lambda grads_and_vars: grads_and_vars
+    inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "_inner_optimizers", [])]
+    for each in inner:
+        if each is not None:
+            leave_summing_to_the_engine(each)

@@ -19,8 +19,8 @@ _TEXT = """\
 # Build it in this folder: docker build -t REGISTRY/NAME:TAG . && docker push REGISTRY/NAME:TAG
 FROM python:3.12-slim
 RUN pip install --no-cache-dir "modelyard[{extras}]=={version}"
-{requirements}WORKDIR /work
-{files}RUN chown -R 1000:1000 /work
+{requirements}WORKDIR /app
+{files}RUN chown -R 1000:1000 /app
 USER 1000:1000
 ENTRYPOINT ["modelyard"]
 """
@@ -49,7 +49,7 @@ def dockerfile(words: Sequence[str], gpus: bool) -> str:
             problems.append(Problem(COMMAND_LINE, name, "there is no such file."))
     if problems:
         raise ConfigError(problems)
-    copies = [f"COPY {json.dumps([name, f'/work/{name}'])}\n" for name in dict.fromkeys(files)]
+    copies = [f"COPY {json.dumps([name, f'/app/{name}'])}\n" for name in dict.fromkeys(files)]
     requirements = ""
     if Path("requirements.txt").is_file():
         requirements = (

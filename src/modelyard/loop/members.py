@@ -24,6 +24,7 @@ from modelyard.data.dataset import TRAIN, Dataset
 from modelyard.errors import ClusterError, Interrupted
 from modelyard.loop.crew import check_folder, form_crew, mark_folder
 from modelyard.loop.result import Result, conclude
+from modelyard.loop.signals import signals_go_to
 from modelyard.loop.stages import build, create_engine, is_finished, open_dataset, run_lengths
 from modelyard.run.directory import RunDirectory, remote_run_folder
 from modelyard.run.log import log_to
@@ -120,9 +121,6 @@ def signals_to_lead(crew: Follower) -> Iterator[None]:
 
     To be entered when TensorFlow is up: it takes SIGTERM for itself when it joins a cluster.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     seen = False
 
     def note(number: int, frame: Any) -> None:
@@ -133,12 +131,8 @@ def signals_to_lead(crew: Follower) -> Iterator[None]:
         log.info("%s: telling %s, which saves and has all leave …", signal.Signals(number).name, crew.cluster.lead)
         threading.Thread(target=crew.report_signal, args=(number,), daemon=True).start()
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with signals_go_to(note):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 # -- the parts ------------------------------------------------------------------------------------------------------

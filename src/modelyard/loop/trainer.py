@@ -10,7 +10,6 @@ import contextlib
 import logging
 import math
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -24,6 +23,7 @@ from modelyard.data.dataset import TEST, TRAIN, VALIDATION
 from modelyard.engine.base import Engine, State, StepMetrics
 from modelyard.errors import CheckpointError, Interrupted, UserError, unknown
 from modelyard.loop.hooks import Hook
+from modelyard.loop.signals import signals_go_to
 from modelyard.loop.stages import stop_rules, stopped_by
 from modelyard.run.checkpoint import BackgroundWriter, Checkpoint, best_first, read_checkpoint
 from modelyard.run.console import bar
@@ -358,9 +358,6 @@ class Trainer:
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
         """The first SIGTERM or Ctrl-C lets the stretch end and saves; the second Ctrl-C breaks off."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
 
         def note(number: int, frame: Any) -> None:
             if self._own_signal is not None and number == signal.SIGINT:
@@ -368,9 +365,5 @@ class Trainer:
             self._own_signal = number
             log.info("%s: saving, then leaving …", signal.Signals(number).name)
 
-        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
+        with signals_go_to(note):
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
