@@ -171,7 +171,7 @@ class Devices(Group):
     """Where it runs."""
 
     title = "Devices"
-    engine: str = option("auto", "auto or tensorflow", free=True)
+    engine: str = option("auto", "auto, tensorflow or jax", free=True)
     num_gpus: Annotated[int, Field(ge=0)] | Literal["auto", "all"] = option(
         "auto", "GPUs to use: a number, all, or auto (one if any)", free=True
     )
@@ -184,6 +184,9 @@ class Devices(Group):
     xla: bool = option(False, "compile the steps with XLA", free=True)
     deterministic: bool = option(False, "the same run twice gives the same bits, at some cost in speed")
     sync_batch_norm: bool = option(True, "batch-norm statistics over all devices")
+    shard_parameters: bool = option(
+        False, "divide large parameters and their optimizer slots over all devices (engine jax)", free=True
+    )
 
 
 class Machines(Group):
