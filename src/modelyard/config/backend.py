@@ -16,6 +16,7 @@ from modelyard.registry import ENGINES
 
 INSTALL = {
     "tensorflow": "pip install 'modelyard[cpu]' (or 'modelyard[gpu]' for NVIDIA GPUs)",
+    "jax": "pip install 'modelyard[jax]' (or 'modelyard[jax-gpu]' for NVIDIA GPUs)",
 }
 
 

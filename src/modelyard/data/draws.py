@@ -86,9 +86,15 @@ class Draws:
         seed: the run's seed.
         low, high: the two 32-bit halves of each example's position in the stream, uint32 of shape [batch].
         ops: what computes them: `keras.ops` by default, `HOST` for NumPy arrays.
+        rows: the number of each example in its split, int32 of shape [batch]; for what depends on the example.
+        epochs: the epoch that its position belongs to, int32 of shape [batch].
     """
 
-    def __init__(self, seed: int, low: Any, high: Any, ops: Any = None) -> None:
+    def __init__(
+        self, seed: int, low: Any, high: Any, ops: Any = None, *, rows: Any = None, epochs: Any = None
+    ) -> None:
+        self.rows, self.epochs = rows, epochs
+        self._seed = seed
         self._index_type = "int32" if ops is HOST else index_type()
         self._ops = ops = ops or _keras_ops()
         key = ops.bitwise_xor(low, _constant(fold(seed), ops))
@@ -101,6 +107,12 @@ class Draws:
         self._number += count
         columns = self._ops.convert_to_tensor(np.array(salts, np.uint32))
         return mix(self._ops.bitwise_xor(self._key[:, None], columns[None, :]), self._ops)
+
+    def row_words(self) -> Any:
+        """A 32-bit word for each example of the split, the same in every epoch: uint32 of shape [batch]."""
+        ops = self._ops
+        key = ops.bitwise_xor(ops.cast(self.rows, "uint32"), _constant(fold(self._seed, 1), ops))
+        return mix(ops.add(mix(key, ops), _constant(_FIRST_SALT, ops)), ops)
 
     def uniform(self, count: int = 1) -> Any:
         """Random numbers in [0, 1), float32 of shape [batch, count]."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,8 @@ from modelyard.data.dataset import Arrays, Dataset
 from modelyard.data.draws import halves
 from modelyard.data.pipeline import Pipeline, share_of_batch
 from modelyard.data.preprocess import batch_preprocessing
-from modelyard.errors import CheckpointError, ClusterError, UserError
+from modelyard.engine.views import averaged
+from modelyard.errors import CheckpointError, ClusterError, TrainingError, UserError
 from modelyard.models.schedules import build_schedule
 from modelyard.models.task import Task
 
@@ -63,6 +65,8 @@ class Engine(ABC):
     devices: list[str]
     """The names of this process's devices."""
     threads: int
+    grain = 1
+    """How many steps are trained together at the least cost: a stretch should be a multiple of it."""
     process = 0
     """The place of this process among those that share every batch."""
     processes = 1
@@ -94,17 +98,36 @@ class Engine(ABC):
         # What the step reads besides the inputs of the network: labels, and whatever else the task may want.
         self.feature_names = list(self.pipeline.features)
 
-    def preprocess(self, batch: dict[str, Any], training: bool, low: Any = None, high: Any = None) -> dict[str, Any]:
+    def preprocess(
+        self,
+        batch: dict[str, Any],
+        training: bool,
+        low: Any = None,
+        high: Any = None,
+        rows: Any = None,
+        epochs: Any = None,
+    ) -> dict[str, Any]:
         """A batch as the network sees it: augmented for training, then the user's preprocessing, then the task's own.
 
         Args:
             batch: named tensors.
             training: whether this is a training step.
             low, high: for training, the two 32-bit halves of each example's position in the stream.
+            rows: for training, the number of each example in its split.
+            epochs: for training, the epoch that each example's position belongs to.
         """
         if training:
-            batch = self._augment(batch, low, high)
+            batch = self._augment(batch, low, high, rows, epochs)
         return self.task.preprocess(self._prepare(batch, training), training)
+
+    def evaluation_outputs(self, forward: Callable[[dict[str, Any]], Any], batch: dict[str, Any]) -> Any:
+        """What the network gives for a preprocessed batch in evaluation, averaged over views where the config says so.
+
+        Args:
+            forward: from a batch to the network's outputs.
+            batch: named tensors.
+        """
+        return averaged(forward, batch, self.config.test_time_augmentation)
 
     def close(self) -> None:
         """Ends what reads ahead."""
@@ -130,6 +153,18 @@ class Engine(ABC):
         log.info("the learning rate is multiplied by %d, the number of devices", self.replicas)
         return lambda step: schedule(step) * self.replicas
 
+    def prepare(self, periods: Sequence[Any], splits: Sequence[str] = ()) -> float:
+        """Gets ready to train, and to evaluate on ``splits``, so that nothing is compiled in the first step.
+
+        Args:
+            periods: the numbers of steps between the boundaries of the run, at which a stretch ends.
+            splits: what will be evaluated.
+
+        Returns:
+            The seconds that it took to compile; 0 if the first step will.
+        """
+        return 0.0
+
     def train(self, step: int, count: int) -> StepMetrics:
         """Trains ``count`` steps from ``step`` on, on the global batches that those steps have."""
         self.crew.tell("train", step=step, count=count)
@@ -152,8 +187,8 @@ class Engine(ABC):
         """Trains ``count`` steps from ``step`` on in this process, on its share of their batches."""
 
     @abstractmethod
-    def evaluate_batch(self, batch: Arrays, weights: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
-        """Sums over a batch of each statistic times the example's weight.
+    def evaluate_batch(self, batch: Arrays, weights: NDArray[np.float64]) -> dict[str, Any]:
+        """Sums over a batch of each statistic times the example's weight; they may still be under way to the host.
 
         Args:
             batch: this process's share of the batch.
@@ -166,6 +201,10 @@ class Engine(ABC):
     @abstractmethod
     def state(self) -> State:
         """A copy of everything that is learned."""
+
+    def gather(self) -> State:
+        """This process's part in `state`, where what is learned is divided over processes."""
+        return self.state()
 
     @abstractmethod
     def assign(self, weights: dict[str, NDArray[Any]], optimizer: dict[str, NDArray[Any]]) -> None:
@@ -196,21 +235,32 @@ class Engine(ABC):
         """
         size = self.dataset.size(split)
         totals: dict[str, NDArray[np.float64]] = {}
+        waiting: deque[dict[str, Any]] = deque()
+
+        def add() -> None:
+            for name, value in waiting.popleft().items():
+                totals[name] = totals.get(name, 0.0) + np.asarray(value, np.float64)
+
         with contextlib.closing(self._evaluation(split)) as batches:
             for done, sums in batches:
-                for name, value in sums.items():
-                    totals[name] = totals[name] + value if name in totals else value
+                waiting.append(sums)
+                if len(waiting) > 2:  # the device has something to do meanwhile
+                    add()
                 if progress is not None:
                     progress(done, size)
+        with self._explained():
+            while waiting:
+                add()
         return self._summary({name: total / size for name, total in totals.items()})
 
     def metric_names(self, split: str) -> list[str]:
         """What an evaluation on ``split`` measures, found out on its first batch."""
         with contextlib.closing(self._evaluation(split)) as batches:
             done, sums = next(batches)
-        return list(self._summary({name: total / done for name, total in sums.items()}))
+        means = {name: np.asarray(total, np.float64) / done for name, total in sums.items()}
+        return list(self._summary(means))
 
-    def _evaluation(self, split: str) -> Generator[tuple[int, dict[str, NDArray[np.float64]]], None, None]:
+    def _evaluation(self, split: str) -> Generator[tuple[int, dict[str, Any]], None, None]:
         """The sums of one batch after the other, with the number of examples done. All processes take part until it is
         closed.
         """
@@ -238,6 +288,14 @@ class Engine(ABC):
         """As the config says, filled up so that every replica has an equal share."""
         batch_size = min(self.config.eval_batch_size, self.dataset.size(split))
         return -(-batch_size // self.replicas) * self.replicas
+
+    def out_of_memory(self) -> TrainingError:
+        """The error for a device that has too little memory."""
+        return TrainingError(
+            f"the device ran out of memory at train_batch_size {self.config.train_batch_size} (eval_batch_size "
+            f"{self.config.eval_batch_size}). Try a smaller one, gradient_accumulation to keep the batch and save "
+            "memory, precision bfloat16, or resident never."
+        )
 
     def load(self, state: State, *, weights_only: bool = False) -> None:
         """Takes back what `state` gave.
@@ -271,6 +329,10 @@ class Engine(ABC):
                     while crew.order().kind == "batch":
                         with self._explained():
                             self.evaluate_batch(*next(batches))
+            elif order.kind == "prepare":
+                self.prepare(order.fields["periods"], order.fields["splits"])
+            elif order.kind == "gather":
+                self.gather()
             elif order.kind == "load":
                 named = load_safetensors(order.payload)
                 weights = {k.removeprefix(_WEIGHTS): a for k, a in named.items() if k.startswith(_WEIGHTS)}
@@ -286,7 +348,10 @@ class Engine(ABC):
         examples, positions = self.pipeline.training_examples(step, max(most - most % together, together))
         batch = {name: ops.convert_to_tensor(array) for name, array in examples.items()}
         low, high = (ops.convert_to_tensor(half) for half in halves(positions))
-        return {n: ops.convert_to_numpy(value) for n, value in self.preprocess(batch, True, low, high).items()}
+        rows = ops.convert_to_tensor(self.pipeline.rows(step, 1)[0, : len(positions)].astype(np.int32))
+        epochs = ops.convert_to_tensor((positions // self.pipeline.run.examples).astype(np.int32))
+        seen = self.preprocess(batch, True, low, high, rows, epochs)
+        return {name: ops.convert_to_numpy(value) for name, value in seen.items()}
 
     task: Task
     model: keras.Model

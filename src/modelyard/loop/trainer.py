@@ -48,8 +48,13 @@ class Pace:
     def __init__(self) -> None:
         self.steps = 0
         self.seconds = 0.0
-        self._length = 1
+        self._grain = self._length = 1
         self._compiled = False
+
+    def prepared(self, engine: Engine, seconds: float) -> None:
+        """The engine has compiled in advance, for stretches that are multiples of its grain."""
+        self._compiled = seconds > 0
+        self._grain = self._length = engine.grain
 
     def length(self) -> int:
         """Steps for the next stretch."""
@@ -64,8 +69,7 @@ class Pace:
         self.steps += steps
         self.seconds += seconds
         wanted = min(int(steps * self.stretch_seconds / max(seconds, 1e-6)), 4 * self._length)
-        # Powers of two: an engine that compiles each length anew has few to compile.
-        self._length = 1 << max(wanted, 1).bit_length() - 1
+        self._length = max(wanted - wanted % self._grain, self._grain)
 
 
 class Trainer:
@@ -78,7 +82,8 @@ class Trainer:
         run: the lengths of the run.
         run_id: tells this run from others.
         hooks: in the order they are called.
-        evaluate: whether to evaluate on validation on the way.
+        evaluate: whether to evaluate, on validation on the way and on test at the end; without a validation split,
+            only at the end.
         checkpoint: the point to go on from; None for a new run.
     """
 
@@ -103,7 +108,8 @@ class Trainer:
         self.writer = BackgroundWriter()
         self.last_test: dict[str, Any] = {}
         self.last_report: dict[str, float] = {}
-        self._evaluates = evaluate
+        self._evaluates = evaluate and VALIDATION in engine.dataset.sizes()
+        self._tests = evaluate and config.test_at_end
         self._report_cadence = InSteps(config.log_every.period(run))
         every = config.eval_every or Duration.parse(f"{config.epochs_between_evals} epochs")
         self._evaluation_cadence = InSteps(every.period(run))
@@ -129,8 +135,10 @@ class Trainer:
         Raises:
             Interrupted: on SIGTERM or Ctrl-C, after the hooks have saved.
         """
-        self._started = time.monotonic()
         begun: list[Hook] = []
+        if self.trains and not self.is_over:
+            self._prepare()
+        self._started = time.monotonic()
         with self._signals():
             try:
                 for hook in self.hooks:
@@ -153,6 +161,17 @@ class Trainer:
                     self._finish(begun)
                 raise
             self._finish(begun)
+
+    def _prepare(self) -> None:
+        """Has the engine compile, before the clock runs."""
+        periods = [self.total_steps, self._report_cadence.period]
+        splits = []
+        if self._evaluates:
+            periods.append(self._evaluation_cadence.period)
+            splits.append(VALIDATION)
+        if self.config.test_at_end and TEST in self.engine.dataset.sizes():
+            splits.append(TEST)
+        self.pace.prepared(self.engine, self.engine.prepare(periods, splits))
 
     @property
     def _signal(self) -> int | None:
@@ -181,6 +200,15 @@ class Trainer:
         known = self.engine.metric_names(VALIDATION)
         if metric not in known:
             raise UserError(f"{wanted_by}: {unknown('metric', metric, known)}")
+
+    def check_evaluates(self, wanted_by: str) -> None:
+        """Refuses what hangs on evaluations where there is no validation split to evaluate on. For hooks."""
+        sizes = self.engine.dataset.sizes()
+        if VALIDATION not in sizes:
+            raise UserError(
+                f"{wanted_by} needs a validation split, and there is none: the splits are {', '.join(sizes)}. "
+                "Give a validation_fraction of more than 0, or leave it out."
+            )
 
     def stop(self, reason: str) -> None:
         """Ends training after this step. For hooks."""
@@ -282,7 +310,7 @@ class Trainer:
             self._evaluate()
             self._settle()
         self.writer.flush()
-        if self._evaluates and self.config.test_at_end and self._signal is None:
+        if self._tests and self._signal is None:
             self._test_the_best()
 
     def _test_the_best(self) -> None:
