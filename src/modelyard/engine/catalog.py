@@ -9,3 +9,8 @@ ENGINES.declare(
     "modelyard.engine.tensorflow:TensorFlowEngine",
     summary="CPUs, one GPU, all GPUs of a machine",
 )
+ENGINES.declare(
+    "jax",
+    "modelyard.engine.jax:JaxEngine",
+    summary="one or many accelerators; CPUs too",
+)
