@@ -86,9 +86,14 @@ class Draws:
         seed: the run's seed.
         low, high: the two 32-bit halves of each example's position in the stream, uint32 of shape [batch].
         ops: what computes them: `keras.ops` by default, `HOST` for NumPy arrays.
+        rows: the number of each example in its split, int32 of shape [batch]; for what depends on the example.
+        epochs: the epoch that its position belongs to, int32 of shape [batch].
     """
 
-    def __init__(self, seed: int, low: Any, high: Any, ops: Any = None) -> None:
+    def __init__(
+        self, seed: int, low: Any, high: Any, ops: Any = None, *, rows: Any = None, epochs: Any = None
+    ) -> None:
+        self.rows, self.epochs = rows, epochs
         self._index_type = "int32" if ops is HOST else index_type()
         self._ops = ops = ops or _keras_ops()
         key = ops.bitwise_xor(low, _constant(fold(seed), ops))

@@ -289,5 +289,6 @@ def _augmented(config: Config, dataset: Dataset, rows: NDArray[np.int64], copy: 
     batch = {name: ops.convert_to_tensor(array) for name, array in out.items()}
     augment = build_augmentation(config.augment, dataset, config.random_seed, len(rest), pipeline.crops_while_decoding)
     low, high = (ops.convert_to_tensor(half) for half in halves(positions.astype(np.uint64)))
-    batch = batch_preprocessing(config.preprocess)(augment(batch, low, high), True)
+    numbers, epochs = (ops.convert_to_tensor(n.astype(np.int32)) for n in (rest, np.full(len(rest), copy)))
+    batch = batch_preprocessing(config.preprocess)(augment(batch, low, high, numbers, epochs), True)
     return np.asarray(ops.convert_to_numpy(batch[IMAGE]))[: len(rows)]

@@ -32,7 +32,7 @@ from modelyard.data.dataset import Arrays, Dataset
 from modelyard.data.draws import halves
 from modelyard.data.pipeline import Pipeline, share_of_batch
 from modelyard.data.preprocess import batch_preprocessing
-from modelyard.errors import CheckpointError, ClusterError, UserError
+from modelyard.errors import CheckpointError, ClusterError, TrainingError, UserError
 from modelyard.models.schedules import build_schedule
 from modelyard.models.task import Task
 
@@ -94,16 +94,26 @@ class Engine(ABC):
         # What the step reads besides the inputs of the network: labels, and whatever else the task may want.
         self.feature_names = list(self.pipeline.features)
 
-    def preprocess(self, batch: dict[str, Any], training: bool, low: Any = None, high: Any = None) -> dict[str, Any]:
+    def preprocess(
+        self,
+        batch: dict[str, Any],
+        training: bool,
+        low: Any = None,
+        high: Any = None,
+        rows: Any = None,
+        epochs: Any = None,
+    ) -> dict[str, Any]:
         """A batch as the network sees it: augmented for training, then the user's preprocessing, then the task's own.
 
         Args:
             batch: named tensors.
             training: whether this is a training step.
             low, high: for training, the two 32-bit halves of each example's position in the stream.
+            rows: for training, the number of each example in its split.
+            epochs: for training, the epoch that each example's position belongs to.
         """
         if training:
-            batch = self._augment(batch, low, high)
+            batch = self._augment(batch, low, high, rows, epochs)
         return self.task.preprocess(self._prepare(batch, training), training)
 
     def close(self) -> None:
@@ -239,6 +249,14 @@ class Engine(ABC):
         batch_size = min(self.config.eval_batch_size, self.dataset.size(split))
         return -(-batch_size // self.replicas) * self.replicas
 
+    def out_of_memory(self) -> TrainingError:
+        """The error for a device that has too little memory."""
+        return TrainingError(
+            f"the device ran out of memory at train_batch_size {self.config.train_batch_size} (eval_batch_size "
+            f"{self.config.eval_batch_size}). Try a smaller one, gradient_accumulation to keep the batch and save memory, "
+            "precision bfloat16, or resident never."
+        )
+
     def load(self, state: State, *, weights_only: bool = False) -> None:
         """Takes back what `state` gave.
 
@@ -286,7 +304,10 @@ class Engine(ABC):
         examples, positions = self.pipeline.training_examples(step, max(most - most % together, together))
         batch = {name: ops.convert_to_tensor(array) for name, array in examples.items()}
         low, high = (ops.convert_to_tensor(half) for half in halves(positions))
-        return {n: ops.convert_to_numpy(value) for n, value in self.preprocess(batch, True, low, high).items()}
+        rows = ops.convert_to_tensor(self.pipeline.rows(step, 1)[0, : len(positions)].astype(np.int32))
+        epochs = ops.convert_to_tensor((positions // self.pipeline.run.examples).astype(np.int32))
+        seen = self.preprocess(batch, True, low, high, rows, epochs)
+        return {name: ops.convert_to_numpy(value) for name, value in seen.items()}
 
     task: Task
     model: keras.Model

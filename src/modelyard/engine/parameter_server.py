@@ -28,7 +28,8 @@ from modelyard.config.schema import Config
 from modelyard.data.dataset import TRAIN, Arrays
 from modelyard.engine.base import Engine, State, StepMetrics
 from modelyard.engine.parameter_server_options import parameter_server_problems
-from modelyard.engine.tensorflow import TensorFlowEngine, set_precision
+from modelyard.engine.precision import set_precision
+from modelyard.engine.tensorflow import TensorFlowEngine
 from modelyard.engine.tensorflow_server import waiting_threads
 from modelyard.errors import ConfigError, PeerLostError, TrainingError, UserError
 from modelyard.models.task import Task
@@ -119,7 +120,8 @@ class ParameterServerEngine(TensorFlowEngine):
             features = self.pipeline.features.items()
             batch = {name: tf.TensorSpec([self.config.train_batch_size, *f.shape], f.dtype) for name, f in features}
             function = tf.function(self._train_step, autograph=False)
-            self._train_function = function.get_concrete_function(batch, tf.TensorSpec([], tf.int64))
+            numbers = tf.TensorSpec([self.config.train_batch_size], tf.int32)
+            self._train_function = function.get_concrete_function(batch, numbers, tf.TensorSpec([], tf.int64))
             self._metric_names = [*self._replica_metric_names, "learning_rate"]
         with self._talking():
             table = np.stack(list(self._spread(lambda *_: self._train_function, self._training_batches(step, count))))
@@ -127,29 +129,30 @@ class ParameterServerEngine(TensorFlowEngine):
                 counter.assign(step + count)
         return {name: table[:, column] for column, name in enumerate(self._metric_names)}
 
-    def _training_batches(self, step: int, count: int) -> Iterator[tuple[dict[str, Any], Any]]:
-        """The global batches from ``step`` on, one at a time, with their steps."""
+    def _training_batches(self, step: int, count: int) -> Iterator[tuple[dict[str, Any], Any, Any]]:
+        """The global batches from ``step`` on, one at a time, with the numbers of their examples and their steps."""
         held = self.pipeline.resident(TRAIN)
         if held is not None:
             for number, rows in enumerate(self.pipeline.rows(step, count)):
                 yield (
                     _tensors({name: array[rows] for name, array in held.items()}),
+                    tf.constant(rows, tf.int32),
                     tf.constant(step + number, tf.int64),
                 )
             return
         size = self.config.train_batch_size
         while count:
             with self.pipeline.training(step, count) as (arrays, length):
-                for number in range(length):
+                for number, rows in enumerate(self.pipeline.rows(step, length)):
                     # Copied: the stream reads the next batches into the same places.
                     batch = {name: array[number * size : (number + 1) * size].copy() for name, array in arrays.items()}
-                    yield _tensors(batch), tf.constant(step + number, tf.int64)
+                    yield _tensors(batch), tf.constant(rows, tf.int32), tf.constant(step + number, tf.int64)
             step, count = step + length, count - length
 
-    def _train_step(self, batch: dict[str, Any], step: Any) -> Any:
+    def _train_step(self, batch: dict[str, Any], numbers: Any, step: Any) -> Any:
         """One step, as a worker runs it."""
         self._learning_rate = self.schedule(step)
-        sums = self._replica_step([batch], tf.range(self.config.train_batch_size), step)
+        sums = self._replica_step([batch], tf.range(self.config.train_batch_size), numbers, step)
         return tf.concat([sums, [tf.cast(self._learning_rate, sums.dtype)]], axis=0)
 
     def apply_gradients(self, gradients: list[Any], step: Any) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras import ops
 from numpy.typing import NDArray
 
 from modelyard.cluster.crew import Crew
@@ -19,6 +18,8 @@ from modelyard.data.dataset import TRAIN, Arrays
 from modelyard.data.draws import fold
 from modelyard.engine.base import Engine, State, StepMetrics
 from modelyard.engine.naming import name_optimizer_slots, name_weights, seed_states
+from modelyard.engine.objective import Objective
+from modelyard.engine.precision import set_precision
 from modelyard.engine.tensorflow_devices import one_machine, set_up_devices, several_machines
 from modelyard.engine.tensorflow_sync import (
     all_reduce,
@@ -37,7 +38,6 @@ _UNREACHABLE = (
     tf.errors.CancelledError,
     tf.errors.DeadlineExceededError,
 )
-_POLICIES = {"bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 
 
 class TensorFlowEngine(Engine):
@@ -111,12 +111,13 @@ class TensorFlowEngine(Engine):
         while count:
             if self._resident is not None:
                 length = count
-                rows = self.pipeline.rows(step, count).astype(np.int32)
-                pieces.append(self._run_stretch(self._resident, rows, step))
+                numbers = self.pipeline.rows(step, count).astype(np.int32)
+                pieces.append(self._run_stretch(self._resident, numbers, numbers, step))
             else:
                 with self.pipeline.training(step, count) as (arrays, length):
                     data, rows = self._dealt_out(arrays, length)
-                    pieces.append(self._run_stretch(data, rows, step))
+                    numbers = self.pipeline.rows(step, length).astype(np.int32)
+                    pieces.append(self._run_stretch(data, rows, numbers, step))
             step, count = step + length, count - length
         table = np.concatenate(pieces)
         return {name: table[:, column] for column, name in enumerate(self._metric_names)}
@@ -137,15 +138,14 @@ class TensorFlowEngine(Engine):
                 dealt.append(mine)
         return dealt, rows
 
-    def _run_stretch(self, data: list[dict[str, Any]], rows: NDArray[np.int32], step: int) -> NDArray[Any]:
+    def _run_stretch(
+        self, data: list[dict[str, Any]], rows: NDArray[np.int32], numbers: NDArray[np.int32], step: int
+    ) -> NDArray[Any]:
         try:
-            table: NDArray[Any] = self._train_function(data, rows, np.int64(step)).numpy()
+            table: NDArray[Any] = self._train_function(data, rows, numbers, np.int64(step)).numpy()
             return table
         except tf.errors.ResourceExhaustedError as error:
-            raise TrainingError(
-                f"the device ran out of memory at train_batch_size {self.config.train_batch_size}. Try a smaller one, "
-                "gradient_accumulation to keep the batch and save memory, precision bfloat16, or resident never."
-            ) from error
+            raise self.out_of_memory() from error
         except _UNREACHABLE as error:
             if self.processes == 1:
                 raise
@@ -175,19 +175,20 @@ class TensorFlowEngine(Engine):
         signature = (
             [data] * len(self.devices),
             tf.TensorSpec([None, batch_size], tf.int32),
+            tf.TensorSpec([None, batch_size], tf.int32),
             tf.TensorSpec([], tf.int64),
         )
         return tf.function(self._train_steps, input_signature=signature, autograph=False)
 
-    def _train_steps(self, data: list[dict[str, Any]], rows: Any, first: Any) -> Any:
-        """The compiled loop: one row of ``rows`` a step."""
+    def _train_steps(self, data: list[dict[str, Any]], rows: Any, numbers: Any, first: Any) -> Any:
+        """The compiled loop: one row of ``rows`` and ``numbers`` a step."""
         count = tf.shape(rows)[0]
         run_step = tf.function(self._replica_step, jit_compile=True) if self.config.xla else self._replica_step
 
         def body(i: Any, table: Any) -> tuple[Any, Any]:
             step = first + tf.cast(i, tf.int64)
             self._learning_rate = self.schedule(step)
-            sums = self.strategy.run(run_step, args=(data, rows[i], step))
+            sums = self.strategy.run(run_step, args=(data, rows[i], numbers[i], step))
             metrics = self.strategy.experimental_local_results(sums)[0]  # every replica has the sums of all
             metrics = tf.concat([metrics, [tf.cast(self._learning_rate, metrics.dtype)]], axis=0)
             return i + 1, table.write(i, metrics)
@@ -198,8 +199,15 @@ class TensorFlowEngine(Engine):
         self._metric_names = [*self._replica_metric_names, "learning_rate"]
         return table.stack()
 
-    def _replica_step(self, data: list[dict[str, Any]], rows: Any, step: Any) -> Any:
-        """One replica's share of one step. Gives the means of loss and metrics over the global batch."""
+    def _replica_step(self, data: list[dict[str, Any]], rows: Any, numbers: Any, step: Any) -> Any:
+        """One replica's share of one step. Gives the means of loss and metrics over the global batch.
+
+        Args:
+            data: for each device, the arrays that hold its examples.
+            rows: where they are in those arrays.
+            numbers: which examples of the training split they are.
+            step: the step.
+        """
         context = tf.distribute.get_replica_context()
         replica = _replica_number(context)
         mine = data[replica - self.process * len(self.devices)]
@@ -214,7 +222,8 @@ class TensorFlowEngine(Engine):
             high = tf.cast(tf.bitwise.right_shift(position, tf.constant(32, tf.int64)), tf.uint32)
             chosen = rows[start : start + share]
             batch = {name: tf.gather(array, chosen) for name, array in mine.items()}
-            batch = self.preprocess(batch, True, low, high)
+            epochs = tf.cast(position // self.pipeline.run.examples, tf.int32)
+            batch = self.preprocess(batch, True, low, high, numbers[start : start + share], epochs)
             noise = piece * self.replicas + replica
             new_gradients, new_sums = self._gradients(batch, step, noise)
             sums = sums + new_sums
@@ -233,35 +242,19 @@ class TensorFlowEngine(Engine):
 
     def _gradients(self, batch: dict[str, Any], step: Any, noise: int) -> tuple[list[Any], Any]:
         """Gradients of the loss summed over the examples, over the global batch size; and sums of loss and metrics."""
-        batch_size = self.config.train_batch_size
-        parts = self.replicas * self.config.gradient_accumulation
+        objective = Objective(self.task, self.config, self.replicas * self.config.gradient_accumulation)
         seeds = [(state, self._seed_value(i, step, noise)) for i, state in enumerate(self._seeds)]
         with tf.GradientTape() as tape:
             # Within the scope nothing is assigned: what the layers would assign is collected.
             with keras.StatelessScope(state_mapping=seeds, collect_losses=True) as scope:
                 outputs = self._outputs(batch, training=True)
-                extra = (
-                    ops.sum(ops.stack([ops.cast(x, outputs.dtype) for x in self.model.losses]))
-                    if self.model.losses
-                    else None
-                )
-            losses = self.task.loss(outputs, batch)
-            loss = tf.reduce_sum(losses) / batch_size
-            total = loss if extra is None else loss + extra / parts
-            if self.config.l2_regularization and self._kernels:
-                squares = [tf.nn.l2_loss(v.value) for v in self._kernels]
-                factor = self.config.l2_regularization / parts
-                total = total + tf.cast(tf.add_n(squares) * tf.cast(factor, squares[0].dtype), total.dtype)
+                losses = list(self.model.losses)
+            total, shares = objective(outputs, batch, losses, [v.value for v in self._kernels])
             total = self.optimizer.scale_loss(total)
         gradients = tape.gradient(total, [v.value for v in self.model.trainable_variables])
         self._assign_statistics(scope)
-        metrics = {
-            name: tf.reduce_sum(tf.cast(value, loss.dtype)) / batch_size
-            for name, value in self.task.metrics(outputs, batch).items()
-            if len(value.shape) == 1
-        }
-        self._replica_metric_names = ["loss", *metrics]
-        return gradients, tf.stack([loss, *metrics.values()])
+        self._replica_metric_names = list(shares)
+        return gradients, tf.stack(list(shares.values()))
 
     def _clipped(self, gradients: list[Any], most: float) -> list[Any]:
         """Gradients of the whole global batch, with a norm of at most ``most``."""
@@ -371,12 +364,6 @@ class TensorFlowEngine(Engine):
             "threads": self.threads,
             "onednn": os.environ.get("TF_ENABLE_ONEDNN_OPTS"),
         }
-
-
-def set_precision(config: Config) -> None:
-    """Sets the types that Keras computes with and keeps variables in."""
-    keras.config.set_floatx("float64" if config.precision == "float64" else "float32")
-    keras.config.set_dtype_policy(_POLICIES.get(config.precision, config.precision))
 
 
 def _replica_number(context: Any) -> int:

@@ -69,8 +69,8 @@ class ImageInfo:
 
 def build_augmentation(
     calls: Sequence[Call], dataset: Dataset, seed: int, share: int = 0, skip_first: bool = False
-) -> Callable[[Batch, Any, Any], Batch]:
-    """All augmentations of a config, as one function of (batch, low and high words of the positions).
+) -> Callable[..., Batch]:
+    """All augmentations of a config, as one function of (batch, low, high, rows, epochs): see `Draws`.
 
     Args:
         calls: the augmentations, in order.
@@ -84,7 +84,7 @@ def build_augmentation(
     """
     steps: list[Augmentation] = [build_part(call, AUGMENTATIONS) for call in calls]
     if not steps:
-        return lambda batch, low, high: batch
+        return lambda batch, low, high, rows=None, epochs=None: batch
     for call, step in zip(calls, steps, strict=True):
         info = _image_info(call.name, dataset)
         if hasattr(step, "prepare"):
@@ -92,13 +92,13 @@ def build_augmentation(
         _check_share(call.name, step, share)
     dtype = dataset.features[IMAGE].dtype
 
-    def augment(batch: Batch, low: Any, high: Any) -> Batch:
+    def augment(batch: Batch, low: Any, high: Any, rows: Any = None, epochs: Any = None) -> Batch:
         for number, step in enumerate(steps):
             if skip_first and number == 0:
                 continue
             _check_share(calls[number].name, step, batch[IMAGE].shape[0])
             try:
-                batch = step(batch, Draws(fold(seed, number), low, high))
+                batch = step(batch, Draws(fold(seed, number), low, high, rows=rows, epochs=epochs))
             except Exception as error:
                 error.add_note(f"This happened in the augmentation {calls[number].name!r}.")
                 raise
