@@ -186,6 +186,9 @@ class Devices(Group):
     xla: bool = option(False, "compile the steps with XLA", free=True)
     deterministic: bool = option(False, "the same run twice gives the same bits, at some cost in speed")
     sync_batch_norm: bool = option(True, "batch-norm statistics over all devices")
+    shard_parameters: bool = option(
+        False, "divide large parameters and their optimizer slots over all devices (engine jax)", free=True
+    )
 
 
 class Machines(Group):

@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,8 @@ class Engine(ABC):
     devices: list[str]
     """The names of this process's devices."""
     threads: int
+    grain = 1
+    """How many steps are trained together at the least cost: a stretch should be a multiple of it."""
     process = 0
     """The place of this process among those that share every batch."""
     processes = 1
@@ -140,6 +143,18 @@ class Engine(ABC):
         log.info("the learning rate is multiplied by %d, the number of devices", self.replicas)
         return lambda step: schedule(step) * self.replicas
 
+    def prepare(self, periods: Sequence[Any], splits: Sequence[str] = ()) -> float:
+        """Gets ready to train, and to evaluate on ``splits``, so that nothing is compiled in the first step.
+
+        Args:
+            periods: the numbers of steps between the boundaries of the run, at which a stretch ends.
+            splits: what will be evaluated.
+
+        Returns:
+            The seconds that it took to compile; 0 if the first step will.
+        """
+        return 0.0
+
     def train(self, step: int, count: int) -> StepMetrics:
         """Trains ``count`` steps from ``step`` on, on the global batches that those steps have."""
         self.crew.tell("train", step=step, count=count)
@@ -162,8 +177,8 @@ class Engine(ABC):
         """Trains ``count`` steps from ``step`` on in this process, on its share of their batches."""
 
     @abstractmethod
-    def evaluate_batch(self, batch: Arrays, weights: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
-        """Sums over a batch of each statistic times the example's weight.
+    def evaluate_batch(self, batch: Arrays, weights: NDArray[np.float64]) -> dict[str, Any]:
+        """Sums over a batch of each statistic times the example's weight; they may still be under way to the host.
 
         Args:
             batch: this process's share of the batch.
@@ -176,6 +191,10 @@ class Engine(ABC):
     @abstractmethod
     def state(self) -> State:
         """A copy of everything that is learned."""
+
+    def gather(self) -> State:
+        """This process's part in `state`, where what is learned is divided over processes."""
+        return self.state()
 
     @abstractmethod
     def assign(self, weights: dict[str, NDArray[Any]], optimizer: dict[str, NDArray[Any]]) -> None:
@@ -206,21 +225,32 @@ class Engine(ABC):
         """
         size = self.dataset.size(split)
         totals: dict[str, NDArray[np.float64]] = {}
+        waiting: deque[dict[str, Any]] = deque()
+
+        def add() -> None:
+            for name, value in waiting.popleft().items():
+                totals[name] = totals.get(name, 0.0) + np.asarray(value, np.float64)
+
         with contextlib.closing(self._evaluation(split)) as batches:
             for done, sums in batches:
-                for name, value in sums.items():
-                    totals[name] = totals[name] + value if name in totals else value
+                waiting.append(sums)
+                if len(waiting) > 2:  # the device has something to do meanwhile
+                    add()
                 if progress is not None:
                     progress(done, size)
+        with self._explained():
+            while waiting:
+                add()
         return self._summary({name: total / size for name, total in totals.items()})
 
     def metric_names(self, split: str) -> list[str]:
         """What an evaluation on ``split`` measures, found out on its first batch."""
         with contextlib.closing(self._evaluation(split)) as batches:
             done, sums = next(batches)
-        return list(self._summary({name: total / done for name, total in sums.items()}))
+        means = {name: np.asarray(total, np.float64) / done for name, total in sums.items()}
+        return list(self._summary(means))
 
-    def _evaluation(self, split: str) -> Generator[tuple[int, dict[str, NDArray[np.float64]]], None, None]:
+    def _evaluation(self, split: str) -> Generator[tuple[int, dict[str, Any]], None, None]:
         """The sums of one batch after the other, with the number of examples done. All processes take part until it is
         closed.
         """
@@ -253,8 +283,8 @@ class Engine(ABC):
         """The error for a device that has too little memory."""
         return TrainingError(
             f"the device ran out of memory at train_batch_size {self.config.train_batch_size} (eval_batch_size "
-            f"{self.config.eval_batch_size}). Try a smaller one, gradient_accumulation to keep the batch and save memory, "
-            "precision bfloat16, or resident never."
+            f"{self.config.eval_batch_size}). Try a smaller one, gradient_accumulation to keep the batch and save "
+            "memory, precision bfloat16, or resident never."
         )
 
     def load(self, state: State, *, weights_only: bool = False) -> None:
@@ -289,6 +319,10 @@ class Engine(ABC):
                     while crew.order().kind == "batch":
                         with self._explained():
                             self.evaluate_batch(*next(batches))
+            elif order.kind == "prepare":
+                self.prepare(order.fields["periods"], order.fields["splits"])
+            elif order.kind == "gather":
+                self.gather()
             elif order.kind == "load":
                 named = load_safetensors(order.payload)
                 weights = {k.removeprefix(_WEIGHTS): a for k, a in named.items() if k.startswith(_WEIGHTS)}

@@ -48,8 +48,13 @@ class Pace:
     def __init__(self) -> None:
         self.steps = 0
         self.seconds = 0.0
-        self._length = 1
+        self._grain = self._length = 1
         self._compiled = False
+
+    def prepared(self, engine: Engine, seconds: float) -> None:
+        """The engine has compiled in advance, for stretches that are multiples of its grain."""
+        self._compiled = seconds > 0
+        self._grain = self._length = engine.grain
 
     def length(self) -> int:
         """Steps for the next stretch."""
@@ -64,8 +69,7 @@ class Pace:
         self.steps += steps
         self.seconds += seconds
         wanted = min(int(steps * self.stretch_seconds / max(seconds, 1e-6)), 4 * self._length)
-        # Powers of two: an engine that compiles each length anew has few to compile.
-        self._length = 1 << max(wanted, 1).bit_length() - 1
+        self._length = max(wanted - wanted % self._grain, self._grain)
 
 
 class Trainer:
@@ -129,8 +133,10 @@ class Trainer:
         Raises:
             Interrupted: on SIGTERM or Ctrl-C, after the hooks have saved.
         """
-        self._started = time.monotonic()
         begun: list[Hook] = []
+        if self.trains and not self.is_over:
+            self._prepare()
+        self._started = time.monotonic()
         with self._signals():
             try:
                 for hook in self.hooks:
@@ -153,6 +159,17 @@ class Trainer:
                     self._finish(begun)
                 raise
             self._finish(begun)
+
+    def _prepare(self) -> None:
+        """Has the engine compile, before the clock runs."""
+        periods = [self.total_steps, self._report_cadence.period]
+        splits = []
+        if self._evaluates:
+            periods.append(self._evaluation_cadence.period)
+            splits.append(VALIDATION)
+        if self.config.test_at_end and TEST in self.engine.dataset.sizes():
+            splits.append(TEST)
+        self.pace.prepared(self.engine, self.engine.prepare(periods, splits))
 
     @property
     def _signal(self) -> int | None:

@@ -1,0 +1,307 @@
+"""The JAX engine: whole stretches of steps compiled into one program, on one device or many, in one process or many.
+
+On accelerators many steps are one `lax.scan` over data that lies on the device; on CPUs, where convolutions inside a
+loop are several times slower, they are compiled one by one. Several devices share every batch by sharding: the program
+is that of one device, and XLA cuts it up. So batch norm sees the whole batch, as it does on one.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+from jax.sharding import Mesh
+from numpy.typing import NDArray
+
+from modelyard.cluster.crew import Crew
+from modelyard.config.schema import Config
+from modelyard.data.dataset import TRAIN, Arrays
+from modelyard.data.draws import fold
+from modelyard.engine.base import Engine, State, StepMetrics
+from modelyard.engine.jax_devices import counted_compilations, set_up_devices
+from modelyard.engine.jax_sharding import Layout
+from modelyard.engine.jax_step import Learned, StepFacts, TrainingStep
+from modelyard.engine.naming import name_optimizer_slots, name_weights, seed_states
+from modelyard.engine.precision import seed_initializers, set_precision
+from modelyard.errors import PeerLostError, UserError
+from modelyard.models.optimizers import build_optimizer
+from modelyard.models.task import Task
+from modelyard.run.machine import available_cores
+
+log = logging.getLogger("modelyard")
+_MOST_TOGETHER = 64
+_LEAST_TOGETHER = 8
+"""Steps in one program: enough that starting it costs nothing beside them."""
+_WAITING = 2
+"""Batches that lie on the device before their turn, where they are read ahead."""
+
+
+class JaxEngine(Engine):
+    """Many compiled steps a call, with state that never leaves the devices."""
+
+    name = "jax"
+
+    def __init__(self, config: Config, crew: Crew | None = None) -> None:
+        super().__init__(config, crew or Crew())
+        self.process, self.processes = self.crew.rank, self.crew.size
+        every = set_up_devices(config, self.crew)
+        self.devices = [f"{d.platform}:{d.id}" for d in every if d.process_index == jax.process_index()]
+        self.replicas = len(every)
+        self.on_cpu = every[0].platform == "cpu"
+        self.threads = config.threads or available_cores()
+        self.layout = Layout(Mesh(np.array(every), ("batch",)), config.shard_parameters)
+        if config.xla:
+            log.debug("xla is what JAX always compiles with")
+        if config.shard_parameters and self.replicas == 1:
+            raise UserError("shard_parameters divides large parameters over several devices, and there is one.")
+        if config.shard_parameters and not config.sync_batch_norm:
+            raise UserError("shard_parameters needs sync_batch_norm, which is on unless you turn it off.")
+        set_precision(config)
+
+    @contextmanager
+    def _types(self) -> Iterator[None]:
+        """64-bit numbers where the config asks for them; JAX has them off otherwise."""
+        with jax.enable_x64(self.config.precision == "float64"):
+            yield
+
+    def set_up_model(self, make_task: Callable[[], Task]) -> None:
+        """Makes the variables on the host, so that no device compiles anything for them, and brings them over."""
+        keras.utils.clear_session(free_memory=False)  # names must not depend on what was built before
+        seed_initializers(fold(self.config.random_seed, 1))
+        with self._types(), jax.default_device(jax.local_devices(backend="cpu")[0]):
+            self.task = make_task()
+            self.model = self.task.checked_network()
+            optimizer = build_optimizer(self.config, lambda: self.step.learning_rate)
+            optimizer = self.task.optimizer(self.config, optimizer)
+            if self.config.precision == "float16":
+                optimizer = keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale")
+            optimizer.build(self.model.trainable_variables)
+        self.optimizer = optimizer
+        self._weights = name_weights(self.model)
+        self._slots = name_optimizer_slots(optimizer, self._weights)
+        learned = {id(v) for v in self.model.trainable_variables}
+        statistics = [v for v in self._weights.values() if id(v) not in learned]
+        self.step = TrainingStep(self, statistics, seed_states(self.model))
+        self._places = {
+            id(v): (part, number)
+            for part, variables in enumerate(self.step.variables)
+            for number, v in enumerate(variables)
+        }
+        with self._types():
+            values = [[self.layout.put_learned(np.asarray(v.value)) for v in vs] for vs in self.step.variables]
+        self._learned = Learned(*values)
+        self._programs: dict[str, Any] = {}
+        self._data: dict[str, Any] | None = None
+        self._evaluation_data: dict[str, list[tuple[dict[str, Any], Any]]] = {}
+
+    # -- compiling --------------------------------------------------------------------------------------------------
+
+    def prepare(self, periods: Sequence[Any], splits: Sequence[str] = ()) -> float:
+        """Brings the data to the devices and compiles; gives the seconds that compiling took."""
+        self.crew.tell("prepare", periods=[float(p) for p in periods], splits=list(splits))
+        resident = self.pipeline.resident(TRAIN)
+        self.grain = 1
+        with self._types(), self._explained_memory():
+            if resident is not None:
+                self._data = {name: self.layout.put_everywhere(array) for name, array in resident.items()}
+                if not self.on_cpu and not self.config.deterministic:
+                    self.grain = _together(periods)
+            batches = [next(iter(self._evaluation_batches(split))) for split in splits]
+            began = time.perf_counter()
+            with counted_compilations() as counts:
+                self._program("resident" if resident is not None else "streamed", self.grain)
+                for batch, weights in batches[:1]:
+                    self._evaluation_program(*self._placed(batch, weights))
+        seconds = time.perf_counter() - began
+        how = "steps one by one" if self.grain == 1 else f"{self.grain} steps at a time"
+        found = ", found in the cache" if counts["found"] and not counts["compiled"] else ""
+        log.info("compiled in %.1f s (%s%s)", seconds, how, found)
+        return seconds
+
+    def _program(self, kind: str, count: int) -> Any:
+        """The compiled program for ``count`` steps, on data that is resident or that is given with each step."""
+        key = f"{kind} {count}"
+        if key not in self._programs:
+            sizes = StepFacts.shapes(count, self.config.train_batch_size, self.layout)
+            shapes = jax.tree.map(self.layout.shape_of, self._learned)
+            if kind == "resident":
+                data: Any = jax.tree.map(self.layout.shape_of, self._data)
+                function: Callable[..., Any] = self.step.over_resident
+            else:
+                data = self.layout.batch_shapes(self.pipeline.features, self._piece_shape())
+                function = self.step.over_given
+            outputs = (jax.tree.map(lambda s: s.sharding, shapes), self.layout.everywhere)
+            compiled = jax.jit(function, donate_argnums=0, out_shardings=outputs)
+            self._programs[key] = compiled.lower(shapes, data, sizes).compile()
+        return self._programs[key]
+
+    def _evaluation_program(self, batch: dict[str, Any], weights: Any) -> Any:
+        key = f"evaluate {weights.shape[0]}"
+        if key not in self._programs:
+            shapes = jax.tree.map(self.layout.shape_of, (*self._learned[:2], batch, weights))
+            compiled = jax.jit(self.step.evaluate, out_shardings=self.layout.everywhere)
+            self._programs[key] = compiled.lower(*shapes).compile()
+        return self._programs[key]
+
+    @contextmanager
+    def _explained_memory(self) -> Iterator[None]:
+        """What XLA says when memory runs out, or when another process is gone, in words for people."""
+        try:
+            yield
+        except (jax.errors.JaxRuntimeError, ValueError) as error:
+            text = str(error)
+            if "RESOURCE_EXHAUSTED" in text or "Out of memory" in text:
+                raise self.out_of_memory() from error
+            if self.processes == 1 or not isinstance(error, jax.errors.JaxRuntimeError):
+                raise
+            reason = self.crew.explain(error)
+            if reason is not error:
+                raise reason from error
+            raise PeerLostError(f"another process of the run can't be reached: {error}") from error
+
+    # -- training ---------------------------------------------------------------------------------------------------
+
+    def train_stretch(self, step: int, count: int) -> StepMetrics:
+        """Trains ``count`` steps from ``step`` on."""
+        if not self._programs:
+            self.prepare([count])
+        with self._types(), self._explained_memory():
+            run = self._over_resident if self._data is not None else self._over_stream
+            tables = [np.asarray(table) for table in run(step, count)]
+        table = np.concatenate(tables)
+        return {name: table[:, column] for column, name in enumerate(self.step.metric_names)}
+
+    def _over_resident(self, step: int, count: int) -> list[Any]:
+        tables = []
+        while count:
+            length = self.grain if count >= self.grain else 1
+            program = self._program("resident", length)
+            facts = StepFacts.of(step, length, self.pipeline, self.layout)
+            self._learned, table = program(self._learned, self._data, facts)
+            tables.append(table)
+            step, count = step + length, count - length
+        return tables
+
+    def _over_stream(self, step: int, count: int) -> list[Any]:
+        """Each batch is on its way to the device while those before it are trained on."""
+        tables: list[Any] = []
+        waiting: deque[Any] = deque()
+        program = self._program("streamed", 1)
+        size = len(self.pipeline.share)
+        while count:
+            with self.pipeline.training(step, count) as (arrays, length):
+                for number in range(length):
+                    mine = {n: array[number * size : (number + 1) * size] for n, array in arrays.items()}
+                    batch = {n: self.layout.put_pieces(array, self._piece_shape()) for n, array in mine.items()}
+                    facts = StepFacts.of(step + number, 1, self.pipeline, self.layout)
+                    jax.block_until_ready(batch)  # the stream reads the next batches into the same memory
+                    self._learned, table = program(self._learned, batch, facts)
+                    tables.append(table)
+                    waiting.append(table)
+                    if len(waiting) > _WAITING:
+                        jax.block_until_ready(waiting.popleft())
+            step, count = step + length, count - length
+        return tables
+
+    def _piece_shape(self) -> tuple[int, int]:
+        """Pieces of a batch, and examples in each."""
+        pieces = self.config.gradient_accumulation
+        return pieces, self.config.train_batch_size // pieces
+
+    # -- evaluation -------------------------------------------------------------------------------------------------
+
+    def evaluate_batch(self, batch: Arrays, weights: NDArray[np.float64]) -> dict[str, Any]:
+        """Sums over a batch of each statistic times the example's weight; they may still be on their way."""
+        with self._types(), self._explained_memory():
+            placed = self._placed(batch, weights)
+            sums: dict[str, Any] = self._evaluation_program(*placed)(*self._learned[:2], *placed)
+            return sums
+
+    def _placed(self, batch: Any, weights: Any) -> tuple[dict[str, Any], Any]:
+        if isinstance(weights, jax.Array):
+            return batch, weights
+        values = {name: self.layout.put_batch(array) for name, array in batch.items()}
+        return values, self.layout.put_batch(weights.astype(keras.config.floatx()))
+
+    def _evaluation_batches(self, split: str) -> Generator[tuple[Any, Any], None, None]:
+        """Those of a split that fits stay on the devices, for the next time."""
+        if split not in self._evaluation_data:
+            if self.pipeline.resident(split) is None:
+                yield from super()._evaluation_batches(split)
+                return
+            with self._types():
+                self._evaluation_data[split] = [self._placed(*each) for each in super()._evaluation_batches(split)]
+        yield from self._evaluation_data[split]
+
+    # -- state ------------------------------------------------------------------------------------------------------
+
+    def state(self) -> State:
+        """A copy of everything that is learned; whole numbers as 64 bits, whatever JAX counts with."""
+        if self.layout.shards and self.processes > 1:
+            self.crew.tell("gather")
+        return self.gather()
+
+    def gather(self) -> State:
+        """The state, brought together from all processes that hold a part of it."""
+        with self._types(), self._explained_memory():
+            values = [[self.layout.fetch(value) for value in part] for part in self._learned]
+
+        def named(variables: dict[str, Any]) -> dict[str, NDArray[Any]]:
+            found = {name: values[part][n] for name, v in variables.items() for part, n in [self._places[id(v)]]}
+            return {name: a.astype(np.int64) if a.dtype.kind in "iu" else a for name, a in found.items()}
+
+        return State(named(self._weights), named(self._slots))
+
+    def assign(self, weights: dict[str, NDArray[Any]], optimizer: dict[str, NDArray[Any]]) -> None:
+        """Sets the named variables on all devices."""
+        learned = [list(part) for part in self._learned]
+        with self._types():
+            for variables, values in ((self._weights, weights), (self._slots, optimizer)):
+                for name, value in values.items():
+                    part, number = self._places[id(variables[name])]
+                    learned[part][number] = self.layout.put_learned(value.astype(learned[part][number].dtype))
+        self._learned = Learned(*learned)
+
+    def shapes(self) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
+        """The shapes of all weights and of all optimizer slots."""
+        weights = {name: tuple(v.shape) for name, v in self._weights.items()}
+        return weights, {name: tuple(v.shape) for name, v in self._slots.items()}
+
+    def start_profile(self, folder: Path) -> None:
+        """Begins a profile, to be written to ``folder``."""
+        jax.profiler.start_trace(str(folder))
+
+    def stop_profile(self) -> None:
+        """Ends the profile and writes it."""
+        jax.profiler.stop_trace()
+
+    def describe(self) -> dict[str, Any]:
+        """Devices and versions."""
+        return {
+            "engine": self.name,
+            "jax": jax.__version__,
+            "keras": keras.__version__,
+            "devices": list(self.devices),
+            "kind": self.layout.mesh.devices.flat[0].device_kind,
+            "threads": self.threads,
+        }
+
+
+def _together(periods: Sequence[Any]) -> int:
+    """How many steps to compile together: a divisor of all periods, so that no others need a program of their own."""
+    whole = [int(p) for p in periods if p == int(p) and p >= 1]
+    if len(whole) == len(periods) and whole:
+        common = math.gcd(*whole)
+        fitting = max(n for n in range(1, _MOST_TOGETHER + 1) if common % n == 0)
+        if fitting >= _LEAST_TOGETHER:
+            return fitting
+    return max(min([_MOST_TOGETHER // 2, *(int(p) for p in periods)]), 1)

@@ -1,0 +1,167 @@
+"""Devices, threads, processes and the compilation cache of JAX: set before it starts, fixed for the process."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from modelyard import storage
+from modelyard.cluster.crew import Crew
+from modelyard.config.schema import Config
+from modelyard.errors import PeerLostError, UserError
+from modelyard.run.machine import available_cores
+
+log = logging.getLogger("modelyard")
+_JOINING_SECONDS = 60
+"""How long JAX's processes may take to find each other, after ours have met."""
+
+
+def set_up_devices(config: Config, crew: Crew) -> list[Any]:
+    """The devices of all processes that train together, those of this one among them.
+
+    Raises:
+        UserError: if those that are asked for are not there.
+    """
+    threads = str(config.threads or available_cores())
+    os.environ.update(PJRT_NPROC=threads, NPROC=threads)  # what the CPU client sizes its pool of threads by
+    if config.deterministic:
+        _add_xla_flag("--xla_gpu_deterministic_ops=true")
+    if config.num_gpus == 0:
+        _before_start("jax_platforms", "cpu")
+    if config.cpu_devices > max(jax.config.jax_num_cpu_devices, 1):
+        _before_start("jax_num_cpu_devices", config.cpu_devices)
+    if config.gpu_id is not None:
+        _before_start("jax_cuda_visible_devices", str(config.gpu_id))
+    elif config.num_gpus == "auto" and crew.size == 1:
+        _before_start("jax_cuda_visible_devices", "0")  # JAX takes most of the memory of every GPU that it sees
+    _use_cache(config)
+    if crew.size > 1:
+        _join(config, crew)
+    local = _local_devices(config, several=crew.size > 1)
+    if crew.size == 1:
+        return local
+    return sorted(jax.devices(), key=lambda d: (d.process_index, d.id))
+
+
+def _before_start(option: str, value: Any) -> None:
+    """Sets what JAX reads when it starts; where it runs already, the devices that are there are looked at."""
+    try:
+        jax.config.update(option, value)
+    except RuntimeError:
+        log.debug("JAX runs already; %s stays as it is", option)
+
+
+def _add_xla_flag(flag: str) -> None:
+    flags = os.environ.get("XLA_FLAGS", "")
+    if flag not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {flag}".strip()
+
+
+def _local_devices(config: Config, several: bool) -> list[Any]:
+    try:
+        devices = jax.local_devices()
+    except RuntimeError as error:
+        raise UserError(f"JAX can't start: {str(error).strip()} `modelyard doctor` checks the machine.") from error
+    accelerators = [d for d in devices if d.platform != "cpu"]
+    wanted = config.num_gpus
+    if config.gpu_id is not None or wanted not in ("auto", 0):
+        count = 1 if config.gpu_id is not None else len(accelerators) if wanted == "all" else int(wanted)
+        if len(accelerators) < max(count, 1):
+            asked = f"gpu_id {config.gpu_id}" if config.gpu_id is not None else f"num_gpus {wanted}"
+            raise UserError(
+                f"{asked} asks for an accelerator, and JAX sees {len(accelerators) or 'none'} "
+                f"(its devices: {', '.join(map(str, devices))}). Install one of JAX's builds for it "
+                "(pip install 'modelyard[jax-gpu]'), or leave the option out; `modelyard doctor` checks the machine."
+            )
+        return accelerators[:count]
+    if wanted == "auto" and accelerators and (config.cpu_devices == 1 or several):
+        return accelerators if several else accelerators[:1]
+    cpus: list[Any] = jax.local_devices(backend="cpu")
+    if len(cpus) < config.cpu_devices:
+        raise UserError(
+            f"JAX already runs with {len(cpus)} CPU device(s) in this process, cpu_devices asks for "
+            f"{config.cpu_devices}. Start a new process."
+        )
+    return cpus[: config.cpu_devices]
+
+
+# -- several processes ----------------------------------------------------------------------------------------------
+
+
+def _join(config: Config, crew: Crew) -> None:
+    """Joins the other processes; JAX's own watch over them is slower than ours, which knows who is gone."""
+    address = crew.spec["worker"][0]
+    try:
+        jax.distributed.initialize(
+            address,
+            crew.size,
+            crew.rank,
+            initialization_timeout=_JOINING_SECONDS,
+            heartbeat_timeout_seconds=int(config.peer_timeout_secs * 3),
+            shutdown_timeout_seconds=_JOINING_SECONDS,
+            coordinator_bind_address=f"[::]:{address.rpartition(':')[2]}" if crew.rank == 0 else None,
+        )
+    except RuntimeError as error:
+        if "must be called before" in str(error) or "only be called once" in str(error):
+            raise UserError(
+                f"JAX already runs in this process and can't join a cluster any more: {error} Start a new process."
+            ) from error
+        reason = crew.explain(error)
+        if reason is not error:
+            raise reason from error
+        raise PeerLostError(f"JAX's processes did not find each other: {error}") from error
+
+
+# -- the compilation cache ------------------------------------------------------------------------------------------
+
+
+def _use_cache(config: Config) -> None:
+    """What was compiled once is found again by the next run, unless the user has set up JAX's cache already."""
+    if jax.config.jax_compilation_cache_dir is not None or not jax.config.jax_enable_compilation_cache:
+        return
+    # Programs for a CPU hold its instructions: a home folder that different machines share has a cache for each kind.
+    kind = hashlib.sha256(f"{platform.machine()} {_cpu_flags()}".encode()).hexdigest()[:12]
+    folder = storage.cache_folder(config.cache_dir) / "compiled" / kind
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        log.warning("compiled programs are not kept for the next run: %s can't be made (%s)", folder, error)
+        return
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+def _cpu_flags() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+
+
+_HIT, _MISS = "/jax/compilation_cache/cache_hits", "/jax/compilation_cache/cache_misses"
+
+
+@contextmanager
+def counted_compilations() -> Iterator[dict[str, int]]:
+    """How many programs were found in the cache, and how many had to be compiled, while this is open."""
+    counts = {"found": 0, "compiled": 0}
+
+    def note(event: str, **_: Any) -> None:
+        if event in (_HIT, _MISS):
+            counts["found" if event == _HIT else "compiled"] += 1
+
+    jax.monitoring.register_event_listener(note)
+    try:
+        yield counts
+    finally:
+        jax.monitoring.unregister_event_listener(note)

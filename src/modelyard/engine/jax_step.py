@@ -1,0 +1,225 @@
+"""One training step, and many, as pure functions for JAX to compile."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from modelyard.data.draws import fold
+from modelyard.data.pipeline import Pipeline
+from modelyard.engine.jax_sharding import Layout
+from modelyard.engine.objective import Objective
+
+if TYPE_CHECKING:
+    from modelyard.engine.jax import JaxEngine
+
+_AXIS = "batch"
+
+
+class Learned(NamedTuple):
+    """All that training changes, as lists of arrays."""
+
+    trained: list[Any]
+    statistics: list[Any]
+    slots: list[Any]
+
+
+class StepFacts(NamedTuple):
+    """What some steps are told: one row a step."""
+
+    rows: Any
+    """Numbers of the examples in the training split, int32 [steps, batch]."""
+    numbers: Any
+    """uint32 [steps, 5]: the step, both halves of its first position in the stream, the epoch and the place in it."""
+
+    @classmethod
+    def of(cls, step: int, count: int, pipeline: Pipeline, layout: Layout) -> StepFacts:
+        """Of ``count`` steps from ``step`` on."""
+        size, examples = pipeline.run.batch_size, pipeline.run.examples
+        first = (np.arange(step, step + count, dtype=np.uint64)) * np.uint64(size)
+        columns = [np.arange(step, step + count), first & 0xFFFFFFFF, first >> 32, first // examples, first % examples]
+        numbers = np.stack([column.astype(np.uint32) for column in columns], axis=1)
+        rows = pipeline.rows(step, count).astype(np.int32)
+        return cls(layout.put_everywhere(rows), layout.put_everywhere(numbers))
+
+    @classmethod
+    def shapes(cls, count: int, batch_size: int, layout: Layout) -> StepFacts:
+        """What a program needs to know of them."""
+        return cls(
+            jax.ShapeDtypeStruct((count, batch_size), np.int32, sharding=layout.everywhere),
+            jax.ShapeDtypeStruct((count, 5), np.uint32, sharding=layout.everywhere),
+        )
+
+
+class TrainingStep:
+    """The step of an engine's task, with its optimizer.
+
+    Args:
+        engine: whose model, task and optimizer it is.
+        statistics: the model's variables that are learned without gradients.
+        seeds: the states of its random generators.
+    """
+
+    learning_rate: Any
+    metric_names: list[str]
+
+    def __init__(self, engine: JaxEngine, statistics: list[Any], seeds: list[Any]) -> None:
+        self.engine, self.config, self.layout = engine, engine.config, engine.layout
+        self.model, self.task, self.optimizer = engine.model, engine.task, engine.optimizer
+        self.trained = list(self.model.trainable_variables)
+        self.statistics, self.seeds = statistics, seeds
+        self.variables = (self.trained, statistics, list(self.optimizer.variables))
+        self._kernels = [i for i, v in enumerate(self.trained) if v.path.endswith("kernel")]
+        self._inputs = [tensor.name for tensor in self.model.inputs]
+        # Batch norm that sees only its own device's examples needs each device to run a program of its own.
+        self.apart = not self.config.sync_batch_norm and self.layout.replicas > 1
+        self._parts = self.config.gradient_accumulation * (self.layout.replicas if self.apart else 1)
+
+    # -- many steps -------------------------------------------------------------------------------------------------
+
+    def over_resident(self, learned: Learned, data: dict[str, Any], facts: StepFacts) -> tuple[Learned, Any]:
+        """As many steps as ``facts`` has rows, on examples of ``data``."""
+
+        def one(learned: Learned, fact: StepFacts) -> tuple[Learned, Any]:
+            return self._step(learned, data, None, fact)
+
+        learned, metrics = lax.scan(one, learned, facts, unroll=facts.rows.shape[0] == 1)
+        return learned, metrics
+
+    def over_given(self, learned: Learned, pieces: dict[str, Any], facts: StepFacts) -> tuple[Learned, Any]:
+        """One step on the examples that are given, in pieces."""
+        learned, metrics = self._step(learned, None, pieces, StepFacts(facts.rows[0], facts.numbers[0]))
+        return learned, metrics[None]
+
+    # -- one step ---------------------------------------------------------------------------------------------------
+
+    def _step(self, learned: Learned, data: Any, given: Any, fact: StepFacts) -> tuple[Learned, Any]:
+        where = self._where(fact)
+        step = fact.numbers[0]
+        self.learning_rate = self.engine.schedule(step.astype(jnp.int32))
+        if self.apart:
+            pieces = PartitionSpec(None, _AXIS)
+            statistics, gradients, sums = jax.shard_map(
+                self._gradients,
+                mesh=self.layout.mesh,
+                in_specs=(PartitionSpec(), PartitionSpec(), pieces, pieces, PartitionSpec()),
+                out_specs=PartitionSpec(),
+                check_vma=False,
+            )(learned, data, given, where, step)
+        else:
+            statistics, gradients, sums = self._gradients(learned, data, given, where, step)
+        if self.config.clip_norm is not None:
+            gradients = self._clipped(gradients, self.config.clip_norm, learned.slots)
+        trained, slots = self.optimizer.stateless_apply(learned.slots, gradients, learned.trained)
+        metrics = jnp.append(sums, self.learning_rate.astype(sums.dtype))
+        return Learned(list(trained), statistics, list(slots)), metrics
+
+    def _where(self, fact: StepFacts) -> dict[str, Any]:
+        """Where each example of a batch stands, cut into pieces."""
+        _, low, high, epoch, place = fact.numbers
+        index = jnp.arange(fact.rows.shape[0], dtype=jnp.uint32)
+        lows = low + index
+        where = {
+            "low": lows,
+            "high": high + (lows < low).astype(jnp.uint32),
+            "rows": fact.rows,
+            "epochs": (epoch + (place + index) // jnp.uint32(self.engine.pipeline.run.examples)).astype(jnp.int32),
+        }
+        pieces = self.config.gradient_accumulation
+        return {name: value.reshape(pieces, -1) for name, value in where.items()}
+
+    def _gradients(self, learned: Learned, data: Any, given: Any, where: Any, step: Any) -> tuple[Any, Any, Any]:
+        """New statistics, gradients of the mean loss, and means of loss and metrics, over all pieces of the batch."""
+
+        def piece(carried: Any, inputs: Any) -> tuple[Any, Any]:
+            statistics, gradients, sums = carried
+            number, where, given = inputs
+            batch = given if data is None else {n: jnp.take(a, where["rows"], axis=0) for n, a in data.items()}
+            if not self.apart:
+                batch = {name: self.layout.split(value) for name, value in batch.items()}
+            batch = self.engine.preprocess(batch, True, where["low"], where["high"], where["rows"], where["epochs"])
+            seeds = self._seed_values(step, number)
+
+            def objective(trained: list[Any]) -> tuple[Any, Any]:
+                return self._objective(trained, statistics, seeds, learned.slots, batch)
+
+            new, (statistics, new_sums) = jax.grad(objective, has_aux=True)(learned.trained)
+            if gradients is not None:
+                new = jax.tree.map(jnp.add, gradients, new)
+                new_sums = new_sums + sums
+            return (statistics, new, new_sums), None
+
+        count = self.config.gradient_accumulation
+        inputs = (jnp.arange(count), where, given)
+        first = jax.tree.map(lambda x: x[0], inputs)
+        carried, _ = piece((learned.statistics, None, None), first)
+        if count > 1:
+            rest = jax.tree.map(lambda x: x[1:], inputs)
+            carried, _ = lax.scan(piece, carried, rest, unroll=self.engine.on_cpu or 1)
+        statistics, gradients, sums = carried
+        if self.apart:
+            gradients, sums = lax.psum((gradients, sums), _AXIS)
+            statistics = [lax.pmean(s, _AXIS) if jnp.issubdtype(s.dtype, jnp.floating) else s for s in statistics]
+        return statistics, gradients, sums
+
+    def _objective(self, trained: Any, statistics: Any, seeds: Any, slots: Any, batch: Any) -> tuple[Any, Any]:
+        mapping = [*zip(self.trained, trained, strict=True), *zip(self.statistics, statistics, strict=True)]
+        mapping += [*zip(self.seeds, seeds, strict=True), *zip(self.optimizer.variables, slots, strict=True)]
+        with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
+            outputs = self.outputs(batch, training=True)
+            losses = list(self.model.losses)
+            kernels = [trained[i] for i in self._kernels]
+            objective = Objective(self.task, self.config, self._parts)
+            total, shares = objective(outputs, batch, losses, kernels)
+            total = self.optimizer.scale_loss(total)
+        changed = [scope.get_current_value(v) for v in self.statistics]
+        self.metric_names = [*shares, "learning_rate"]
+        return total, (changed, jnp.stack(list(shares.values())))
+
+    def _seed_values(self, step: Any, piece: Any) -> list[Any]:
+        """The states of the random generators: a function of seed, step, piece, and device where each has its own."""
+        if not self.seeds:
+            return []
+        replica, replicas = (lax.axis_index(_AXIS), self.layout.replicas) if self.apart else (0, 1)
+        part = piece * replicas + replica
+        values = []
+        for generator in range(len(self.seeds)):
+            parts = range(self.config.gradient_accumulation * replicas)
+            words = [fold(self.config.random_seed, 2, generator, noise) & 0x7FFFFFFF for noise in parts]
+            first = jnp.asarray(np.array(words, np.uint32))[part]
+            values.append(jnp.stack([first, step * jnp.uint32(1009)]))  # room for many draws before the next step's
+        return values
+
+    def _clipped(self, gradients: list[Any], most: float, slots: list[Any]) -> list[Any]:
+        """Gradients of the whole batch, with a norm of at most ``most``."""
+        norm = jnp.sqrt(sum(jnp.sum(jnp.square(g)) for g in gradients))
+        scale = getattr(self.optimizer, "dynamic_scale", None)
+        if scale is not None:
+            place = next(i for i, v in enumerate(self.optimizer.variables) if v is scale)
+            most = most * slots[place]
+        return [g * jnp.minimum(most / jnp.maximum(norm, 1e-30), 1).astype(g.dtype) for g in gradients]
+
+    def outputs(self, batch: dict[str, Any], training: bool) -> Any:
+        """What the network gives, in full precision."""
+        inputs = {name: batch[name] for name in self._inputs}
+        outputs = self.model(inputs if len(inputs) > 1 else next(iter(inputs.values())), training=training)
+        return jax.tree.map(lambda x: x.astype(keras.config.floatx()), outputs)
+
+    # -- evaluation -------------------------------------------------------------------------------------------------
+
+    def evaluate(self, trained: Any, statistics: Any, batch: dict[str, Any], weights: Any) -> dict[str, Any]:
+        """Sums over a batch of each statistic times the example's weight."""
+        mapping = [*zip(self.trained, trained, strict=True), *zip(self.statistics, statistics, strict=True)]
+        with keras.StatelessScope(state_mapping=mapping):
+            batch = self.engine.preprocess(batch, False)
+            outputs = self.outputs(batch, training=False)
+            values = {"loss": self.task.loss(outputs, batch), **self.task.metrics(outputs, batch)}
+        return {
+            name: jnp.tensordot(weights, value.astype(weights.dtype), axes=[[0], [0]]) for name, value in values.items()
+        }
