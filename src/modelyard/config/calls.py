@@ -13,7 +13,7 @@ from pydantic import PlainSerializer, PlainValidator, ValidationError
 
 from modelyard.config.wording import sentence
 from modelyard.errors import UserError, nearest
-from modelyard.registry import Options, Registry
+from modelyard.registry import Entry, Options, Registry
 
 # A quoted text is one token, any other character too. An apostrophe inside a word opens no quotes.
 _TOKENS = re.compile(r"""(?<!\w)'(?:[^']|'')*'|(?<!\w)"(?:\\.|[^"\\])*"|.""", re.DOTALL)
@@ -60,19 +60,23 @@ class Call:
 
     def options(self, registry: Registry) -> Options:
         """The arguments, checked against the options of the part this call names."""
-        entry = registry.get(self.name)
-        fields = entry.options.model_fields
+        return self.checked(registry.get(self.name))
+
+    def checked(self, entry: Entry, schema: type[Options] | None = None) -> Options:
+        """The arguments, checked against ``schema``; by default the options of ``entry``."""
+        options = schema or entry.options
+        fields = options.model_fields
         for key in self.arguments:
             if key not in fields:
                 near = nearest(key, fields)
                 hint = f" Did you mean {near[0]!r}?" if near else f" It takes: {', '.join(fields) or 'no arguments'}."
-                raise UserError(f"{registry.kind} {self.name!r} takes no argument {key!r}.{hint}")
+                raise UserError(f"{entry.kind} {self.name!r} takes no argument {key!r}.{hint}")
         try:
-            return entry.options(**self.arguments)
+            return options(**self.arguments)
         except ValidationError as error:
             found = [(str(e["loc"][0]) if e["loc"] else "", e) for e in error.errors()]
             wrong = [f"{key} {sentence(e, self.arguments.get(key))}".strip() for key, e in found]
-            raise UserError(f"{registry.kind} {self.name!r}: {' '.join(wrong)}") from None
+            raise UserError(f"{entry.kind} {self.name!r}: {' '.join(wrong)}") from None
 
 
 def build_part(call: Call, registry: Registry) -> Any:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from modelyard.config.backend import select_engine
 from modelyard.config.calls import Call, parse_list
+from modelyard.config.optimizer_groups import read_group
 from modelyard.config.plugins import load_installed_plugins, load_plugins
 from modelyard.config.schema import CORE_FIELDS, EXCLUSIVE, PARTS, PATH_DATASET, Config, is_path
 from modelyard.config.wording import sentence
@@ -216,6 +217,10 @@ def _check_core(merged: Mapping[str, Value], problems: list[Problem]) -> Config 
                 f"{config.gradient_accumulation} pieces do not divide train_batch_size {config.train_batch_size}.",
             )
         )
+    if config.optimizer_groups and config.precision == "float16":
+        where = merged["optimizer_groups"].where
+        message = "can't be combined with the loss scaling of precision float16. Use bfloat16, which needs none."
+        problems.append(Problem(where, "optimizer_groups", message))
     for pair in EXCLUSIVE:
         if not wrong & set(pair) and all(getattr(config, key) is None for key in pair):
             emptied = next(key for key in reversed(pair) if key in merged and "displaced" not in merged[key].where)
@@ -241,6 +246,11 @@ def _check_calls(values: Mapping[str, Any], merged: Mapping[str, Value], problem
                 Call(name, parsed.arguments).options(registry)
             except UserError as error:
                 problems.append(Problem(merged[key].where, key, str(error)))
+    for call in values.get("optimizer_groups", ()) if "optimizer_groups" in merged else ():
+        try:
+            read_group(Call.parse(call))
+        except UserError as error:
+            problems.append(Problem(merged["optimizer_groups"].where, "optimizer_groups", str(error)))
 
 
 def _check_parts(merged: Mapping[str, Value], source: str, problems: list[Problem]) -> tuple[dict[str, Any], list[str]]:

@@ -29,6 +29,7 @@ EXCLUSIVE = (("train_steps", "train_epochs"), ("eval_every", "epochs_between_eva
 """Two ways to say one thing: both at one level is an error, and the higher level displaces the other."""
 
 Names = Annotated[tuple[str, ...], BeforeValidator(parse_list)]
+Views = Annotated[tuple[Literal["flip", "shift"], ...], BeforeValidator(parse_list)]
 
 
 USUAL_HOOKS = ("nan_guard", "throughput", "metrics", "log", "tensorboard", "progress", "best", "checkpoint")
@@ -116,7 +117,7 @@ class Data(Group):
         None, "folder for copies of remote files (default: $MODELYARD_CACHE or ~/.cache/modelyard)", free=True
     )
     validation_fraction: float = option(
-        0.1, "share of the training split set aside where a dataset has no validation split", gt=0, lt=1
+        0.1, "share of the training split set aside where a dataset has no validation split; 0: none", ge=0, lt=1
     )
     split_seed: int = option(0, "seed of that split, apart from random_seed, so that seeds share it", ge=0, lt=2**63)
     augment: CallList = option((), "augmentations for training, in order: pad_and_crop(padding=4), flip_left_right")
@@ -141,7 +142,11 @@ class Training(Group):
     train_steps: int | None = option(None, "length of the run in steps, instead of train_epochs", free=True, ge=1)
     optimizer: str = option("adam", "optimizer: sgd, adam, adamw, rmsprop, muon")
     learning_rate: float = option(1e-3, "peak learning rate", gt=0)
-    learning_rate_schedule: str = option("constant", "constant, piecewise, exponential, polynomial, cosine")
+    optimizer_groups: CallList = option(
+        (),
+        "optimizers for some weights, the first that matches: \"sgd(match='logits/*|*/bias', learning_rate=0.1)\"",
+    )
+    learning_rate_schedule: str = option("constant", "constant, piecewise, exponential, polynomial, cosine, triangular")
     warmup: StepDuration | None = option(None, "linear warm-up from zero, such as '5 epochs' or '3 %'")
     l2_regularization: float = option(
         0.0, "adds this times the weight to the gradient of every kernel (torch calls it weight_decay)", ge=0
@@ -160,6 +165,9 @@ class Evaluation(Group):
         None, "evaluate after every '500 steps' or '10 %', instead of epochs_between_evals", free=True
     )
     eval_throttle_secs: float = option(0.0, "skip an evaluation if the last was less long ago", free=True, ge=0)
+    test_time_augmentation: Views = option(
+        (), "average over views of each image: flip (mirrored), shift (by a pixel), or flip,shift", free=True
+    )
     best_metric: str = option("auto", "validation metric that chooses the best model; auto: accuracy, else loss")
     best_mode: Literal["auto", "max", "min"] = option(
         "auto", "whether more or less is better; auto: less for losses and errors"

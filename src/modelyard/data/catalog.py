@@ -91,12 +91,19 @@ class PadAndCropOptions(Options):
     """How far images are moved."""
 
     padding: int = Field(4, ge=1, description="pixels of padding on each side before a random crop to the old size")
+    fill: Literal["black", "reflect"] = Field("black", description="what is padded: black, or the image reflected")
 
 
 class FlipOptions(Options):
     """How often images are flipped."""
 
     probability: float = Field(0.5, ge=0, le=1, description="share of the images that are flipped")
+
+
+class FlipLeftRightOptions(FlipOptions):
+    """How often images are mirrored."""
+
+    alternate: bool = Field(False, description="each image in every other epoch, instead of at random")
 
 
 class RotationOptions(Options):
@@ -191,7 +198,7 @@ AUGMENTATIONS.declare(
     "pad_and_crop",
     "modelyard.data.augment.geometry:PadAndCrop",
     options=PadAndCropOptions,
-    summary="pad with black and crop at random to the old size",
+    summary="pad with black, or by reflection, and crop at random to the old size",
 )
 AUGMENTATIONS.declare(
     "random_resized_crop",
@@ -202,8 +209,8 @@ AUGMENTATIONS.declare(
 AUGMENTATIONS.declare(
     "flip_left_right",
     "modelyard.data.augment.geometry:FlipLeftRight",
-    options=FlipOptions,
-    summary="mirror images at random",
+    options=FlipLeftRightOptions,
+    summary="mirror images at random, or each in every other epoch",
 )
 AUGMENTATIONS.declare(
     "flip_up_down",

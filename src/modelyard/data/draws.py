@@ -94,6 +94,7 @@ class Draws:
         self, seed: int, low: Any, high: Any, ops: Any = None, *, rows: Any = None, epochs: Any = None
     ) -> None:
         self.rows, self.epochs = rows, epochs
+        self._seed = seed
         self._index_type = "int32" if ops is HOST else index_type()
         self._ops = ops = ops or _keras_ops()
         key = ops.bitwise_xor(low, _constant(fold(seed), ops))
@@ -106,6 +107,12 @@ class Draws:
         self._number += count
         columns = self._ops.convert_to_tensor(np.array(salts, np.uint32))
         return mix(self._ops.bitwise_xor(self._key[:, None], columns[None, :]), self._ops)
+
+    def row_words(self) -> Any:
+        """A 32-bit word for each example of the split, the same in every epoch: uint32 of shape [batch]."""
+        ops = self._ops
+        key = ops.bitwise_xor(ops.cast(self.rows, "uint32"), _constant(fold(self._seed, 1), ops))
+        return mix(ops.add(mix(key, ops), _constant(_FIRST_SALT, ops)), ops)
 
     def uniform(self, count: int = 1) -> Any:
         """Random numbers in [0, 1), float32 of shape [batch, count]."""

@@ -33,6 +33,7 @@ from modelyard.data.dataset import Arrays, Dataset
 from modelyard.data.draws import halves
 from modelyard.data.pipeline import Pipeline, share_of_batch
 from modelyard.data.preprocess import batch_preprocessing
+from modelyard.engine.views import averaged
 from modelyard.errors import CheckpointError, ClusterError, TrainingError, UserError
 from modelyard.models.schedules import build_schedule
 from modelyard.models.task import Task
@@ -118,6 +119,15 @@ class Engine(ABC):
         if training:
             batch = self._augment(batch, low, high, rows, epochs)
         return self.task.preprocess(self._prepare(batch, training), training)
+
+    def evaluation_outputs(self, forward: Callable[[dict[str, Any]], Any], batch: dict[str, Any]) -> Any:
+        """What the network gives for a preprocessed batch in evaluation, averaged over views where the config says so.
+
+        Args:
+            forward: from a batch to the network's outputs.
+            batch: named tensors.
+        """
+        return averaged(forward, batch, self.config.test_time_augmentation)
 
     def close(self) -> None:
         """Ends what reads ahead."""

@@ -80,7 +80,7 @@ class JaxEngine(Engine):
         with self._types(), jax.default_device(jax.local_devices(backend="cpu")[0]):
             self.task = make_task()
             self.model = self.task.checked_network()
-            optimizer = build_optimizer(self.config, lambda: self.step.learning_rate)
+            optimizer = build_optimizer(self.config, lambda: self.step.learning_rate, self.model.name)
             optimizer = self.task.optimizer(self.config, optimizer)
             if self.config.precision == "float16":
                 optimizer = keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale")

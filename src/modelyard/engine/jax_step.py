@@ -218,7 +218,7 @@ class TrainingStep:
         mapping = [*zip(self.trained, trained, strict=True), *zip(self.statistics, statistics, strict=True)]
         with keras.StatelessScope(state_mapping=mapping):
             batch = self.engine.preprocess(batch, False)
-            outputs = self.outputs(batch, training=False)
+            outputs = self.engine.evaluation_outputs(lambda seen: self.outputs(seen, training=False), batch)
             values = {"loss": self.task.loss(outputs, batch), **self.task.metrics(outputs, batch)}
         return {
             name: jnp.tensordot(weights, value.astype(weights.dtype), axes=[[0], [0]]) for name, value in values.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ class TensorFlowEngine(Engine):
             self.task = make_task()
             self.model = self.task.checked_network()
             self._set_batch_norm()
-            optimizer = build_optimizer(self.config, lambda: self._learning_rate)
+            optimizer = build_optimizer(self.config, lambda: self._learning_rate, self.model.name)
             optimizer = self.task.optimizer(self.config, optimizer)
             if self.config.precision == "float16":
                 optimizer = keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale")
@@ -319,7 +320,7 @@ class TensorFlowEngine(Engine):
         mine = slice(replica * share, (replica + 1) * share)
         batch = self.preprocess({name: array[mine] for name, array in batch.items()}, False)
         weights = weights[mine]
-        outputs = self._outputs(batch, training=False)
+        outputs = self.evaluation_outputs(partial(self._outputs, training=False), batch)
         statistics = {"loss": self.task.loss(outputs, batch), **self.task.metrics(outputs, batch)}
         return {
             name: tf.tensordot(weights, tf.cast(value, tf.float64), axes=[[0], [0]])

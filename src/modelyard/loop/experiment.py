@@ -14,7 +14,7 @@ from modelyard.cluster.find import find_cluster
 from modelyard.config import Config, load_config, resolve
 from modelyard.config.backend import select_engine
 from modelyard.config.durations import Run
-from modelyard.data.dataset import VALIDATION
+from modelyard.data.dataset import VALIDATION, Dataset
 from modelyard.errors import ConfigError, Problem, RunError
 from modelyard.loop.crew import form_crew, in_cluster
 from modelyard.loop.members import compare_devices, gather, take_part
@@ -163,7 +163,7 @@ def _lead(config: Config, evaluates: bool, crew: Crew) -> Result:
         warm = None if checkpoint is not None else _warm_weights(config)
         dataset = open_dataset(config)
         if evaluates:
-            dataset.size(VALIDATION)
+            _check_validation(config, dataset, crew)
         gather(crew, directory, config, dataset)
         engine = create_engine(config, crew)
         compare_devices(crew, engine)
@@ -194,6 +194,15 @@ def _lead(config: Config, evaluates: bool, crew: Crew) -> Result:
         finally:
             engine.close()
         return conclude(directory, trainer, crew.cluster)
+
+
+def _check_validation(config: Config, dataset: Dataset, crew: Crew) -> None:
+    """There must be a validation split, unless the config says that there need not be one."""
+    if config.validation_fraction == 0 and VALIDATION not in dataset.sizes() and not crew.cluster.has_evaluator:
+        last = "; the model after the last step is tested" if config.test_at_end else ""
+        log.info("there is no validation split (validation_fraction is 0): nothing is evaluated on the way%s", last)
+        return
+    dataset.size(VALIDATION)
 
 
 def _as_config(config: Config | Mapping[str, Any] | None, options: Mapping[str, Any]) -> Config:

@@ -27,6 +27,7 @@ class EarlyStop(Hook):
 
     def begin(self, loop: Trainer) -> None:
         """Checks that there is such a metric."""
+        loop.check_evaluates(f"hook {self.name}")
         loop.check_metric(self.wanted.metric, f"hook {self.name}")
 
     def evaluated(self, loop: Trainer, split: str, row: dict[str, Any]) -> None:
@@ -62,6 +63,7 @@ class StopAt(Hook):
 
     def begin(self, loop: Trainer) -> None:
         """Checks that there is such a metric."""
+        loop.check_evaluates(f"hook {self.name}")
         loop.check_metric(self.wanted.metric, f"hook {self.name}")
 
     def evaluated(self, loop: Trainer, split: str, row: dict[str, Any]) -> None:

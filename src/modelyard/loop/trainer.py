@@ -82,7 +82,8 @@ class Trainer:
         run: the lengths of the run.
         run_id: tells this run from others.
         hooks: in the order they are called.
-        evaluate: whether to evaluate on validation on the way.
+        evaluate: whether to evaluate, on validation on the way and on test at the end; without a validation split,
+            only at the end.
         checkpoint: the point to go on from; None for a new run.
     """
 
@@ -107,7 +108,8 @@ class Trainer:
         self.writer = BackgroundWriter()
         self.last_test: dict[str, Any] = {}
         self.last_report: dict[str, float] = {}
-        self._evaluates = evaluate
+        self._evaluates = evaluate and VALIDATION in engine.dataset.sizes()
+        self._tests = evaluate and config.test_at_end
         self._report_cadence = InSteps(config.log_every.period(run))
         every = config.eval_every or Duration.parse(f"{config.epochs_between_evals} epochs")
         self._evaluation_cadence = InSteps(every.period(run))
@@ -198,6 +200,15 @@ class Trainer:
         known = self.engine.metric_names(VALIDATION)
         if metric not in known:
             raise UserError(f"{wanted_by}: {unknown('metric', metric, known)}")
+
+    def check_evaluates(self, wanted_by: str) -> None:
+        """Refuses what hangs on evaluations where there is no validation split to evaluate on. For hooks."""
+        sizes = self.engine.dataset.sizes()
+        if VALIDATION not in sizes:
+            raise UserError(
+                f"{wanted_by} needs a validation split, and there is none: the splits are {', '.join(sizes)}. "
+                "Give a validation_fraction of more than 0, or leave it out."
+            )
 
     def stop(self, reason: str) -> None:
         """Ends training after this step. For hooks."""
@@ -299,7 +310,7 @@ class Trainer:
             self._evaluate()
             self._settle()
         self.writer.flush()
-        if self._evaluates and self.config.test_at_end and self._signal is None:
+        if self._tests and self._signal is None:
             self._test_the_best()
 
     def _test_the_best(self) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, field_validator
 
 from modelyard.config.calls import parse_list
 from modelyard.config.durations import StepDuration
@@ -58,6 +58,35 @@ class ResNetOptions(ClassifierOptions):
     dropout_rate: float = Field(0.0, ge=0, lt=1, description="dropout before the last layer")
 
 
+class WideResNetOptions(ResNetOptions):
+    """Variants of ResNet-18."""
+
+    width: int = Field(64, ge=1, description="filters of the first stage; each of the next three has twice as many")
+
+
+class WhitenedCnnOptions(ClassifierOptions):
+    """Variants of the network with whitened patches."""
+
+    widths: Widths = Field((64, 256, 256), min_length=1, description="filters of each group, such as 64,256,256")
+    depth: Literal[2, 3] = Field(
+        2, description="convolutions of each group; with 3, the third's result is added to the first's"
+    )
+    activation: Literal["silu", "gelu"] = Field("silu", description="silu or gelu")
+    whiten_bias: bool = Field(False, description="learn a bias for the whitened patches")
+    logit_scale: float | None = Field(
+        None,
+        gt=0,
+        description="what the last layer's outputs are multiplied by (default: 1 / filters of the last group)",
+    )
+    batch_norm_momentum: float = Field(0.6, ge=0, lt=1, description="momentum of the moving averages")
+
+    @field_validator("depth", mode="before")
+    @classmethod
+    def _number(cls, value: Any) -> Any:
+        """On the command line everything is text, and pydantic compares choices as they are."""
+        return int(value) if isinstance(value, str) and value.strip().isdecimal() else value
+
+
 MODELS.declare(
     "simple_cnn",
     "modelyard.models.simple:simple_cnn",
@@ -83,6 +112,23 @@ for _layers in (20, 32, 44, 56, 110):
         options=ResNetOptions,
         summary=f"CIFAR ResNet with {_layers} layers (He et al. 2015, section 4.2)",
     )
+MODELS.declare(
+    "resnet18",
+    "modelyard.models.resnet:resnet18",
+    options=WideResNetOptions,
+    summary="ResNet-18 for small images: a 3×3 convolution without pooling first, then four stages",
+)
+MODELS.declare(
+    "resnet50",
+    "modelyard.models.resnet:resnet50",
+    summary="ResNet-50 of keras.applications, without weights; for images of 32×32 and more",
+)
+MODELS.declare(
+    "whitened_cnn",
+    "modelyard.models.whitened:whitened_cnn",
+    options=WhitenedCnnOptions,
+    summary="whitened 2×2 patches and three groups of convolutions: learns CIFAR-10 in few epochs (K. Jordan, 2024)",
+)
 
 
 # -- optimizers -----------------------------------------------------------------------------------------------------
@@ -123,6 +169,12 @@ class MuonOptions(AdamWOptions):
 
     momentum: float = Field(0.95, ge=0, lt=1, description="momentum")
     nesterov: bool = Field(True, description="Nesterov's momentum")
+    muon_steps: int = Field(5, ge=1, le=20, description="Newton-Schulz steps of the orthogonalisation")
+    muon_normalize: bool = Field(False, description="scale each kernel to the norm √outputs before it is updated")
+    muon_scale: Literal["rms", "none"] = Field(
+        "rms",
+        description="rms multiplies updates by 0.2 √(larger side), as for Adam's learning rates; none leaves them",
+    )
 
 
 OPTIMIZERS.declare(
@@ -173,6 +225,13 @@ class PolynomialOptions(CosineOptions):
     decay_power: float = Field(1.0, gt=0, description="1 is a straight line")
 
 
+class TriangularOptions(CosineOptions):
+    """Up and down in straight lines."""
+
+    start_factor: float = Field(0.2, ge=0, le=1, description="share of the peak learning rate at the first step")
+    peak_at: StepDuration = Field("20 %", description="where the peak is reached", validate_default=True)
+
+
 SCHEDULES.declare("constant", "modelyard.models.schedules:constant", summary="the same learning rate all along")
 SCHEDULES.declare(
     "piecewise", "modelyard.models.schedules:piecewise", options=PiecewiseOptions, summary="cut at given points"
@@ -188,4 +247,10 @@ SCHEDULES.declare(
 )
 SCHEDULES.declare(
     "cosine", "modelyard.models.schedules:cosine", options=CosineOptions, summary="half a cosine down to an end value"
+)
+SCHEDULES.declare(
+    "triangular",
+    "modelyard.models.schedules:triangular",
+    options=TriangularOptions,
+    summary="straight up to the peak, then straight down to an end value",
 )

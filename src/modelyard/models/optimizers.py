@@ -1,28 +1,52 @@
-"""Optimizers by name: Keras's, and Muon for convolutions too."""
+"""Optimizers by name, and one for each group of weights."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import keras
-from keras import ops
 
+from modelyard.config.optimizer_groups import read_group
 from modelyard.config.schema import Config
 from modelyard.models.catalog import AdamOptions, AdamWOptions, MuonOptions, RmspropOptions, SgdOptions
+from modelyard.models.grouped import GroupedOptimizer, Groups
+from modelyard.models.muon import KernelMuon
 
 LearningRate = Callable[[], Any]
 NO_DECAY = ["bias", "gamma", "beta"]
 """Biases and normalisation are not decayed."""
 
 
-def build_optimizer(config: Config, learning_rate: LearningRate) -> keras.optimizers.Optimizer:
-    """The optimizer of ``config``. ``learning_rate`` is asked at each step."""
-    optimizer = config.entry("optimizer").load()(config.options_of("optimizer"), learning_rate)
+def build_optimizer(config: Config, learning_rate: LearningRate, model: str = "") -> keras.optimizers.Optimizer:
+    """The optimizer of ``config``, with those of its groups.
+
+    Args:
+        config: the resolved config.
+        learning_rate: is asked at each step.
+        model: the name of the model, which the names of its weights may begin with.
+    """
+    main = _without_decay_of_biases(config.entry("optimizer").load()(config.options_of("optimizer"), learning_rate))
+    if not config.optimizer_groups:
+        return main
+    members = []
+    for number, call in enumerate(config.optimizer_groups, 1):
+        group = read_group(call)
+        factor = group.factor if group.learning_rate is None else group.learning_rate / config.learning_rate
+        with keras.name_scope(f"group{number}"):  # so that checkpoints tell two of a kind apart
+            own = group.entry.load()(group.options, _times(learning_rate, factor))
+        members.append((group, _without_decay_of_biases(own)))
+    return GroupedOptimizer(Groups(main, members, model))
+
+
+def _without_decay_of_biases(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     if getattr(optimizer, "weight_decay", None):
         optimizer.exclude_from_weight_decay(var_names=NO_DECAY)
     return optimizer
+
+
+def _times(learning_rate: LearningRate, factor: float) -> LearningRate:
+    return lambda: learning_rate() * factor
 
 
 def sgd(options: SgdOptions, learning_rate: LearningRate) -> keras.optimizers.Optimizer:
@@ -76,39 +100,10 @@ def muon(options: MuonOptions, learning_rate: LearningRate) -> keras.optimizers.
         adam_weight_decay=options.weight_decay,
         weight_decay=options.weight_decay or None,
         momentum=options.momentum,
+        ns_steps=options.muon_steps,
         nesterov=options.nesterov,
+        rms_rate=0.2 if options.muon_scale == "rms" else None,
+        normalize=options.muon_normalize,
         exclude_layers=["logits"],
         name="muon",
     )
-
-
-@keras.saving.register_keras_serializable(package="modelyard")
-class KernelMuon(keras.optimizers.Muon):
-    """Muon that also takes the kernels of convolutions: orthogonalised as matrices of (all inputs) × (outputs).
-
-    Keras's own leaves every variable that is not two-dimensional to AdamW.
-    """
-
-    def _should_use_adamw(self, variable: Any) -> bool:
-        if len(variable.shape) <= 2:
-            return bool(super()._should_use_adamw(variable))
-        return not str(getattr(variable, "path", variable.name)).split(":")[0].endswith("kernel")
-
-    def _muon_update_step(self, gradient: Any, variable: Any, lr: Any, m: Any) -> None:
-        super()._muon_update_step(gradient, variable, ops.cast(lr, variable.dtype), m)
-
-    def lr_adjust(self, x: Any) -> Any:
-        """The scale of an update, by the larger side of its matrix form."""
-        if self.rms_rate is None:
-            return x
-        outputs = x.shape[-1]
-        inputs = math.prod(x.shape[:-1])
-        return x * (math.sqrt(max(inputs, outputs)) * self.rms_rate)
-
-    def zeropower_via_newtonschulz5(self, x: Any, steps: int) -> Any:
-        """The orthogonalisation, on the matrix form of ``x``."""
-        shape = x.shape
-        if len(shape) <= 2:
-            return super().zeropower_via_newtonschulz5(x, steps)
-        flat = super().zeropower_via_newtonschulz5(ops.reshape(x, (-1, shape[-1])), steps)
-        return ops.reshape(flat, shape)

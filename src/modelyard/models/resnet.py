@@ -1,7 +1,9 @@
-"""The CIFAR ResNets of He et al., "Deep Residual Learning for Image Recognition" (2015), section 4.2.
+"""Residual networks (He et al., "Deep Residual Learning for Image Recognition", 2015): those for CIFAR of section 4.2,
+ResNet-18 for small images, and ResNet-50.
 
-6n+2 layers: a convolution, three stages of n blocks with 16, 32 and 64 filters, global pooling, one dense layer.
-Shortcuts carry no parameters (option A): where a stage begins, they take every second pixel and pad the channels.
+Those for CIFAR have 6n+2 layers: a convolution, three stages of n blocks with 16, 32 and 64 filters, global pooling,
+one dense layer. Their shortcuts carry no parameters (option A): where a stage begins, they take every second pixel and
+pad the channels.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import Any
 import keras
 from keras import layers, ops
 
-from modelyard.models.catalog import ResNetOptions
+from modelyard.models.catalog import ClassifierOptions, ResNetOptions, WideResNetOptions
 from modelyard.models.task import DataInfo, image_input
 
 
@@ -63,9 +65,41 @@ def cifar_resnet(depth: int, data: DataInfo, options: ResNetOptions) -> keras.Mo
     return keras.Model(inputs, logits, name=f"resnet{depth}")
 
 
-def _conv(filters: int, strides: int, name: str) -> layers.Layer:
+def resnet18(data: DataInfo, options: WideResNetOptions) -> keras.Model:
+    """Four stages of two blocks, for images that the first layers of the one for ImageNet would make too small."""
+    inputs, x = image_input(data, smallest=8)
+    x = _conv(options.width, 1, "stem_conv")(x)
+    x = layers.ReLU(name="stem_relu")(_norm(options, "stem_norm")(x))
+    for stage in range(4):
+        filters = options.width * 2**stage
+        for block in range(2):
+            strides = 2 if stage > 0 and block == 0 else 1
+            name = f"stage{stage + 1}_block{block + 1}"
+            shortcut = x
+            if strides == 2:
+                shortcut = _conv(filters, 2, f"{name}_shortcut_conv", size=1)(x)
+                shortcut = _norm(options, f"{name}_shortcut_norm")(shortcut)
+            x = _conv(filters, strides, f"{name}_conv1")(x)
+            x = layers.ReLU(name=f"{name}_relu1")(_norm(options, f"{name}_norm1")(x))
+            x = _norm(options, f"{name}_norm2")(_conv(filters, 1, f"{name}_conv2")(x))
+            x = layers.ReLU(name=f"{name}_relu2")(layers.Add(name=f"{name}_add")([x, shortcut]))
+    x = layers.GlobalAveragePooling2D(name="pool")(x)
+    if options.dropout_rate:
+        x = layers.Dropout(options.dropout_rate, name="dropout")(x)
+    logits = layers.Dense(data.num_classes, kernel_initializer="he_normal", name="logits")(x)
+    return keras.Model(inputs, logits, name="resnet18")
+
+
+def resnet50(data: DataInfo, options: ClassifierOptions) -> keras.Model:
+    """ResNet-50 as Keras builds it, on standardised images."""
+    inputs, x = image_input(data, smallest=32)
+    body = keras.applications.ResNet50(weights=None, include_top=False, input_tensor=x, pooling="avg")
+    return keras.Model(inputs, layers.Dense(data.num_classes, name="logits")(body.output), name="resnet50")
+
+
+def _conv(filters: int, strides: int, name: str, size: int = 3) -> layers.Layer:
     return layers.Conv2D(
-        filters, 3, strides=strides, padding="same", use_bias=False, kernel_initializer="he_normal", name=name
+        filters, size, strides=strides, padding="same", use_bias=False, kernel_initializer="he_normal", name=name
     )
 
 

@@ -11,7 +11,13 @@ from keras import ops
 
 from modelyard.config.durations import Run
 from modelyard.config.schema import Config
-from modelyard.models.catalog import CosineOptions, ExponentialOptions, PiecewiseOptions, PolynomialOptions
+from modelyard.models.catalog import (
+    CosineOptions,
+    ExponentialOptions,
+    PiecewiseOptions,
+    PolynomialOptions,
+    TriangularOptions,
+)
 from modelyard.registry import Options
 
 Schedule = Callable[[Any], Any]
@@ -71,6 +77,17 @@ def cosine(options: CosineOptions, run: Run, warmup: int, peak: float) -> Schedu
     """Half a cosine from the peak, reached after the warm-up, to the end value at the end."""
     end = options.end_learning_rate / peak
     return lambda step: end + (1 - end) * 0.5 * (1 + ops.cos(math.pi * _progress(step, run, warmup)))
+
+
+def triangular(options: TriangularOptions, run: Run, warmup: int, peak: float) -> Schedule:
+    """From a share of the peak to the peak, then to the end value at the end, in straight lines."""
+    top, start, end = options.peak_at.steps(run), options.start_factor, options.end_learning_rate / peak
+
+    def factor(step: Any) -> Any:
+        up = start + (1 - start) * step / top
+        return ops.where(step < top, up, end + (1 - end) * (1 - _progress(step, run, top)))
+
+    return factor
 
 
 def _progress(step: Any, run: Run, warmup: int) -> Any:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
@@ -37,12 +37,15 @@ _STATISTICS_EXAMPLES = 4096
 
 @dataclass(frozen=True)
 class DataInfo:
-    """What a model may know of its data: the shapes, the classes, and the mean and spread of the training images."""
+    """What a model may know of its data: the shapes, the classes, the mean and spread of the training images, and a
+    sample of them (None where examples are no images).
+    """
 
     features: dict[str, Feature]
     classes: tuple[str, ...]
     mean: NDArray[np.float32]
     spread: NDArray[np.float32]
+    images: NDArray[Any] | None = field(default=None, repr=False, compare=False)
 
     @property
     def num_classes(self) -> int:
@@ -78,7 +81,8 @@ def describe(dataset: Dataset, preprocess: Sequence[Call] = ()) -> DataInfo:
             flat = flat.reshape(-1, 1)
         mean = np.broadcast_to(flat.mean(axis=0), channels).astype(np.float32)
         spread = np.broadcast_to(np.maximum(flat.std(axis=0), 1e-6), channels).astype(np.float32)
-    return DataInfo(features, dataset.classes, mean, spread)
+    images = np.asarray(found[IMAGE]) if IMAGE in features and len(features[IMAGE].shape) == 3 else None
+    return DataInfo(features, dataset.classes, mean, spread, images)
 
 
 class Task:

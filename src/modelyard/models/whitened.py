@@ -1,0 +1,181 @@
+"""A small, fast network for CIFAR: fixed whitening of 2×2 patches, then groups of identity-initialised convolutions.
+
+The design is Keller Jordan's, of "94% on CIFAR-10 in 3.29 seconds on a single GPU" (2024, arXiv 2404.00498) and the
+programs airbench94_muon and airbench96 (github.com/KellerJordan/cifar10-airbench).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import keras
+import numpy as np
+from keras import layers, ops
+from numpy.typing import NDArray
+
+from modelyard.errors import DataError
+from modelyard.models.catalog import WhitenedCnnOptions
+from modelyard.models.task import DataInfo, image_input
+
+_PATCH = 2
+_MOST_IMAGES = 4096
+_CHUNK = 256
+# Moments are computed in float32; the least epsilon that leaves them as they are.
+_EPSILON = 1e-12
+
+
+def whitening_kernel(images: NDArray[Any], epsilon: float = 5e-4) -> NDArray[np.float32]:
+    """The kernel that takes 2×2 patches of ``images`` to independent values of equal spread, and to their negatives.
+
+    Args:
+        images: standardised images, of shape [count, height, width, channels].
+        epsilon: is added to each eigenvalue, so that directions in which nothing happens are not blown up.
+
+    Returns:
+        Eigenvectors of the covariance of the patches, each over the root of its eigenvalue, and their negatives, of
+        shape [2, 2, channels, 8 × channels].
+    """
+    channels = images.shape[-1]
+    size = _PATCH * _PATCH * channels
+    covariance, count = np.zeros((size, size)), 0
+    for start in range(0, len(images), _CHUNK):
+        windows = np.lib.stride_tricks.sliding_window_view(
+            images[start : start + _CHUNK], (_PATCH, _PATCH), axis=(1, 2)
+        )
+        patches = windows.transpose(0, 1, 2, 4, 5, 3).reshape(-1, size).astype(np.float32)
+        covariance += patches.T @ patches
+        count += len(patches)
+    values, vectors = np.linalg.eigh(covariance / count)
+    # A library may give a vector or its negative: the greatest value is made positive, so that all machines agree.
+    vectors = vectors * np.sign(vectors[np.abs(vectors).argmax(axis=0), np.arange(size)])
+    scaled = vectors / np.sqrt(np.maximum(values, 0) + epsilon)
+    return np.concatenate([scaled, -scaled], axis=1).reshape(_PATCH, _PATCH, channels, 2 * size).astype(np.float32)
+
+
+@keras.saving.register_keras_serializable(package="modelyard")
+class Whiten(layers.Layer):
+    """A 2×2 convolution whose kernel is computed from training images and stays as it is; it is saved with the model.
+
+    Args:
+        kernel: what `whitening_kernel` gives; None where it is loaded later.
+        use_bias: whether a bias is learned.
+    """
+
+    def __init__(self, kernel: NDArray[np.float32] | None = None, use_bias: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.use_bias = use_bias
+        self._initial = kernel
+
+    def build(self, input_shape: Any) -> None:
+        """Makes the kernel, and the bias where there is one."""
+        channels = input_shape[-1]
+        shape = (_PATCH, _PATCH, channels, 2 * _PATCH * _PATCH * channels)
+        initial = np.zeros(shape, np.float32) if self._initial is None else self._initial
+        self.kernel = self.add_weight(
+            name="kernel",
+            shape=shape,
+            initializer=lambda shape, dtype=None: ops.convert_to_tensor(initial, dtype),
+            trainable=False,
+        )
+        self.bias = self.add_weight(name="bias", shape=shape[-1:], initializer="zeros") if self.use_bias else None
+
+    def call(self, inputs: Any) -> Any:
+        """One pixel less in height and width."""
+        outputs = ops.conv(inputs, self.kernel, padding="valid", data_format="channels_last")
+        return outputs if self.bias is None else outputs + self.bias
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """One pixel less in height and width, eight times the channels."""
+        batch, height, width, channels = input_shape
+        return batch, height - _PATCH + 1, width - _PATCH + 1, 2 * _PATCH * _PATCH * channels
+
+    def get_config(self) -> dict[str, Any]:
+        """For saving in Keras's format; the kernel is in the weights."""
+        return {**super().get_config(), "use_bias": self.use_bias}
+
+
+@keras.saving.register_keras_serializable(package="modelyard")
+class MaxPool(layers.Layer):
+    """Maximum over squares that do not overlap; rows and columns that are left over are dropped.
+
+    It is the maximum of strided slices: XLA's gradient of a pooling window is slow on GPUs, and not deterministic.
+    """
+
+    def __init__(self, size: int = 2, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.size = size
+
+    def call(self, inputs: Any) -> Any:
+        """Height and width divided by the size."""
+        k = self.size
+        height, width = inputs.shape[1] // k * k, inputs.shape[2] // k * k
+        pooled = None
+        for i in range(k):
+            for j in range(k):
+                part = inputs[:, i:height:k, j:width:k, :]
+                pooled = part if pooled is None else ops.maximum(pooled, part)
+        return pooled
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """Rounded down."""
+        batch, height, width, channels = input_shape
+        return batch, height // self.size, width // self.size, channels
+
+    def get_config(self) -> dict[str, Any]:
+        """For saving in Keras's format."""
+        return {**super().get_config(), "size": self.size}
+
+
+@keras.saving.register_keras_serializable(package="modelyard")
+class IdentityKernel(keras.initializers.Initializer):
+    """The first filters hand each input channel on as it is; the rest are uniform up to 1 / √(inputs of a filter)."""
+
+    def __call__(self, shape: Any, dtype: Any = None) -> Any:
+        """A kernel of shape [height, width, inputs, outputs]."""
+        height, width, inputs, outputs = shape
+        same = min(inputs, outputs)
+        limit = 1 / math.sqrt(height * width * inputs)
+        noise = keras.random.uniform(shape, -limit, limit, dtype=dtype)
+        identity = np.zeros((height, width, inputs, outputs), np.float32)
+        identity[height // 2, width // 2, np.arange(same), np.arange(same)] = 1
+        rest = (np.arange(outputs) >= same).astype(np.float32)
+        return noise * ops.convert_to_tensor(rest, noise.dtype) + ops.convert_to_tensor(identity, noise.dtype)
+
+
+def whitened_cnn(data: DataInfo, options: WhitenedCnnOptions) -> keras.Model:
+    """The network for images of 32×32 and other sizes."""
+    pooled = 2 ** len(options.widths)
+    inputs, x = image_input(data, smallest=3 * pooled + 1)
+    if data.images is None:
+        raise DataError("whitened_cnn computes its first layer from training images; this dataset gives none.")
+    sample = (data.images[:_MOST_IMAGES].astype(np.float32) - data.mean) / data.spread
+    x = Whiten(whitening_kernel(sample), options.whiten_bias, name="whiten")(x)
+    x = layers.Activation(options.activation, name="whiten_act")(x)
+    for number, width in enumerate(options.widths, 1):
+        x = _group(x, width, options, f"group{number}")
+    x = layers.Flatten(name="flatten")(MaxPool(3, name="pool")(x))
+    spread_of_one = keras.initializers.RandomUniform(-math.sqrt(3), math.sqrt(3))
+    x = layers.Dense(data.num_classes, use_bias=False, kernel_initializer=spread_of_one, name="logits")(x)
+    scale = options.logit_scale if options.logit_scale is not None else 1 / options.widths[-1]
+    return keras.Model(inputs, layers.Rescaling(scale, name="scale")(x), name="whitened_cnn")
+
+
+def _group(x: Any, width: int, options: WhitenedCnnOptions, name: str) -> Any:
+    x = MaxPool(2, name=f"{name}_pool")(_conv(width, f"{name}_conv1")(x))
+    x = layers.Activation(options.activation, name=f"{name}_act1")(_norm(options, f"{name}_norm1")(x))
+    first = x
+    for number in range(2, options.depth + 1):
+        x = _norm(options, f"{name}_norm{number}")(_conv(width, f"{name}_conv{number}")(x))
+        if number == 3:
+            x = layers.Add(name=f"{name}_add")([x, first])
+        x = layers.Activation(options.activation, name=f"{name}_act{number}")(x)
+    return x
+
+
+def _conv(width: int, name: str) -> layers.Layer:
+    return layers.Conv2D(width, 3, padding="same", use_bias=False, kernel_initializer=IdentityKernel(), name=name)
+
+
+def _norm(options: WhitenedCnnOptions, name: str) -> layers.Layer:
+    return layers.BatchNormalization(momentum=options.batch_norm_momentum, epsilon=_EPSILON, scale=False, name=name)
