@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import modelyard
-from conftest import engine_class
+from conftest import engine_class, engine_name
 from modelyard.cluster.crew import Crew
 from modelyard.config.accelerators import nvidia_gpus
 from modelyard.config.durations import Run
@@ -216,7 +216,10 @@ def test_data_that_is_not_resident_gives_the_same_bits(make: Make, monkeypatch: 
     assert streamed.pipeline.resident("train") is None
     resident.train(0, 10)
     streamed.train(0, 10)
-    assert same_bits(resident.state(), streamed.state())
+    if engine_name() == "jax":  # two programs, which XLA may each put in another order
+        assert distance(resident.state(), streamed.state()) < 1e-6
+    else:
+        assert same_bits(resident.state(), streamed.state())
 
 
 @pytest.mark.parametrize("pieces", [1, 2])
@@ -273,6 +276,7 @@ def test_weight_decay_leaves_biases_and_normalisation_alone(make: Make) -> None:
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 def test_mixed_precision_learns(make: Make, precision: str) -> None:
     engine = make(precision=precision, cpu_devices=2)
+    assert engine.model.get_layer("conv").compute_dtype == precision
     losses = engine.train(0, 40)["loss"]
     assert losses[-5:].mean() < 0.7 * losses[:3].mean()
     state = engine.state()
@@ -322,8 +326,8 @@ def test_a_batch_that_devices_cannot_share_is_refused(make: Make) -> None:
 def test_gpus_that_are_not_there_are_refused(make: Make) -> None:
     if nvidia_gpus():
         pytest.skip("this machine has a GPU")
-    for options, text in (({"num_gpus": 2}, "asks for 2 GPU"), ({"gpu_id": 0}, "gpu_id 0 is not there")):
-        with pytest.raises(UserError, match=rf"{text}.*sees.*modelyard doctor"):
+    for options, text in (({"num_gpus": 2}, r"num_gpus.* 2 "), ({"gpu_id": 0}, "gpu_id 0 ")):
+        with pytest.raises(UserError, match=rf"{text}.*(TensorFlow|JAX).* sees.*modelyard doctor"):
             make(**options)
 
 
