@@ -1,4 +1,8 @@
-"""Shared by all tests. TensorFlow is set up once per process, with two CPU devices and two threads."""
+"""Shared by all tests.
+
+Keras has one backend for a process, so the suite runs once for each engine: ``pytest`` on TensorFlow, ``pytest --engine
+jax`` on JAX. The engine is set up once per process, with several CPU devices and two threads.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,31 +27,84 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.fixture(scope="session")
-def two_devices() -> None:
-    """TensorFlow in this process, with two logical CPU devices to choose from."""
-    from modelyard.config.backend import select_engine
+def pytest_addoption(parser: pytest.Parser) -> None:
+    given = os.environ.get("MODELYARD_TEST_ENGINE", "tensorflow")
+    parser.addoption("--engine", choices=["tensorflow", "jax"], default=given, help="the engine to test")
 
-    select_engine("tensorflow")
+
+def pytest_configure(config: pytest.Config) -> None:
+    os.environ["MODELYARD_TEST_ENGINE"] = config.getoption("--engine")
+    os.environ["KERAS_BACKEND"] = engine_name()  # some modules of tests import Keras when they are collected
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        mark = item.get_closest_marker("tensorflow_only")
+        if mark is not None and engine_name() != "tensorflow":
+            item.add_marker(pytest.mark.skip(reason=f"TensorFlow only: {mark.args[0]}"))
+
+
+def engine_name() -> str:
+    """The engine that is tested."""
+    return os.environ["MODELYARD_TEST_ENGINE"]
+
+
+def on_engine() -> list[str]:
+    """The words that choose it on the command line."""
+    return ["--engine", engine_name()]
+
+
+def engine_class() -> Any:
+    """The class of the engine that is tested."""
+    from modelyard.registry import ENGINES
+
+    return ENGINES.get(engine_name()).load()
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as the engine compiles it."""
+    if engine_name() == "jax":
+        import jax
+
+        made: Callable[..., Any] = jax.jit(function)
+        return made
     import tensorflow as tf
 
-    if not getattr(two_devices_ready, "done", False):
-        tf.config.threading.set_intra_op_parallelism_threads(2)
-        tf.config.threading.set_inter_op_parallelism_threads(2)
-        cpu = tf.config.list_physical_devices("CPU")[0]
-        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-        tf.config.list_logical_devices()  # starts it: from here on nothing changes
-        two_devices_ready.done = True  # type: ignore[attr-defined]
+    return tf.function(function, autograph=False)
+
+
+@pytest.fixture(scope="session")
+def two_devices() -> None:
+    """The engine in this process, with at least two CPU devices to choose from."""
+    from modelyard.config.backend import select_engine
+
+    select_engine(engine_name())
+    _set_up_jax() if engine_name() == "jax" else _set_up_tensorflow()
     import parts  # noqa: F401 - registers the models of the tests
 
 
-def two_devices_ready() -> None:
-    """Carries the mark that TensorFlow is set up."""
+@lru_cache(maxsize=1)  # from the first time on nothing changes
+def _set_up_tensorflow() -> None:
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(2)
+    tf.config.threading.set_inter_op_parallelism_threads(2)
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    tf.config.list_logical_devices()  # starts it
+
+
+@lru_cache(maxsize=1)
+def _set_up_jax() -> None:
+    import jax
+
+    jax.config.update("jax_num_cpu_devices", 4)
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """For a process of its own: quiet, and with the tests' parts on its path."""
-    return {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "COLUMNS": "200", **extra}
+    """For a process of its own: quiet, and free to choose its engine."""
+    inherited = {name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"}
+    return {**inherited, "TF_CPP_MIN_LOG_LEVEL": "3", "COLUMNS": "200", **extra}
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""`modelyard doctor` explains the part this process would take in a cluster."""
+"""`modelyard doctor` says what each engine sees, and the part this process would take in a cluster."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import json
 import pytest
 
 from modelyard.cli import doctor
+
+doctor_asks = doctor._ask
 
 TF_CONFIG = {
     "cluster": {"chief": ["a:1"], "worker": ["b:2", "c:3"], "ps": ["d:4"]},
@@ -18,8 +20,8 @@ TF_CONFIG = {
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rest of the examination asks TensorFlow, in a process of its own."""
-    monkeypatch.setattr(doctor, "_ask_tensorflow", lambda: {"cuda": None, "cudnn": None, "gpus": []})
+    """The rest of the examination asks TensorFlow and JAX, in processes of their own."""
+    monkeypatch.setattr(doctor, "_ask", lambda code: {"version": "1.2.3", "devices": []})
     monkeypatch.setattr(doctor, "gpus", list)
     for name in ("TF_CONFIG", "SLURM_STEP_ID", "JOB_COMPLETION_INDEX"):
         monkeypatch.delenv(name, raising=False)
@@ -69,3 +71,48 @@ def test_everything_wrong_with_tf_config_is_shown(
     problems = [check for check in json.loads(capsys.readouterr().out) if check["check"] == "cluster"]
     assert len(problems) >= 3
     assert all(problem["ok"] is False and problem["result"].startswith("TF_CONFIG: ") for problem in problems)
+
+
+H200 = "NVIDIA H200, 143771 MiB, 570.00"
+
+
+def engines(monkeypatch: pytest.MonkeyPatch, chosen: str, **seen: dict[str, object]) -> dict[str, tuple[str, object]]:
+    monkeypatch.setattr(doctor, "gpus", lambda: [H200])
+    monkeypatch.setattr(doctor, "choose_engine", lambda name: (chosen, "auto: JAX sees NVIDIA H200"))
+    monkeypatch.setattr(doctor, "_ask", lambda code: next(seen[n] for n in seen if f"import json, {n}" in code))
+    monkeypatch.setattr(doctor, "is_installed", lambda name: name in seen)
+    return {name: (result, ok) for name, result, ok in doctor.examine()}
+
+
+def test_both_engines_say_what_they_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = engines(
+        monkeypatch,
+        "jax",
+        jax={"version": "0.10.2", "devices": ["NVIDIA H200"]},
+        tensorflow={"version": "2.21.0", "devices": [], "built": "; no CUDA"},
+    )
+    assert found["engine"] == ("jax (auto: JAX sees NVIDIA H200)", True)
+    assert found["jax"] == ("0.10.2 sees NVIDIA H200", True)
+    text, ok = found["tensorflow"]
+    assert text.startswith("2.21.0 sees no accelerator; no CUDA. The driver has 1: pip install 'modelyard[cpu]'")
+    assert ok is None, "nobody uses it here"
+
+
+def test_an_engine_that_does_not_see_what_auto_took_it_for_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    text, ok = engines(monkeypatch, "jax", jax={"version": "0.10.2", "devices": []})["jax"]
+    assert "sees no accelerator. The driver has 1: pip install 'modelyard[jax]' (or 'modelyard[jax-gpu]'" in text
+    assert ok is False
+
+
+def test_an_engine_that_is_missing_is_no_problem_and_a_broken_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = engines(monkeypatch, "jax", jax={"error": "ImportError: no jaxlib"})
+    assert found["jax"] == ("can't be used: ImportError: no jaxlib", False)
+    text, ok = found["tensorflow"]
+    assert text.startswith("not installed: pip install 'modelyard[cpu]'")
+    assert ok is None
+
+
+def test_what_an_engine_that_crashes_said_last_is_shown() -> None:
+    assert doctor_asks("raise ImportError('no jaxlib')") == {"error": "ImportError: no jaxlib"}
+    assert "exit status" in str(doctor_asks("import os; os.abort()")["error"])
+    assert doctor_asks("print('{}')") == {}

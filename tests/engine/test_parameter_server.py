@@ -21,6 +21,7 @@ from modelyard.config.durations import Run
 from modelyard.data.load import load_dataset
 from modelyard.engine.parameter_server_options import parameter_server_problems
 
+pytestmark = pytest.mark.tensorflow_only("parameter servers")
 OPTIONS: dict[str, Any] = {"model": "mlp", "dataset": "digits", "train_steps": 400, "train_batch_size": 32}
 AUGMENT = "pad_and_crop(padding=1), flip_left_right"
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from conftest import COMMAND, TESTS, environment
+from conftest import COMMAND, TESTS, environment, on_engine
 
 STEPS = 240
 OPTIONS = (
@@ -52,7 +52,7 @@ if left:
 def start(folder: Path, kill_at: int = 0) -> subprocess.Popen[str]:
     plugin = folder.parent / "killer.py"
     plugin.write_text(KILLER)
-    words = [*COMMAND, *OPTIONS, "--plugins", str(plugin), "--model_dir", str(folder)]
+    words = [*COMMAND, *OPTIONS, *on_engine(), "--plugins", str(plugin), "--model_dir", str(folder)]
     extra = environment(KILL_AT=str(kill_at), PARTS=str(TESTS))
     return subprocess.Popen(words, env=extra, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

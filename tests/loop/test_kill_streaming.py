@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from test_kill import newest_step, wait_for
 
-from conftest import COMMAND, environment
+from conftest import COMMAND, environment, on_engine
 from photos import photo_folder
 
 STEPS = 120
@@ -33,7 +33,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> Path:
 
 
 def start(photos: Path, folder: Path, threads: int) -> subprocess.Popen[str]:
-    words = [*COMMAND, *OPTIONS, *AUGMENT, "--dataset", str(photos), "--model_dir", str(folder)]
+    words = [*COMMAND, *OPTIONS, *on_engine(), *AUGMENT, "--dataset", str(photos), "--model_dir", str(folder)]
     words += ["--input_threads", str(threads)]
     return subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 import modelyard
+from conftest import engine_class
 from modelyard.errors import ConfigError, DataError, RunError, TrainingError, UserError
 from modelyard.run.checkpoint import list_checkpoints, read_checkpoint
 from modelyard.run.metrics import read_metrics
@@ -284,21 +285,21 @@ def test_a_signal_in_an_evaluation_saves_at_once_and_the_evaluation_is_made_up_f
 ) -> None:
     import signal
 
-    from modelyard.engine.tensorflow import TensorFlowEngine
     from modelyard.errors import Interrupted
 
     options = {"deterministic": True, "eval_batch_size": 20, "save_every": "1 h"}
     go("undisturbed", **options)
-    real = TensorFlowEngine.evaluate_batch
+    engine = engine_class()
+    real = engine.evaluate_batch
     calls: list[int] = []
 
-    def interrupting(self: TensorFlowEngine, *arguments: Any) -> Any:
+    def interrupting(self: Any, *arguments: Any) -> Any:
         calls.append(1)
         if len(calls) == 3:
             os.kill(os.getpid(), signal.SIGTERM)
         return real(self, *arguments)
 
-    monkeypatch.setattr(TensorFlowEngine, "evaluate_batch", interrupting)
+    monkeypatch.setattr(engine, "evaluate_batch", interrupting)
     with pytest.raises(Interrupted):
         go(**options)
     assert len(calls) == 3  # of eight batches

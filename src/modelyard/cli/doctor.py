@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from modelyard.cluster.find import find_cluster
+from modelyard.config.accelerators import counted, is_installed
 from modelyard.config.backend import INSTALL, choose_engine
 from modelyard.errors import ConfigError, UserError
 from modelyard.run.machine import available_cores, cpu_flags, gpus, hardware, versions
@@ -46,11 +47,9 @@ def examine() -> list[tuple[str, str, bool | None]]:
         ("memory", f"{machine['memory_gib']} GiB", machine["memory_gib"] >= 2),
         _disk(),
     ]
-    engine, check = _engine()
-    checks.append(check)
-    if "avx512f" not in cpu_flags():
-        checks.append(("oneDNN", "switched on by Modelyard, since this CPU has no AVX-512", None))
-    checks += _gpus(engine)
+    checks += _engines()
+    if "avx512f" not in cpu_flags() and is_installed("tensorflow"):
+        checks.append(("oneDNN", "switched on for TensorFlow, since this CPU has no AVX-512", None))
     checks.append(_writable())
     return checks + _cluster()
 
@@ -91,43 +90,61 @@ def _cluster() -> list[tuple[str, str, bool | None]]:
     return checks
 
 
-def _engine() -> tuple[str | None, tuple[str, str, bool | None]]:
-    try:
-        name, reason = choose_engine("auto")
-    except UserError as error:
-        return None, ("engine", str(error), False)
-    return name, ("engine", f"{name} ({reason})", True)
-
-
-def _gpus(engine: str | None) -> list[tuple[str, str, bool | None]]:
-    """What the driver sees and what the engine sees; the two should agree."""
+def _engines() -> list[tuple[str, str, bool | None]]:
+    """Which engine ``auto`` takes, and what each of them sees; that should be what the driver sees."""
     driver = gpus()
     checks: list[tuple[str, str, bool | None]] = [("GPUs (driver)", "; ".join(driver) or "none", None)]
-    if engine != "tensorflow":
-        return checks
-    seen = _ask_tensorflow()
-    if "error" in seen:
-        return [*checks, ("tensorflow", f"can't be imported: {seen['error']}", False)]
-    built = f"CUDA {seen['cuda']}, cuDNN {seen['cudnn']}" if seen["cuda"] else "built without CUDA"
-    result = f"{len(seen['gpus'])} seen; {built}"
-    agree = len(seen["gpus"]) >= len(driver)
-    if not agree:
-        result += f". The driver has {len(driver)}: {INSTALL['tensorflow']}"
-    return [*checks, ("GPUs (tensorflow)", result, agree)]
+    try:
+        chosen, reason = choose_engine("auto")
+    except UserError as error:
+        return [*checks, ("engine", str(error), False)]
+    checks.append(("engine", f"{chosen} ({reason})", True))
+    for name, ask in (("tensorflow", _ask_tensorflow), ("jax", _ask_jax)):
+        if not is_installed(name):
+            checks.append((name, f"not installed: {INSTALL[name]}", None))
+            continue
+        seen = ask()
+        if "error" in seen:
+            checks.append((name, f"can't be used: {seen['error']}", False))
+            continue
+        result = f"{seen['version']} sees {counted(seen['devices']) or 'no accelerator'}{seen.get('built', '')}"
+        short = len(seen["devices"]) < len(driver)
+        if short:
+            result += f". The driver has {len(driver)}: {INSTALL[name]}"
+        # An engine that nobody uses here may lack what it would need.
+        checks.append((name, result, None if name != chosen else not short))
+    return checks
 
 
 def _ask_tensorflow() -> dict[str, Any]:
-    """In a process of its own: a broken install may crash."""
-    code = (
+    return _ask(
         "import json, tensorflow as tf; b = tf.sysconfig.get_build_info();"
-        "print(json.dumps({'cuda': b.get('cuda_version'), 'cudnn': b.get('cudnn_version'),"
-        "'gpus': [d.name for d in tf.config.list_physical_devices('GPU')]}))"
+        "built = f\"; CUDA {b['cuda_version']}, cuDNN {b['cudnn_version']}\" if b.get('cuda_version') else '; no CUDA';"
+        "names = [tf.config.experimental.get_device_details(d).get('device_name', d.name)"
+        " for d in tf.config.list_physical_devices('GPU')];"
+        "print(json.dumps({'version': tf.__version__, 'devices': names, 'built': built}))"
     )
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+
+
+def _ask_jax() -> dict[str, Any]:
+    return _ask(
+        "import json, jax;"
+        "names = [d.device_kind for d in jax.devices() if d.platform != 'cpu'];"
+        "print(json.dumps({'version': jax.__version__, 'devices': names}))"
+    )
+
+
+def _ask(code: str) -> dict[str, Any]:
+    """In a process of its own: a broken install may crash."""
+    # JAX would take most of a GPU's memory, where others may be training.
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     try:
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment, check=False
         )
+        if done.returncode:
+            lines = done.stderr.strip().splitlines()
+            return {"error": lines[-1] if lines else f"exit status {done.returncode}"}
         answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
         return answer
     except (OSError, subprocess.TimeoutExpired, ValueError, IndexError) as error:

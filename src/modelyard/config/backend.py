@@ -1,17 +1,22 @@
-"""Chooses the engine before Keras is imported, since Keras fixes its backend then."""
+"""Chooses the engine before Keras is imported, since Keras fixes its backend then.
+
+``auto`` takes JAX where it would find an accelerator, else TensorFlow, else whichever is installed.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
 import os
 import re
 import sys
 import tempfile
 from collections.abc import Iterator
 
-from modelyard.errors import UserError
+from modelyard.cluster.find import find_cluster
+from modelyard.cluster.roles import PARAMETER_SERVERS
+from modelyard.config.accelerators import accelerators, counted, is_installed, jax_plugins, nvidia_gpus
+from modelyard.errors import ConfigError, UserError
 from modelyard.registry import ENGINES
 
 INSTALL = {
@@ -21,37 +26,80 @@ INSTALL = {
 
 
 def choose_engine(name: str) -> tuple[str, str]:
-    """The engine for the option ``engine``, and the reason for the choice."""
+    """The engine for the option ``engine``, and the reason for the choice.
+
+    Raises:
+        UserError: if it is not installed, or none is.
+    """
     if name != "auto":
         ENGINES.get(name)
-        if importlib.util.find_spec(name) is None:
+        if not is_installed(name):
             raise UserError(f"the engine {name!r} is not installed. Install it: {INSTALL[name]}")
         return name, "asked for"
-    for candidate in ENGINES.names():
-        if importlib.util.find_spec(candidate) is not None:
-            return candidate, "installed"
-    raise UserError(f"no engine is installed. Install one: {' or '.join(INSTALL.values())}")
+    if not any(map(is_installed, INSTALL)):
+        raise UserError(f"no engine is installed. Install one: {' or '.join(INSTALL.values())}")
+    chosen, reason = _automatic()
+    fixed = keras_backend()
+    if fixed != chosen and fixed in INSTALL:
+        chosen, reason = fixed, "Keras was imported with it"
+    return chosen, f"auto: {reason}"
+
+
+def _automatic() -> tuple[str, str]:
+    if not is_installed("jax"):
+        return "tensorflow", "JAX is not installed"
+    if not is_installed("tensorflow"):
+        return "jax", "TensorFlow is not installed"
+    if _has_parameter_servers():
+        return "tensorflow", "parameter servers are TensorFlow's"
+    seen = accelerators()
+    if seen:
+        return "jax", f"JAX sees {counted(seen)}"
+    unused = nvidia_gpus()
+    if unused and not any("cuda" in plugin for plugin in jax_plugins()):
+        return "tensorflow", f"JAX is installed without modelyard[jax-gpu], which it needs for {counted(unused)}"
+    return "tensorflow", "no accelerator seen"
+
+
+def keras_backend() -> str | None:
+    """What Keras was imported with; None if it was not imported yet."""
+    if "keras" not in sys.modules:
+        return None
+    import keras
+
+    backend: str = keras.backend.backend()
+    return backend
+
+
+def _has_parameter_servers() -> bool:
+    try:
+        return find_cluster().mode == PARAMETER_SERVERS
+    except ConfigError:  # told where the cluster is needed
+        return False
 
 
 def select_engine(name: str) -> str:
     """Chooses the engine and sets the environment that it and Keras read when they are imported."""
     chosen, _ = choose_engine(name)
-    if "keras" in sys.modules:
-        import keras
-
-        if keras.backend.backend() != chosen:
-            raise UserError(
-                f"Keras was imported with the backend {keras.backend.backend()!r} before Modelyard could choose "
-                f"{chosen!r}. Set KERAS_BACKEND={chosen}, or import modelyard and load the config first."
-            )
+    fixed = keras_backend()
+    if fixed not in (None, chosen):
+        raise UserError(
+            f"Keras was imported with the backend {fixed!r} before Modelyard could choose "
+            f"{chosen!r}. Set KERAS_BACKEND={chosen}, or import modelyard and load the config first."
+        )
     os.environ["KERAS_BACKEND"] = chosen
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # JAX's libraries read it, too
     if chosen == "tensorflow":
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         # Without AVX-512, TensorFlow leaves oneDNN's faster convolutions off unless told otherwise.
         os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
-        if "tensorflow" not in sys.modules:
+    if chosen not in sys.modules:
+        try:
             with _without_greetings():
-                importlib.import_module("tensorflow")
+                importlib.import_module(chosen)
+        except ImportError as error:
+            raise UserError(
+                f"the engine {chosen!r} can't be imported: {error}. Install it: {INSTALL[chosen]}"
+            ) from error
     return chosen
 
 

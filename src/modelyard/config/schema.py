@@ -179,7 +179,9 @@ class Devices(Group):
     """Where it runs."""
 
     title = "Devices"
-    engine: str = option("auto", "auto, tensorflow or jax", free=True)
+    engine: str = option(
+        "auto", "tensorflow or jax; auto: JAX where it sees an accelerator, else TensorFlow", free=True
+    )
     num_gpus: Annotated[int, Field(ge=0)] | Literal["auto", "all"] = option(
         "auto", "GPUs to use: a number, all, or auto (one if any)", free=True
     )

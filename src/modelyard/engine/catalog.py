@@ -12,5 +12,5 @@ ENGINES.declare(
 ENGINES.declare(
     "jax",
     "modelyard.engine.jax:JaxEngine",
-    summary="one or many accelerators, CPUs too",
+    summary="one or many accelerators; CPUs too",
 )

@@ -65,7 +65,6 @@ class JaxEngine(Engine):
             raise UserError("shard_parameters divides large parameters over several devices, and there is one.")
         if config.shard_parameters and not config.sync_batch_norm:
             raise UserError("shard_parameters needs sync_batch_norm, which is on unless you turn it off.")
-        set_precision(config)
 
     @contextmanager
     def _types(self) -> Iterator[None]:
@@ -76,6 +75,7 @@ class JaxEngine(Engine):
     def set_up_model(self, make_task: Callable[[], Task]) -> None:
         """Makes the variables on the host, so that no device compiles anything for them, and brings them over."""
         keras.utils.clear_session(free_memory=False)  # names must not depend on what was built before
+        set_precision(self.config)  # which that has forgotten
         seed_initializers(fold(self.config.random_seed, 1))
         with self._types(), jax.default_device(jax.local_devices(backend="cpu")[0]):
             self.task = make_task()

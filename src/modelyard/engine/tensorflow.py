@@ -60,11 +60,11 @@ class TensorFlowEngine(Engine):
             raise UserError("xla works on one device with the tensorflow engine; leave it off for several.")
         if config.deterministic:
             tf.config.experimental.enable_op_determinism()
-        set_precision(config)
 
     def set_up_model(self, make_task: Callable[[], Task]) -> None:
         """Makes the variables under the strategy, then the compiled functions."""
         keras.utils.clear_session(free_memory=False)  # names must not depend on what was built before
+        set_precision(self.config)  # which that has forgotten
         keras.utils.set_random_seed(fold(self.config.random_seed, 1))
         with self.variable_scope():
             self.task = make_task()

@@ -12,6 +12,7 @@ from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.python.eager import context
 
 from modelyard.cluster.crew import Crew
+from modelyard.config.backend import choose_engine
 from modelyard.config.schema import Config
 from modelyard.errors import UserError
 from modelyard.run.machine import available_cores
@@ -125,7 +126,7 @@ def _wanted_gpus(config: Config, available: int, several: bool) -> list[int]:
     if config.gpu_id is not None:
         if config.gpu_id >= available:
             raise UserError(
-                f"gpu_id {config.gpu_id} is not there: TensorFlow sees {available} GPU(s)"
+                f"gpu_id {config.gpu_id} is not there: TensorFlow{_why(config)} sees {available} GPU(s)"
                 + (f", 0 to {available - 1}." if available else "; `modelyard doctor` checks the machine.")
             )
         return [config.gpu_id]
@@ -136,7 +137,12 @@ def _wanted_gpus(config: Config, available: int, several: bool) -> list[int]:
     count = available if config.num_gpus == "all" else int(config.num_gpus)
     if count > available or (config.num_gpus == "all" and not available):
         raise UserError(
-            f"num_gpus asks for {config.num_gpus} GPU(s), TensorFlow sees {available}. "
+            f"num_gpus asks for {config.num_gpus} GPU(s), TensorFlow{_why(config)} sees {available}. "
             "`modelyard doctor` checks the machine."
         )
     return list(range(count))
+
+
+def _why(config: Config) -> str:
+    """Why it is TensorFlow that looks for GPUs, where nobody asked for it."""
+    return f" (engine {choose_engine(config.engine)[1]})" if config.engine == "auto" else ""

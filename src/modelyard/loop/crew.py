@@ -114,6 +114,8 @@ def _card(config: Config, cluster: Cluster, evaluates: bool) -> dict[str, Any]:
         "code": {"modelyard's source": _source_digest(), **plugins},
         "cluster": {role: list(hosts) for role, hosts in cluster.addresses.items() if role != EVALUATOR},
         "evaluates": evaluates,
+        # Each process chooses for its own machine; an evaluator may well have another than those that train together.
+        "engine": None if cluster.me.role == EVALUATOR else choose_engine(config.engine)[0],
     }
 
 
@@ -127,6 +129,9 @@ def _differences(lead: dict[str, Any], other: dict[str, Any]) -> list[str]:
         for key in sorted(set(mine) | set(theirs)):
             if mine.get(key) != theirs.get(key):
                 lines.append(f"{word}{key}: {inline(theirs.get(key))}, where the lead has {inline(mine.get(key))}")
+    engines = lead["engine"], other.get("engine")
+    if None not in engines and engines[0] != engines[1]:
+        lines.append(f"engine {engines[1]}, where the lead has {engines[0]}; choose one with --engine")
     if lead["evaluates"] != other.get("evaluates"):
         lines.append("one of them was started with `train`, the other with `train-and-evaluate`")
     return lines
