@@ -28,6 +28,8 @@ from modelyard.data.dataset import TRAIN, Arrays
 from modelyard.data.draws import fold
 from modelyard.engine.base import Engine, State, StepMetrics
 from modelyard.engine.jax_devices import counted_compilations, set_up_devices
+from modelyard.engine.jax_initial import drawn_by_numpy
+from modelyard.engine.jax_moments import compute_moments_in_one_pass
 from modelyard.engine.jax_sharding import Layout
 from modelyard.engine.jax_step import Learned, StepFacts, TrainingStep
 from modelyard.engine.naming import name_optimizer_slots, name_weights, seed_states
@@ -76,8 +78,9 @@ class JaxEngine(Engine):
         """Makes the variables on the host, so that no device compiles anything for them, and brings them over."""
         keras.utils.clear_session(free_memory=False)  # names must not depend on what was built before
         set_precision(self.config)  # which that has forgotten
+        compute_moments_in_one_pass()
         seed_initializers(fold(self.config.random_seed, 1))
-        with self._types(), jax.default_device(jax.local_devices(backend="cpu")[0]):
+        with self._types(), jax.default_device(jax.local_devices(backend="cpu")[0]), drawn_by_numpy():
             self.task = make_task()
             self.model = self.task.checked_network()
             optimizer = build_optimizer(self.config, lambda: self.step.learning_rate, self.model.name)
@@ -119,13 +122,24 @@ class JaxEngine(Engine):
             began = time.perf_counter()
             with counted_compilations() as counts:
                 self._program("resident" if resident is not None else "streamed", self.grain)
-                for batch, weights in batches[:1]:
+                for batch, weights in batches:
                     self._evaluation_program(*self._placed(batch, weights))
+            if not self.on_cpu:
+                self._run_once(batches)
         seconds = time.perf_counter() - began
         how = "steps one by one" if self.grain == 1 else f"{self.grain} steps at a time"
         found = ", found in the cache" if counts["found"] and not counts["compiled"] else ""
         log.info("compiled in %.1f s (%s%s)", seconds, how, found)
         return seconds
+
+    def _run_once(self, batches: list[tuple[Any, Any]]) -> None:
+        """The programs' first runs, on copies: an accelerator loads its kernels and finds its memory then."""
+        if self._data is not None:
+            copies = jax.tree.map(jnp.copy, self._learned)
+            facts = StepFacts.of(0, self.grain, self.pipeline, self.layout)
+            np.asarray(self._program("resident", self.grain)(copies, self._data, facts)[1])
+        for batch, weights in batches:
+            jax.block_until_ready(self.evaluate_batch(batch, weights))
 
     def _program(self, kind: str, count: int) -> Any:
         """The compiled program for ``count`` steps, on data that is resident or that is given with each step."""
@@ -243,6 +257,15 @@ class JaxEngine(Engine):
         yield from self._evaluation_data[split]
 
     # -- state ------------------------------------------------------------------------------------------------------
+
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """``function``, compiled: else each of its operations is, by itself."""
+        return jax.jit(function)
+
+    def training_batch(self, step: int, most: int = 32) -> dict[str, NDArray[Any]]:
+        """The first examples of a global batch as the network sees them; on the host, where little is compiled."""
+        with self._types(), jax.default_device(jax.local_devices(backend="cpu")[0]):
+            return super().training_batch(step, most)
 
     def state(self) -> State:
         """A copy of everything that is learned; whole numbers as 64 bits, whatever JAX counts with."""

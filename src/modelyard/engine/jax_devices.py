@@ -136,7 +136,7 @@ def _use_cache(config: Config) -> None:
         log.warning("compiled programs are not kept for the next run: %s can't be made (%s)", folder, error)
         return
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 

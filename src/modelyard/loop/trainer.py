@@ -144,6 +144,7 @@ class Trainer:
                 for hook in self.hooks:
                     begun.append(hook)
                     self._call(hook, hook.begin)
+                self._started = time.monotonic()  # now it is training that takes time
                 if self._evaluates and self.owes_evaluation and not self.is_over:
                     self._evaluate()
                     self._settle()
@@ -309,7 +310,6 @@ class Trainer:
         if self._evaluates and self.evaluated_step != self.step:  # a run that was trained without evaluation
             self._evaluate()
             self._settle()
-        self.writer.flush()
         if self._tests and self._signal is None:
             self._test_the_best()
 
@@ -328,6 +328,8 @@ class Trainer:
 
     def _load_best(self) -> int:
         """Brings the best model that can be read into the engine, or leaves the last one there; returns its step."""
+        if self._evaluates:
+            self.writer.flush()
         for path in best_first(self.directory.best):
             try:
                 checkpoint = read_checkpoint(path)

@@ -99,7 +99,7 @@ class Whiten(layers.Layer):
 class MaxPool(layers.Layer):
     """Maximum over squares that do not overlap; rows and columns that are left over are dropped.
 
-    It is the maximum of strided slices: XLA's gradient of a pooling window is slow on GPUs, and not deterministic.
+    It is a maximum over axes of their own: XLA's gradient of a pooling window is slow on GPUs, and not deterministic.
     """
 
     def __init__(self, size: int = 2, **kwargs: Any) -> None:
@@ -109,13 +109,9 @@ class MaxPool(layers.Layer):
     def call(self, inputs: Any) -> Any:
         """Height and width divided by the size."""
         k = self.size
-        height, width = inputs.shape[1] // k * k, inputs.shape[2] // k * k
-        pooled = None
-        for i in range(k):
-            for j in range(k):
-                part = inputs[:, i:height:k, j:width:k, :]
-                pooled = part if pooled is None else ops.maximum(pooled, part)
-        return pooled
+        height, width, channels = inputs.shape[1] // k, inputs.shape[2] // k, inputs.shape[3]
+        squares = ops.reshape(inputs[:, : height * k, : width * k, :], (-1, height, k, width, k, channels))
+        return ops.max(squares, axis=(2, 4))
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """Rounded down."""
