@@ -12,7 +12,7 @@ from conftest import compiled
 from modelyard.config.calls import Call
 from modelyard.data.augment.build import build_augmentation
 from modelyard.data.augment.geometry import FlipLeftRight, PadAndCrop
-from modelyard.data.catalog import FlipOptions, PadAndCropOptions
+from modelyard.data.catalog import FlipLeftRightOptions, PadAndCropOptions
 from modelyard.data.dataset import ArrayDataset
 from modelyard.data.draws import HOST, Draws, fold, mix, mix_host
 from modelyard.errors import DataError, UserError
@@ -243,7 +243,9 @@ def test_flip_mirrors_whole_examples_about_half_of_them() -> None:
     count = 2000
     images = np.random.default_rng(1).integers(0, 256, (count, 3, 4, 2)).astype(np.float32)
     places = np.arange(count, dtype=np.uint64)
-    made = numpy(FlipLeftRight(FlipOptions())({"image": ops.convert_to_tensor(images)}, draws(0, places))["image"])
+    made = numpy(
+        FlipLeftRight(FlipLeftRightOptions())({"image": ops.convert_to_tensor(images)}, draws(0, places))["image"]
+    )
     flipped = (made == images[:, :, ::-1]).all(axis=(1, 2, 3))
     kept = (made == images).all(axis=(1, 2, 3))
     assert (flipped ^ kept).all()
@@ -254,7 +256,7 @@ def test_flip_mirrors_whole_examples_about_half_of_them() -> None:
 def test_flip_follows_its_probability(probability: float, share: float) -> None:
     count = 2000
     images = np.tile(np.array([0.0, 1.0], np.float32).reshape(1, 1, 2, 1), (count, 1, 1, 1))
-    flip = FlipLeftRight(FlipOptions(probability=probability))
+    flip = FlipLeftRight(FlipLeftRightOptions(probability=probability))
     made = numpy(flip({"image": ops.convert_to_tensor(images)}, draws(0, np.arange(count, dtype=np.uint64)))["image"])
     assert abs(made[:, 0, 0, 0].mean() - share) <= 5 * np.sqrt(share * (1 - share) / count)
 
@@ -278,7 +280,7 @@ def test_augmentations_are_done_in_order_each_with_draws_of_its_own() -> None:
     first = PadAndCrop(PadAndCropOptions(padding=2))(
         {"image": ops.convert_to_tensor(IMAGES)}, draws(fold(3, 0), PLACES)
     )
-    both = FlipLeftRight(FlipOptions())(first, draws(fold(3, 1), PLACES))
+    both = FlipLeftRight(FlipLeftRightOptions())(first, draws(fold(3, 1), PLACES))
     assert np.array_equal(augmented(BOTH, 3, slice(None)), numpy(both["image"]))
 
 
