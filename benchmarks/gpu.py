@@ -329,7 +329,7 @@ def models(bench: Bench, cases: dict[str, Case]) -> dict[str, Any]:
         options = bench.options(case)
         shape = f"{case.side},{case.side},3"
         data = {"dataset": "synthetic", "synthetic_examples": 10, "synthetic_shape": shape}
-        kept = {key: options[key] for key in ("model", "plugins") if key in options}
+        kept: dict[str, Any] = {key: value for key, value in options.items() if key in ("model", "plugins")}
         small[case.model] = {**kept, **data, "engine": bench.arguments.engine}
     found = bench.child("gpu_jax.py", "work", "--engine", bench.arguments.engine, "--options", json.dumps(small))
     for name, error in found["errors"].items():
