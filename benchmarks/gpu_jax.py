@@ -169,15 +169,17 @@ def loop(arguments: argparse.Namespace) -> dict[str, Any]:
         engine.train(0, steps)
         return time.perf_counter() - began
 
-    warm_up = max(100, arguments.warm_up) if arguments.warm_up >= 20 else arguments.warm_up
-    bare(warm_up)
-    whole_loop(config, engine, warm_up, 0.1)  # lengths that the bare steps do not have
-    seconds = bare(warm_up)
-    steps = max(4, round(arguments.seconds * warm_up / seconds))
+    # Whole reports, so that the number of steps that are compiled together is the same throughout.
+    report = int(config.log_every.period(run))
+    unit = report if arguments.warm_up >= 20 else 4
+    engine.prepare([unit, report])
+    bare(unit)
+    whole_loop(config, engine, unit)
+    steps = unit * max(1, round(arguments.seconds / bare(unit)))
     pairs, shares, speeds = [], [], []
     for _ in range(arguments.repeats):
         alone = steps / bare(steps)
-        speed, share = whole_loop(config, engine, steps, seconds / warm_up)
+        speed, share = whole_loop(config, engine, steps)
         pairs.append(speed / alone)
         shares.append(share)
         speeds.append(speed)
@@ -208,7 +210,7 @@ def make_clock() -> Any:
     return Clock(modelyard.Options())
 
 
-def whole_loop(config: Config, engine: Any, steps: int, step_seconds: float) -> tuple[float, float]:
+def whole_loop(config: Config, engine: Any, steps: int) -> tuple[float, float]:
     """Steps per second of the trainer, and the share of its time that it spends in the engine."""
     from modelyard.loop.hooks import build_hooks
     from modelyard.loop.trainer import Trainer
@@ -221,10 +223,6 @@ def whole_loop(config: Config, engine: Any, steps: int, step_seconds: float) -> 
         clock = make_clock()
         trainer = Trainer(config, engine, directory, run, "benchmark", build_hooks(config.hooks), False, None)
         trainer.hooks.append(clock)
-        # The first stretch of a trainer is one step, to show when it has compiled; here all is compiled.
-        trainer.pace._compiled = True
-        wanted = max(1, min(steps, int(trainer.pace.stretch_seconds / step_seconds)))
-        trainer.pace._length = 1 << wanted.bit_length() - 1
         trainer.train()
         seconds = clock.ended - clock.began
         return steps / seconds, trainer.pace.seconds / seconds

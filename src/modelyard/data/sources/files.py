@@ -1,7 +1,7 @@
 """The dataset ``files``: a user's own files, whatever they are.
 
 What is at a path is found out from its name and a look inside; it gives the stored examples of each split and one list
-of classes for all of them.
+of classes for all of them. What decodes images and reads records is imported where it is needed: arrays need neither.
 """
 
 from __future__ import annotations
@@ -20,14 +20,10 @@ from modelyard.config.schema import PATH_DATASET
 from modelyard.data.catalog import FilesOptions
 from modelyard.data.dataset import TEST, TRAIN, VALIDATION, ArrayDataset, DataContext, Dataset
 from modelyard.data.items import ArrayItems, FileItems, Items
-from modelyard.data.records.converted import SETTINGS
-from modelyard.data.records.feature_map import FeatureMap
-from modelyard.data.records.items import RecordItems
 from modelyard.data.sources.csv_file import CsvRows, named_images, read_csv
 from modelyard.data.sources.folder import IMAGE_ENDINGS, Labelled, class_names, images_by_class, split_folders
 from modelyard.data.sources.npz import read_npy_folder, read_npz
 from modelyard.data.sources.remote import local_tree
-from modelyard.data.stored import StoredDataset, items_of, with_validation_items
 from modelyard.errors import ConfigError, DataError, Problem
 from modelyard.run.console import late_bar
 from modelyard.storage import is_remote, list_files
@@ -77,6 +73,9 @@ def files(options: FilesOptions, context: DataContext) -> Dataset:
         found.classes = _named_classes(options, found.classes, context)
         if options.image_size is None and options.image_channels is None:
             return found
+    from modelyard.data.stored import StoredDataset, items_of, with_validation_items
+
+    if isinstance(found, ArrayDataset):
         found = Source("arrays", items_of(found), found.classes)
     _refuse_unused(found.kind, options)
     return StoredDataset(
@@ -118,6 +117,8 @@ def _at_path(path: str, options: FilesOptions, context: DataContext) -> Source |
         if TRAIN not in folders:
             raise DataError(f"{place} has no folder train; it has: {', '.join(f.name for f in folders.values())}.")
         return _of_folders({split: (folder, images_by_class(folder)) for split, folder in folders.items()})
+    from modelyard.data.records.converted import SETTINGS
+
     if (place / SETTINGS).is_file():
         raise DataError(
             f"the conversion into {place} is not finished. Run the same `modelyard convert` again: it goes on."
@@ -187,6 +188,9 @@ def _of_csv(files: dict[Path, dict[str, CsvRows]], options: FilesOptions) -> Sou
 
 
 def _of_records(files: dict[str, list[Path]], options: FilesOptions, context: DataContext) -> Source:
+    from modelyard.data.records.feature_map import FeatureMap
+    from modelyard.data.records.items import RecordItems
+
     features = FeatureMap(
         image=options.record_image,
         label=options.record_label,
