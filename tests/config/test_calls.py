@@ -102,7 +102,7 @@ def test_one_value_is_a_list_of_one_and_nothing_is_none() -> None:
 def test_arguments_are_checked_against_the_options_of_the_part() -> None:
     options = Call("early_stop", {"patience": "7"}).options(HOOKS)
     assert options.model_dump()["patience"] == 7
-    assert Call("pad_and_crop").options(AUGMENTATIONS).model_dump() == {"padding": 4}
+    assert Call("pad_and_crop").options(AUGMENTATIONS).model_dump() == {"padding": 4, "fill": "black"}
 
 
 @pytest.mark.parametrize(

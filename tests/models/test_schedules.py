@@ -42,12 +42,23 @@ class TestSchedules:
         assert rates([0, 500, 1000], **options) == pytest.approx([0.5, 0.3, 0.1])
         assert rates([500], **options, decay_power=2) == pytest.approx([0.1 + 0.4 * 0.25])
 
+        assert rates([0, 250, 999, 1000], learning_rate_schedule="polynomial") == pytest.approx(
+            [0.5, 0.375, 0.0005, 0.0], abs=1e-6
+        )
+
+    def test_triangular_goes_straight_up_and_straight_down(self) -> None:
+        got = rates([0, 100, 200, 600, 1000], learning_rate_schedule="triangular")
+        assert got == pytest.approx([0.1, 0.3, 0.5, 0.25, 0.0], abs=1e-6)
+        options = {"start_factor": 0, "peak_at": "1 epochs", "end_learning_rate": 0.1}
+        got = rates([0, 50, 100, 550, 1000], learning_rate_schedule="triangular", **options)
+        assert got == pytest.approx([0.0, 0.25, 0.5, 0.3, 0.1], abs=1e-6)
+
     def test_cosine_is_half_a_cosine_after_the_warm_up(self) -> None:
         got = rates([0, 49, 99, 100, 550, 1000], learning_rate_schedule="cosine", warmup="10 %")
         half = 0.25 * (1 + math.cos(math.pi * 0.5))
         assert got == pytest.approx([0.005, 0.25, 0.5, 0.5, half, 0.0], abs=1e-6)
 
     def test_every_schedule_takes_a_warm_up(self) -> None:
-        for name in ("constant", "piecewise", "exponential", "polynomial", "cosine"):
+        for name in ("constant", "piecewise", "exponential", "polynomial", "cosine", "triangular"):
             first, second = rates([0, 9], learning_rate_schedule=name, warmup="20 steps")
             assert 0 < first < second < 0.3

@@ -229,7 +229,7 @@ class Standardize(keras.layers.Layer):
     """Takes raw values to mean 0 and spread 1; both come from the training images and are saved with the model."""
 
     def __init__(self, mean: Any = 0.0, spread: Any = 1.0, **kwargs: Any) -> None:
-        super().__init__(trainable=False, **kwargs)
+        super().__init__(**{**kwargs, "trainable": False})  # a saved one says it, too
         self._initial = (mean, spread)
 
     def build(self, input_shape: Any) -> None:

@@ -1,0 +1,405 @@
+"""Training on one GPU against Keras's `fit` on JAX and against PyTorch: images per second and their ratios, in one run.
+
+    python benchmarks/gpu.py [--data_dir DIR] [--only 1,3,loop] [--quick] [--no-peers] [--output FILE]
+
+Modelyard is measured through its own command with its usual hooks, by the wall clock that its metrics.jsonl notes: the
+time between late rows, in which nothing is compiled. Peers run in processes of their own, one after the other, keep
+their data on the GPU too (`fit` can't) and get the better of several ways to run them; `fit` need not even augment.
+All speeds are medians of three stretches. A part that fails says so, and the others go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+CROPS = "pad_and_crop(padding=4), flip_left_right"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A training to measure, and the ratios it must reach."""
+
+    name: str
+    model: str
+    batch: int
+    precision: str
+    torch: tuple[str, ...]
+    torch_goal: float
+    fit_goal: float | None = None
+    side: int = 32
+    examples: int = 50_000
+    augment: str = CROPS
+    log_every: str = "100 steps"
+    learning_rate: float = 0.05
+
+    @property
+    def padding(self) -> int:
+        """Pixels around the images before they are cropped."""
+        return 4 if self.augment == CROPS else 0
+
+
+EAGER = ("eager/contiguous", "eager/channels_last")
+CASES = {
+    "1": Case("ResNet-20, batch 128", "resnet20", 128, "float32", EAGER, 4.0, fit_goal=2.5),
+    "2": Case("ResNet-20, batch 1024", "resnet20", 1024, "float32", (*EAGER, "compiled/channels_last"), 1.4),
+    "3": Case(
+        "ResNet-18, batch 512",
+        "resnet18",
+        512,
+        "bfloat16",
+        ("eager/channels_last", "compiled/channels_last"),
+        1.3,
+    ),
+    "4": Case(
+        "ResNet-50, 224×224, batch 128",
+        "resnet50",
+        128,
+        "bfloat16",
+        ("compiled/channels_last",),
+        1.0,
+        side=224,
+        examples=1024,
+        augment="flip_left_right",
+        log_every="20 steps",  # of the usual hundred there would be one row in five seconds
+        learning_rate=0.01,
+    ),
+}
+LOOP_GOAL = 0.97
+
+
+class PartFailedError(Exception):
+    """A process ended with an error; the text is the end of what it said."""
+
+
+class Bench:
+    """The settings of this run, and what was found so far."""
+
+    def __init__(self, arguments: argparse.Namespace, folder: Path) -> None:
+        self.arguments, self.folder = arguments, folder
+        self.seconds = 0.3 if arguments.tiny else 1.0 if arguments.quick else 2.0
+        self.warm_up = 2 if arguments.tiny else 20
+        self.found: dict[str, Any] = {}
+        self.failed: list[str] = []
+        self.began = time.monotonic()
+        self.environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        source = str(HERE.parent / "src")
+        self.environment["PYTHONPATH"] = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
+        self.environment.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+        self.environment.setdefault("KERAS_BACKEND", arguments.engine)
+        if arguments.compile_cache:
+            self.environment["JAX_COMPILATION_CACHE_DIR"] = str(arguments.compile_cache.resolve())
+
+    def attempt(self, name: str, work: Callable[[], Any]) -> Any:
+        """What ``work`` returns; None if it failed, which is said."""
+        left = self.arguments.minutes * 60 - (time.monotonic() - self.began)
+        began = time.monotonic()
+        try:
+            if left <= 0:
+                raise PartFailedError(f"left out: {self.arguments.minutes} minutes are over.")
+            result = work()
+        except Exception as error:  # whatever it is, the other parts are still worth measuring
+            self.failed.append(name)
+            print(f"    {name} FAILED: {type(error).__name__}: {error}", flush=True)
+            result = None
+        self.found.setdefault("seconds", {})[name] = round(time.monotonic() - began, 1)
+        if self.arguments.output:
+            self.arguments.output.write_text(json.dumps({**self.found, "failed": self.failed}, indent=1))
+        return result
+
+    def child(self, script: str, *words: str, python: str = sys.executable) -> Any:
+        """Runs one of the scripts beside this one and gives what it wrote."""
+        output = self.folder / "child.json"
+        output.unlink(missing_ok=True)
+        command = [python, str(HERE / script), *words, "--output", str(output)]
+        log = self.folder / "child.log"
+        with log.open("w") as file:
+            limit = self.arguments.limit
+            status: int | str
+            try:
+                status = subprocess.run(
+                    command, stdout=file, stderr=subprocess.STDOUT, env=self.environment, timeout=limit, check=False
+                ).returncode
+            except subprocess.TimeoutExpired:
+                status = f"none after {limit} s"
+        if not output.is_file():
+            raise PartFailedError(f"{script} {words[0]}, status {status}:\n{tail(log)}")
+        return json.loads(output.read_text())
+
+    def timing(self) -> list[str]:
+        """How long peers are to be measured."""
+        return ["--seconds", str(self.seconds), "--warm_up", str(self.warm_up)]
+
+    def npz(self) -> Path | None:
+        """The file of CIFAR-10, if it is there."""
+        places = [] if self.arguments.tiny else [self.arguments.data_dir, self.arguments.data_dir / "cifar10"]
+        return next((place / "cifar10.npz" for place in places if (place / "cifar10.npz").is_file()), None)
+
+    def options(self, case: Case) -> dict[str, Any]:
+        """The options of Modelyard for a case."""
+        npz = self.npz() if case.side == 32 else None
+        data: dict[str, Any] = {"dataset": "cifar10", "data_dir": str(npz.parent)} if npz else {
+            "dataset": "synthetic",
+            "synthetic_examples": case.examples,
+            "synthetic_shape": f"{case.side},{case.side},3",
+        }  # fmt: skip
+        model = {"model": case.model}
+        if case.model == "resnet50" and case.model not in self.arguments.models:
+            model = {"model": "benchmark_resnet50", "plugins": str(HERE / "gpu_resnet50.py")}
+        return {
+            **model,
+            **data,
+            "train_batch_size": case.batch,
+            "precision": case.precision,
+            "augment": case.augment,
+            "optimizer": "sgd",
+            "learning_rate": case.learning_rate,
+            "resident": "always",
+        }
+
+
+def tail(log: Path, lines: int = 15) -> str:
+    """The last lines of a log."""
+    return "\n".join(f"      {line}" for line in log.read_text(errors="replace").splitlines()[-lines:])
+
+
+# -- the sides ------------------------------------------------------------------------------------------------------
+
+
+def modelyard_speeds(bench: Bench, case: Case) -> list[float]:
+    """Images per second in three stretches of a run of the command, which is ended by SIGTERM."""
+    words = ["train", "--engine", bench.arguments.engine, "--log_every", case.log_every, "--train_steps", "10000000"]
+    for key, value in bench.options(case).items():
+        words += [f"--{key}", str(value)]
+    run, log = Path(tempfile.mkdtemp(dir=bench.folder)) / "run", bench.folder / "modelyard.log"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "modelyard", *words, "--model_dir", str(run)],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=bench.environment,
+        )
+    try:
+        return watch(bench, case, process, run / "metrics.jsonl", log)
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def watch(bench: Bench, case: Case, process: subprocess.Popen[bytes], metrics: Path, log: Path) -> list[float]:
+    """Waits until the rows cover the time that is wanted. What comes soon after the first row is not used."""
+    settle, wanted, began = bench.seconds, 3 * bench.seconds, time.monotonic()
+    while True:
+        time.sleep(0.1)
+        if process.poll() is not None:
+            raise PartFailedError(f"the command ended with status {process.returncode}:\n{tail(log)}")
+        if time.monotonic() - began > bench.arguments.limit:
+            raise PartFailedError(f"not enough rows after {bench.arguments.limit} s:\n{tail(log)}")
+        rows = train_rows(metrics)
+        late = [row for row in rows if row["seconds"] >= rows[0]["seconds"] + settle]
+        if len(late) >= 4 and late[-1]["seconds"] - late[0]["seconds"] >= wanted:
+            return thirds(late, case.batch)
+
+
+def train_rows(metrics: Path) -> list[dict[str, Any]]:
+    """The training rows of a run that is under way; its last line may be half there."""
+    lines = metrics.read_text().split("\n")[:-1] if metrics.is_file() else []
+    return [row for row in map(json.loads, lines) if row["split"] == "train"]
+
+
+def thirds(rows: list[dict[str, Any]], batch: int) -> list[float]:
+    """Images per second in three stretches of about equal length."""
+    last = len(rows) - 1
+    cuts = [rows[round(last * third / 3)] for third in range(4)]
+    return [
+        batch * (stop["step"] - start["step"]) / (stop["seconds"] - start["seconds"])
+        for start, stop in itertools.pairwise(cuts)
+    ]
+
+
+def torch_speeds(bench: Bench, case: Case) -> dict[str, Any]:
+    """Each way to run it in PyTorch, in one process."""
+    npz = bench.npz() if case.side == 32 else None
+    words = ["--model", case.model, "--variants", ",".join(case.torch), "--batch", str(case.batch)]
+    words += ["--side", str(case.side), "--padding", str(case.padding), "--examples", str(case.examples)]
+    words += ["--precision", case.precision, "--npz", str(npz or ""), *bench.timing()]
+    return dict(bench.child("gpu_torch.py", *words, python=bench.arguments.torch_python))
+
+
+def fit_speeds(bench: Bench, case: Case) -> dict[str, Any]:
+    """Keras's `fit` on the same model."""
+    options = json.dumps({**bench.options(case), "engine": bench.arguments.engine})
+    return dict(
+        bench.child("gpu_jax.py", "fit", "--engine", bench.arguments.engine, "--options", options, *bench.timing())
+    )
+
+
+# -- the table ------------------------------------------------------------------------------------------------------
+
+
+def show(name: str, speed: float, against: float, goal: float | None) -> None:
+    """One row."""
+    ratio = speed / against
+    verdict = "–" if goal is None or math.isnan(ratio) else f"{goal:.2f} {'ok' if ratio >= goal else 'MISSED'}"
+    print(f"{name:<52} {speed:10.0f} {against:10.0f} {ratio:7.3f}   {verdict}", flush=True)
+
+
+def show_peers(speed: float, peers: dict[str, Any], kind: str, goal: float, counted: int | None = None) -> None:
+    """A row for each way to run a peer; the goal stands beside the best of the first ``counted``."""
+    middle = {name: statistics.median(values) for name, values in peers["speeds"].items()}
+    eligible = list(middle)[:counted]
+    best = max(eligible, key=lambda name: middle[name], default=None)
+    for name, against in middle.items():
+        show(f"    {kind} {name}", speed, against, goal if name == best else None)
+    for name, error in peers["errors"].items():
+        print(f"    {kind} {name} FAILED: {error[:300]}", flush=True)
+
+
+def bench_case(bench: Bench, number: str, case: Case) -> None:
+    """Modelyard, then its peers."""
+    print(f"{number} {case.name}, {case.precision}", flush=True)
+    found: dict[str, Any] = {"name": case.name, "precision": case.precision}
+    bench.found.setdefault("cases", {})[number] = found
+    speeds = bench.attempt(f"{number} Modelyard", lambda: modelyard_speeds(bench, case))
+    if speeds:
+        found["modelyard"] = speeds
+    speed = statistics.median(speeds) if speeds else float("nan")
+    spread = f"{min(speeds):.0f} to {max(speeds):.0f}" if speeds else ""
+    print(f"{'    Modelyard':<52} {speed:10.0f}   {spread}", flush=True)
+    show_use(bench, case, speed)
+    if not bench.arguments.peers:
+        return
+    if case.fit_goal is not None:
+        peers = bench.attempt(f"{number} fit", lambda: fit_speeds(bench, case))
+        if peers:
+            found["fit"] = peers
+            show_peers(speed, peers, "Keras", case.fit_goal, counted=1)  # as it is by default
+    peers = bench.attempt(f"{number} PyTorch", lambda: torch_speeds(bench, case))
+    if peers:
+        found["torch"] = peers
+        show_peers(speed, peers, "PyTorch", case.torch_goal)
+
+
+def show_use(bench: Bench, case: Case, speed: float) -> None:
+    """The share of the chip's peak that the network's own arithmetic takes."""
+    work, peak = bench.found.get("work") or {}, bench.found.get("peak") or {}
+    if case.model in work and peak:
+        flops = work[case.model] * speed
+        share = flops / peak["flops"]
+        print(f"    model FLOP/s {flops / 1e12:.1f} T, {share:.1%} of the peak in bfloat16", flush=True)
+
+
+def bench_loop(bench: Bench, case: Case) -> None:
+    """What the loop costs beside the bare steps."""
+    options = json.dumps(bench.options(case))
+    words = ["--engine", bench.arguments.engine, "--options", options, *bench.timing()]
+    words[words.index("--seconds") + 1] = str(2 * bench.seconds)
+    found = bench.attempt("loop", lambda: bench.child("gpu_jax.py", "loop", *words))
+    if found:
+        bench.found["loop"] = found
+        print(f"loop, {case.name}, {case.precision}", flush=True)
+        show("    whole loop against bare steps", found["speed"], found["speed"] / found["of_bare"], LOOP_GOAL)
+        pairs = ", ".join(f"{pair:.3f}" for pair in sorted(found["pairs"]))
+        print(
+            f"    of the pairs: {pairs}; time in the engine, of the loop's: {found['share_in_engine']:.3f}", flush=True
+        )
+
+
+def models(bench: Bench, cases: dict[str, Case]) -> dict[str, Any]:
+    """What each network has to compute, from the same options with little data."""
+    small: dict[str, dict[str, Any]] = {}
+    for case in cases.values():
+        options = bench.options(case)
+        shape = f"{case.side},{case.side},3"
+        data = {"dataset": "synthetic", "synthetic_examples": 10, "synthetic_shape": shape}
+        kept = {key: options[key] for key in ("model", "plugins") if key in options}
+        small[case.model] = {**kept, **data, "engine": bench.arguments.engine}
+    found = bench.child("gpu_jax.py", "work", "--engine", bench.arguments.engine, "--options", json.dumps(small))
+    for name, error in found["errors"].items():
+        print(f"    the work of {name} is not known: {error[:300]}", flush=True)
+    return dict(found["flops"])
+
+
+def known_models(environment: dict[str, str]) -> list[str]:
+    """The names that `modelyard models` lists."""
+    command = [sys.executable, "-m", "modelyard", "models", "--json"]
+    listed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120).stdout
+    return [model["name"] for model in json.loads(listed)]
+
+
+def main() -> None:
+    """Runs what was asked for and prints a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="1,2,3,4,loop", help="parts to run (default: %(default)s)")
+    parser.add_argument("--data_dir", type=Path, default=Path("data"), help="folder of cifar10.npz; else synthetic")
+    parser.add_argument("--peers", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--precision", choices=["float32", "bfloat16"], help="for all sides of all cases")
+    parser.add_argument("--quick", action="store_true", help="half the time for each measurement")
+    parser.add_argument("--tiny", action="store_true", help="tiny sizes, for a CPU: to see that it works")
+    parser.add_argument("--engine", default="jax")
+    parser.add_argument("--torch_python", default=sys.executable, help="a Python with PyTorch (default: this one)")
+    parser.add_argument("--compile_cache", type=Path, help="folder for what JAX compiled, to compile it once")
+    parser.add_argument("--limit", type=float, default=240, help="seconds for one process (default: 240)")
+    parser.add_argument("--minutes", type=float, default=9, help="no part begins after so long (default: 9)")
+    parser.add_argument("--output", type=Path, help="JSON file for everything that was measured")
+    arguments = parser.parse_args()
+    wanted = arguments.only.split(",")
+    unknown = [name for name in wanted if name not in (*CASES, "loop")]
+    if unknown:
+        parser.error(f"there is no part {unknown[0]!r}; there are {', '.join(CASES)}, loop.")
+    cases = {number: case for number, case in CASES.items() if number in wanted}
+    for number, case in cases.items():
+        cases[number] = adapted(case, arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(arguments, Path(folder))
+        arguments.models = bench.attempt("models", lambda: known_models(bench.environment)) or []
+        size = ["--size", "256"] if arguments.tiny else []
+        bench.found["peak"] = bench.attempt("peak", lambda: bench.child("gpu_jax.py", "peak", *size))
+        bench.found["work"] = bench.attempt("work", lambda: models(bench, cases))
+        if bench.found["peak"]:
+            peak = bench.found["peak"]
+            print(f"{peak['device']}, JAX {peak['jax']}: {peak['flops'] / 1e12:.1f} TFLOP/s in bfloat16")
+        print(f"{'images/s':<52} {'Modelyard':>10} {'against':>10} {'ratio':>7}   goal", flush=True)
+        for number, case in cases.items():
+            bench_case(bench, number, case)
+        if "loop" in wanted:
+            bench_loop(bench, adapted(CASES["1"], arguments))
+        bench.found["total_seconds"] = round(time.monotonic() - bench.began, 1)
+        bench.attempt("end", lambda: None)
+    print(f"{bench.found['total_seconds']} s in all: {bench.found['seconds']}")
+    if bench.failed:
+        raise SystemExit(f"failed: {', '.join(bench.failed)}")
+
+
+def adapted(case: Case, arguments: argparse.Namespace) -> Case:
+    """A case as the command line wants it."""
+    if arguments.precision:
+        case = replace(case, precision=arguments.precision)
+    if arguments.tiny:
+        case = replace(case, batch=4, side=min(case.side, 64), examples=32, log_every="1 steps")
+        # Compiling takes minutes on a few cores.
+        case = replace(case, torch=tuple(dict.fromkeys(name.replace("compiled", "eager") for name in case.torch)))
+    return case
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,234 @@
+"""The parts of `gpu.py` that need Keras or an engine in their own process: the chip's peak, the work in a network,
+Keras's `fit`, and Modelyard's loop beside its bare compiled steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import modelyard
+from modelyard.config import Config
+from modelyard.config.backend import select_engine
+from modelyard.config.durations import Run
+from modelyard.registry import ENGINES
+
+
+def main() -> None:
+    """Runs one part and writes what it found."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("part", choices=["peak", "work", "fit", "loop"])
+    parser.add_argument("--engine", default="jax")
+    parser.add_argument("--options", type=json.loads, default={}, help="options of the config, as JSON")
+    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--warm_up", type=int, default=20)
+    parser.add_argument("--size", type=int, default=8192, help="of the matrices whose product is the peak")
+    parser.add_argument("--output", type=Path, required=True)
+    arguments = parser.parse_args()
+    if arguments.part != "peak":  # that one needs no Keras
+        select_engine(arguments.engine)
+    parts: dict[str, Callable[[argparse.Namespace], Any]] = {"peak": peak, "work": work, "fit": fit, "loop": loop}
+    arguments.output.write_text(json.dumps(parts[arguments.part](arguments)))
+
+
+# -- the chip and the networks --------------------------------------------------------------------------------------
+
+
+def peak(arguments: argparse.Namespace) -> dict[str, Any]:
+    """FLOP/s of a large product of bfloat16 matrices: what the chip gives in practice."""
+    import jax
+    import jax.numpy as jnp
+
+    size, rounds = arguments.size, 20
+    a = jax.random.normal(jax.random.key(0), (size, size), jnp.bfloat16)
+    b = jax.random.normal(jax.random.key(1), (size, size), jnp.bfloat16) / math.sqrt(size)
+
+    # Each product needs the one before it, so none can be left out.
+    chain = jax.jit(lambda a, b: jax.lax.fori_loop(0, rounds, lambda _, x: x @ b, a))
+    chain(a, b).block_until_ready()
+    speeds = []
+    for _ in range(5):
+        began = time.perf_counter()
+        chain(a, b).block_until_ready()
+        speeds.append(rounds * 2 * size**3 / (time.perf_counter() - began))
+    device = jax.devices()[0]
+    return {"flops": max(speeds), "device": device.device_kind, "platform": device.platform, "jax": jax.__version__}
+
+
+def work(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Floating-point operations to train on one example: two a multiplication and addition, and three passes.
+
+    A backward pass is twice a forward one: gradients of the inputs and of the weights of each layer.
+    """
+    found: dict[str, Any] = {"flops": {}, "errors": {}}
+    for name, options in arguments.options.items():
+        try:
+            found["flops"][name] = 3 * 2 * products(options)
+        except Exception as error:
+            found["errors"][name] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def products(options: dict[str, Any]) -> int:
+    """Multiplications in the convolutions and dense layers of a model, for one example."""
+    import keras
+
+    config = modelyard.load_config(**options)
+    total = 0
+    for layer in network(config)._flatten_layers(include_self=False):
+        if isinstance(layer, keras.layers.Conv2D):
+            _, height, width, _ = layer.output.shape
+            total += math.prod(layer.kernel.shape) * height * width
+        elif isinstance(layer, keras.layers.Dense):
+            total += math.prod(layer.kernel.shape)
+    return total
+
+
+def network(config: Config) -> Any:
+    """The Keras model of a config."""
+    from modelyard.data.load import load_dataset
+    from modelyard.models.task import build_task
+
+    return build_task(config, load_dataset(config)).network()
+
+
+# -- Keras's fit ----------------------------------------------------------------------------------------------------
+
+
+def fit(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Images per second of `fit`, as it is by default and with many steps an execution. It augments nothing."""
+    import keras
+    import numpy as np
+
+    from modelyard.data.dataset import TRAIN
+    from modelyard.data.load import load_dataset
+    from modelyard.models.task import build_task
+
+    config = modelyard.load_config(**{k: v for k, v in arguments.options.items() if k != "augment"})
+    if config.precision == "bfloat16":
+        keras.config.set_dtype_policy("mixed_bfloat16")
+    dataset = load_dataset(config)
+    arrays, batch = dataset.arrays(TRAIN), config.train_batch_size
+    assert arrays is not None
+    found: dict[str, Any] = {"version": keras.__version__, "speeds": {}, "errors": {}}
+    for together in (1, 32):
+        model = build_task(config, dataset).network()
+        model.compile(
+            keras.optimizers.SGD(config.learning_rate, momentum=0.9),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+            steps_per_execution=together,
+        )
+
+        def timed(steps: int, model: Any = model) -> float:
+            rows = np.resize(np.arange(len(arrays["label"])), steps * batch)
+            images, labels = arrays["image"][rows], arrays["label"][rows]
+            began = time.perf_counter()
+            model.fit(images, labels, batch_size=batch, verbose=0)  # gives its metrics, so everything is done
+            return time.perf_counter() - began
+
+        name = "fit" if together == 1 else f"fit, steps_per_execution={together}"
+        warm_up = -(-arguments.warm_up // together) * together
+        try:
+            timed(warm_up)
+            steps = max(3, round(arguments.seconds * warm_up / timed(warm_up)))
+            steps = -(-steps // together) * together  # a rest would be compiled anew
+            found["speeds"][name] = [steps * batch / timed(steps) for _ in range(arguments.repeats)]
+        except Exception as error:
+            found["errors"][name] = f"{type(error).__name__}: {error}"
+    return found
+
+
+# -- Modelyard's loop beside its bare steps -------------------------------------------------------------------------
+
+
+def loop(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The trainer with all its usual hooks against the same compiled steps called at once, taking turns.
+
+    The checkpoint at the end of a run is not counted: it is one for a run, however long that is.
+    """
+    from modelyard.data.load import load_dataset
+    from modelyard.models.task import build_task
+
+    config = modelyard.load_config(engine=arguments.engine, **{**arguments.options, "train_steps": 10**6})
+    dataset = load_dataset(config)
+    engine = ENGINES.get(arguments.engine).load()(config, None)
+    run = Run(dataset.size("train"), config.train_batch_size, 10**6)
+    engine.build(lambda: build_task(config, dataset), dataset, run)
+
+    def bare(steps: int) -> float:
+        began = time.perf_counter()
+        engine.train(0, steps)
+        return time.perf_counter() - began
+
+    warm_up = max(100, arguments.warm_up) if arguments.warm_up >= 20 else arguments.warm_up
+    bare(warm_up)
+    whole_loop(config, engine, warm_up, 0.1)  # lengths that the bare steps do not have
+    seconds = bare(warm_up)
+    steps = max(4, round(arguments.seconds * warm_up / seconds))
+    pairs, shares, speeds = [], [], []
+    for _ in range(arguments.repeats):
+        alone = steps / bare(steps)
+        speed, share = whole_loop(config, engine, steps, seconds / warm_up)
+        pairs.append(speed / alone)
+        shares.append(share)
+        speeds.append(speed)
+    engine.close()
+    batch = config.train_batch_size
+    return {
+        "steps": steps,
+        "speed": batch * statistics.median(speeds),
+        "of_bare": statistics.median(pairs),
+        "pairs": pairs,
+        "share_in_engine": statistics.median(shares),
+    }
+
+
+def make_clock() -> Any:
+    """A hook that notes when everything is set up, and when the last report is out."""
+
+    class Clock(modelyard.Hook):  # in here, since hooks come with Keras, whose backend is to be chosen first
+        began = ended = 0.0
+
+        def next_step(self, loop: Any) -> int | None:
+            self.began = self.began or time.perf_counter()
+            return None
+
+        def reported(self, loop: Any, row: dict[str, Any]) -> None:
+            self.ended = time.perf_counter()
+
+    return Clock(modelyard.Options())
+
+
+def whole_loop(config: Config, engine: Any, steps: int, step_seconds: float) -> tuple[float, float]:
+    """Steps per second of the trainer, and the share of its time that it spends in the engine."""
+    from modelyard.loop.hooks import build_hooks
+    from modelyard.loop.trainer import Trainer
+    from modelyard.run.directory import RunDirectory
+
+    with tempfile.TemporaryDirectory() as folder:
+        directory = RunDirectory(Path(folder))
+        directory.create()
+        run = Run(engine.dataset.size("train"), config.train_batch_size, steps)
+        clock = make_clock()
+        trainer = Trainer(config, engine, directory, run, "benchmark", build_hooks(config.hooks), False, None)
+        trainer.hooks.append(clock)
+        # The first stretch of a trainer is one step, to show when it has compiled; here all is compiled.
+        trainer.pace._compiled = True
+        wanted = max(1, min(steps, int(trainer.pace.stretch_seconds / step_seconds)))
+        trainer.pace._length = 1 << wanted.bit_length() - 1
+        trainer.train()
+        seconds = clock.ended - clock.began
+        return steps / seconds, trainer.pace.seconds / seconds
+
+
+if __name__ == "__main__":
+    main()
