@@ -1,7 +1,7 @@
 # `make train` and `make test` do everything on a fresh machine: environment, install, job.
 VENV ?= .venv
 PYTHON ?= python3
-EXTRAS ?= cpu,dev
+EXTRAS ?= cpu,jax,dev
 BIN := $(VENV)/bin
 
 .PHONY: install train test test-all lint format benchmark clean
@@ -17,11 +17,17 @@ $(VENV)/.installed: pyproject.toml
 train: install  ## train the default model on the embedded digits
 	$(BIN)/modelyard train-and-evaluate
 
+# What is promised of every engine, once more on JAX: Keras has one backend for a process.
+ON_JAX := tests/engine tests/loop/test_runs.py tests/loop/test_kill.py tests/loop/test_kill_streaming.py \
+	tests/models tests/data/test_draws_and_augment.py tests/data/test_crop_box.py
+
 test: install  ## the tests, without the slow ones, on all cores
 	$(BIN)/python -m pytest -m "not slow" -n auto --dist worksteal
+	$(BIN)/python -m pytest -m "not slow" -n auto --dist worksteal --engine jax $(ON_JAX)
 
 test-all: install  ## all tests
 	$(BIN)/python -m pytest -n auto --dist worksteal
+	$(BIN)/python -m pytest -n auto --dist worksteal --engine jax $(ON_JAX) tests/data/test_augmentations.py
 
 lint: install  ## ruff and mypy
 	$(BIN)/ruff check .

@@ -34,6 +34,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ["MODELYARD_TEST_ENGINE"] = config.getoption("--engine")
+    # Within the repository, and kept: what JAX has compiled once, the next test finds.
+    os.environ.setdefault("MODELYARD_CACHE", str(config.rootpath / ".pytest_cache" / "modelyard"))
     os.environ["KERAS_BACKEND"] = engine_name()  # some modules of tests import Keras when they are collected
 
 

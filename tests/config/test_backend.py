@@ -217,6 +217,31 @@ def test_a_run_without_its_engine_says_what_to_install_before_anything_is_made(t
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        ("jax", ["num_gpus 1 asks for an accelerator", "JAX sees none", "its devices: ", "modelyard[jax-gpu]"]),
+        ("auto", ["num_gpus asks for 1 GPU(s), TensorFlow (engine auto: no accelerator seen) sees 0."]),
+    ],
+)
+def test_an_accelerator_that_is_not_there_says_who_looked_and_what_to_do(
+    tmp_path: Path, engine: str, said: list[str]
+) -> None:
+    if accelerators.nvidia_gpus():
+        pytest.skip("this machine has a GPU")
+    words = ["train", "--model", "mlp", "--dataset", "digits", "--num_gpus", "1", "--model_dir", "run"]
+    done = subprocess.run(
+        [*COMMAND, *words, "--engine", engine],
+        capture_output=True, text=True, env=environment(), timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    shown = " ".join(done.stderr.split())
+    for text in [*said, "`modelyard doctor` checks the machine"]:
+        assert text in shown
+    assert "Traceback" not in shown
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_choice_and_its_reason_are_in_the_log(caplog: pytest.LogCaptureFixture, two_devices: None) -> None:
     import modelyard
 

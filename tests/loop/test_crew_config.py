@@ -160,6 +160,15 @@ def test_versions_code_and_addresses_are_compared() -> None:
     assert [line.split(":")[0] for line in found] == ["version of keras", "addresses of worker", "modelyard's source"]
 
 
+def test_those_that_train_together_have_one_engine_whatever_each_machine_would_take() -> None:
+    card = crews._card(config(), cluster(chief=1, worker=1), True)
+    other = {**json.loads(json.dumps(card)), "engine": "another"}
+    found = crews._differences(card, other)
+    assert found == [f"engine another, where the lead has {card['engine']}; choose one with --engine"]
+    evaluator = crews._card(config(), cluster("evaluator", chief=1, evaluator=1), True)
+    assert crews._differences({**evaluator, "engine": "another"}, evaluator) == []
+
+
 def test_an_evaluator_in_the_list_of_one_only_is_not_a_difference_of_addresses() -> None:
     listed = cluster("chief", chief=1, evaluator=1)
     unlisted = Cluster(Member("evaluator", 0), {"chief": listed.addresses["chief"]}, "TF_CONFIG")

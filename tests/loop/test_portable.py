@@ -33,6 +33,7 @@ CASES: dict[str, dict[str, Any]] = {
     "float16": {"optimizer": "adam", "learning_rate": 2e-3, "precision": "float16"},
 }
 MIXED = ("bfloat16", "float16")
+EVALUATED = ("adam", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -90,11 +91,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         for case, first in pairs:
             shutil.copytree(folder / f"{case}-{first}", folder / f"{case}-{first}-{then}")
         names = [str(folder / f"{case}-{first}-{then}") for case, first in pairs]
-        evaluate = [("evaluate", [name], {"split": "test", "checkpoint": str(FIRST)}) for name in names]
-        orders[then] = [*evaluate, *(("resume", [name], {"train_steps": LAST}) for name in names)]
+        some = [name for name, (case, _) in zip(names, pairs, strict=True) if case in EVALUATED]
+        orders[then] = [("evaluate", [name], {"split": "test", "checkpoint": str(FIRST)}) for name in some]
+        orders[then] += [("resume", [name], {"train_steps": LAST}) for name in names]
     answers = on_both(orders)
-    assert all(answer["step"] == LAST for given in answers.values() for answer in given[len(pairs) :])
-    found = {then: dict(zip(pairs, (a["metrics"] for a in answers[then]), strict=False)) for then in ENGINES}
+    evaluated = [(case, first) for case, first in pairs if case in EVALUATED]
+    assert all(answer["step"] == LAST for given in answers.values() for answer in given[len(evaluated) :])
+    found = {then: {pair: a["metrics"] for pair, a in zip(evaluated, answers[then], strict=False)} for then in ENGINES}
     return Runs(folder, found)
 
 
@@ -140,7 +143,7 @@ def test_both_engines_store_the_same_names_shapes_and_types(runs: Runs, case: st
 
 
 @pytest.mark.parametrize("first", ENGINES)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", EVALUATED)
 def test_one_checkpoint_is_worth_the_same_on_both_engines(runs: Runs, case: str, first: str) -> None:
     one, other = (runs.evaluations[engine][case, first] for engine in ENGINES)
     assert one.keys() == other.keys()
