@@ -64,6 +64,11 @@ def fold(*words: int) -> int:
     return mix_host(state)
 
 
+def seed_words(seed: int) -> NDArray[np.uint32]:
+    """What draws take from a seed: a word for positions, a word for examples."""
+    return np.array([fold(seed), fold(seed, 1)], np.uint32)
+
+
 def halves(positions: NDArray[np.uint64]) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
     """The low and the high 32 bits of positions in the stream."""
     return (positions & np.uint64(_WORD)).astype(np.uint32), (positions >> np.uint64(32)).astype(np.uint32)
@@ -83,7 +88,7 @@ class Draws:
     """Draws for a batch, one row an example. Each call is a new draw.
 
     Args:
-        seed: the run's seed.
+        seed: the run's seed; or `seed_words` of it, as a tensor, where a compiled program is to serve other seeds too.
         low, high: the two 32-bit halves of each example's position in the stream, uint32 of shape [batch].
         ops: what computes them: `keras.ops` by default, `HOST` for NumPy arrays.
         rows: the number of each example in its split, int32 of shape [batch]; for what depends on the example.
@@ -91,13 +96,14 @@ class Draws:
     """
 
     def __init__(
-        self, seed: int, low: Any, high: Any, ops: Any = None, *, rows: Any = None, epochs: Any = None
+        self, seed: Any, low: Any, high: Any, ops: Any = None, *, rows: Any = None, epochs: Any = None
     ) -> None:
         self.rows, self.epochs = rows, epochs
-        self._seed = seed
         self._index_type = "int32" if ops is HOST else index_type()
         self._ops = ops = ops or _keras_ops()
-        key = ops.bitwise_xor(low, _constant(fold(seed), ops))
+        words = [_constant(int(word), ops) for word in seed_words(seed)] if isinstance(seed, int) else seed
+        self._row_seed = words[1]
+        key = ops.bitwise_xor(low, words[0])
         self._key = mix(ops.add(mix(ops.bitwise_xor(mix(key, ops), high), ops), low), ops)
         self._number = 0
 
@@ -111,7 +117,7 @@ class Draws:
     def row_words(self) -> Any:
         """A 32-bit word for each example of the split, the same in every epoch: uint32 of shape [batch]."""
         ops = self._ops
-        key = ops.bitwise_xor(ops.cast(self.rows, "uint32"), _constant(fold(self._seed, 1), ops))
+        key = ops.bitwise_xor(ops.cast(self.rows, "uint32"), self._row_seed)
         return mix(ops.add(mix(key, ops), _constant(_FIRST_SALT, ops)), ops)
 
     def uniform(self, count: int = 1) -> Any:

@@ -106,6 +106,7 @@ class Engine(ABC):
         high: Any = None,
         rows: Any = None,
         epochs: Any = None,
+        seeds: Any = None,
     ) -> dict[str, Any]:
         """A batch as the network sees it: augmented for training, then the user's preprocessing, then the task's own.
 
@@ -115,9 +116,10 @@ class Engine(ABC):
             low, high: for training, the two 32-bit halves of each example's position in the stream.
             rows: for training, the number of each example in its split.
             epochs: for training, the epoch that each example's position belongs to.
+            seeds: what augmentations draw from, if it is not to be compiled into the program.
         """
         if training:
-            batch = self._augment(batch, low, high, rows, epochs)
+            batch = self._augment(batch, low, high, rows, epochs, seeds)
         return self.task.preprocess(self._prepare(batch, training), training)
 
     def evaluation_outputs(self, forward: Callable[[dict[str, Any]], Any], batch: dict[str, Any]) -> Any:

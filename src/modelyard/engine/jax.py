@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import keras
 import numpy as np
 from jax.sharding import Mesh
@@ -102,6 +103,7 @@ class JaxEngine(Engine):
         with self._types():
             values = [[self.layout.put_learned(np.asarray(v.value)) for v in vs] for vs in self.step.variables]
         self._learned = Learned(*values)
+        self._seeds = self.step.seeds()
         self._programs: dict[str, Any] = {}
         self._data: dict[str, Any] | None = None
         self._evaluation_data: dict[str, list[tuple[dict[str, Any], Any]]] = {}
@@ -137,7 +139,7 @@ class JaxEngine(Engine):
         if self._data is not None:
             copies = jax.tree.map(jnp.copy, self._learned)
             facts = StepFacts.of(0, self.grain, self.pipeline, self.layout)
-            np.asarray(self._program("resident", self.grain)(copies, self._data, facts)[1])
+            np.asarray(self._program("resident", self.grain)(copies, self._data, facts, self._seeds)[1])
         for batch, weights in batches:
             jax.block_until_ready(self.evaluate_batch(batch, weights))
 
@@ -155,7 +157,8 @@ class JaxEngine(Engine):
                 function = self.step.over_given
             outputs = (jax.tree.map(lambda s: s.sharding, shapes), self.layout.everywhere)
             compiled = jax.jit(function, donate_argnums=0, out_shardings=outputs)
-            self._programs[key] = compiled.lower(shapes, data, sizes).compile()
+            seeds = jax.tree.map(self.layout.shape_of, self._seeds)
+            self._programs[key] = compiled.lower(shapes, data, sizes, seeds).compile()
         return self._programs[key]
 
     def _evaluation_program(self, batch: dict[str, Any], weights: Any) -> Any:
@@ -200,7 +203,7 @@ class JaxEngine(Engine):
             length = self.grain if count >= self.grain else 1
             program = self._program("resident", length)
             facts = StepFacts.of(step, length, self.pipeline, self.layout)
-            self._learned, table = program(self._learned, self._data, facts)
+            self._learned, table = program(self._learned, self._data, facts, self._seeds)
             tables.append(table)
             step, count = step + length, count - length
         return tables
@@ -218,7 +221,7 @@ class JaxEngine(Engine):
                     batch = {n: self.layout.put_pieces(array, self._piece_shape()) for n, array in mine.items()}
                     facts = StepFacts.of(step + number, 1, self.pipeline, self.layout)
                     jax.block_until_ready(batch)  # the stream reads the next batches into the same memory
-                    self._learned, table = program(self._learned, batch, facts)
+                    self._learned, table = program(self._learned, batch, facts, self._seeds)
                     tables.append(table)
                     waiting.append(table)
                     if len(waiting) > _WAITING:
@@ -260,7 +263,8 @@ class JaxEngine(Engine):
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """``function``, compiled: else each of its operations is, by itself."""
-        return jax.jit(function)
+        compiled: Callable[..., Any] = jax.jit(function)
+        return compiled
 
     def training_batch(self, step: int, most: int = 32) -> dict[str, NDArray[Any]]:
         """The first examples of a global batch as the network sees them; on the host, where little is compiled."""

@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from modelyard.data.augment.build import augmentation_seeds
 from modelyard.data.draws import fold
 from modelyard.data.pipeline import Pipeline
 from modelyard.engine.jax_sharding import Layout
@@ -57,23 +58,31 @@ class StepFacts(NamedTuple):
         )
 
 
+class Seeds(NamedTuple):
+    """What random numbers hang on: given to a program, so that one serves all seeds."""
+
+    augmentation: Any
+    noise: Any
+    """For each random generator of the model, a word for each part of a batch."""
+
+
 class TrainingStep:
     """The step of an engine's task, with its optimizer.
 
     Args:
         engine: whose model, task and optimizer it is.
         statistics: the model's variables that are learned without gradients.
-        seeds: the states of its random generators.
+        generators: the states of its random generators.
     """
 
     learning_rate: Any
     metric_names: list[str]
 
-    def __init__(self, engine: JaxEngine, statistics: list[Any], seeds: list[Any]) -> None:
+    def __init__(self, engine: JaxEngine, statistics: list[Any], generators: list[Any]) -> None:
         self.engine, self.config, self.layout = engine, engine.config, engine.layout
         self.model, self.task, self.optimizer = engine.model, engine.task, engine.optimizer
         self.trained = list(self.model.trainable_variables)
-        self.statistics, self.seeds = statistics, seeds
+        self.statistics, self.generators = statistics, generators
         self.variables = (self.trained, statistics, list(self.optimizer.variables))
         self._kernels = [i for i, v in enumerate(self.trained) if v.path.endswith("kernel")]
         self._inputs = [tensor.name for tensor in self.model.inputs]
@@ -81,25 +90,41 @@ class TrainingStep:
         self.apart = not self.config.sync_batch_norm and self.layout.replicas > 1
         self._parts = self.config.gradient_accumulation * (self.layout.replicas if self.apart else 1)
 
+    def seeds(self) -> Seeds:
+        """The seeds of this run."""
+        seed, parts = self.config.random_seed, range(self._parts)
+        noise = [
+            [fold(seed, 2, generator, part) & 0x7FFFFFFF for part in parts] for generator in range(len(self.generators))
+        ]
+        words = np.array(noise, np.uint32).reshape(len(self.generators), len(parts))
+        return Seeds(*(self.layout.put_everywhere(a) for a in (augmentation_seeds(self.config.augment, seed), words)))
+
     # -- many steps -------------------------------------------------------------------------------------------------
 
-    def over_resident(self, learned: Learned, data: dict[str, Any], facts: StepFacts) -> tuple[Learned, Any]:
+    def over_resident(
+        self, learned: Learned, data: dict[str, Any], facts: StepFacts, seeds: Seeds
+    ) -> tuple[Learned, Any]:
         """As many steps as ``facts`` has rows, on examples of ``data``."""
 
         def one(learned: Learned, fact: StepFacts) -> tuple[Learned, Any]:
-            return self._step(learned, data, None, fact)
+            return self._step(learned, data, None, fact, seeds)
 
-        learned, metrics = lax.scan(one, learned, facts, unroll=facts.rows.shape[0] == 1)
+        if facts.rows.shape[0] == 1:
+            learned, metrics = one(learned, StepFacts(*(fact[0] for fact in facts)))
+            return learned, metrics[None]
+        learned, metrics = lax.scan(one, learned, facts)
         return learned, metrics
 
-    def over_given(self, learned: Learned, pieces: dict[str, Any], facts: StepFacts) -> tuple[Learned, Any]:
+    def over_given(
+        self, learned: Learned, pieces: dict[str, Any], facts: StepFacts, seeds: Seeds
+    ) -> tuple[Learned, Any]:
         """One step on the examples that are given, in pieces."""
-        learned, metrics = self._step(learned, None, pieces, StepFacts(facts.rows[0], facts.numbers[0]))
+        learned, metrics = self._step(learned, None, pieces, StepFacts(facts.rows[0], facts.numbers[0]), seeds)
         return learned, metrics[None]
 
     # -- one step ---------------------------------------------------------------------------------------------------
 
-    def _step(self, learned: Learned, data: Any, given: Any, fact: StepFacts) -> tuple[Learned, Any]:
+    def _step(self, learned: Learned, data: Any, given: Any, fact: StepFacts, seeds: Seeds) -> tuple[Learned, Any]:
         where = self._where(fact)
         step = fact.numbers[0]
         self.learning_rate = self.engine.schedule(step.astype(jnp.int32))
@@ -108,12 +133,12 @@ class TrainingStep:
             statistics, gradients, sums = jax.shard_map(
                 self._gradients,
                 mesh=self.layout.mesh,
-                in_specs=(PartitionSpec(), PartitionSpec(), pieces, pieces, PartitionSpec()),
+                in_specs=(PartitionSpec(), PartitionSpec(), pieces, pieces, PartitionSpec(), PartitionSpec()),
                 out_specs=PartitionSpec(),
                 check_vma=False,
-            )(learned, data, given, where, step)
+            )(learned, data, given, where, step, seeds)
         else:
-            statistics, gradients, sums = self._gradients(learned, data, given, where, step)
+            statistics, gradients, sums = self._gradients(learned, data, given, where, step, seeds)
         if self.config.clip_norm is not None:
             gradients = self._clipped(gradients, self.config.clip_norm, learned.slots)
         trained, slots = self.optimizer.stateless_apply(learned.slots, gradients, learned.trained)
@@ -134,7 +159,9 @@ class TrainingStep:
         pieces = self.config.gradient_accumulation
         return {name: value.reshape(pieces, -1) for name, value in where.items()}
 
-    def _gradients(self, learned: Learned, data: Any, given: Any, where: Any, step: Any) -> tuple[Any, Any, Any]:
+    def _gradients(
+        self, learned: Learned, data: Any, given: Any, where: Any, step: Any, seeds: Seeds
+    ) -> tuple[Any, Any, Any]:
         """New statistics, gradients of the mean loss, and means of loss and metrics, over all pieces of the batch."""
 
         def piece(carried: Any, inputs: Any) -> tuple[Any, Any]:
@@ -143,11 +170,11 @@ class TrainingStep:
             batch = given if data is None else {n: jnp.take(a, where["rows"], axis=0) for n, a in data.items()}
             if not self.apart:
                 batch = {name: self.layout.split(value) for name, value in batch.items()}
-            batch = self.engine.preprocess(batch, True, where["low"], where["high"], where["rows"], where["epochs"])
-            seeds = self._seed_values(step, number)
+            batch = self.engine.preprocess(batch, True, **where, seeds=seeds.augmentation)
+            noise = self._noise(step, number, seeds.noise)
 
             def objective(trained: list[Any]) -> tuple[Any, Any]:
-                return self._objective(trained, statistics, seeds, learned.slots, batch)
+                return self._objective(trained, statistics, noise, learned.slots, batch)
 
             new, (statistics, new_sums) = jax.grad(objective, has_aux=True)(learned.trained)
             if gradients is not None:
@@ -168,9 +195,9 @@ class TrainingStep:
             statistics = [lax.pmean(s, _AXIS) if jnp.issubdtype(s.dtype, jnp.floating) else s for s in statistics]
         return statistics, gradients, sums
 
-    def _objective(self, trained: Any, statistics: Any, seeds: Any, slots: Any, batch: Any) -> tuple[Any, Any]:
+    def _objective(self, trained: Any, statistics: Any, noise: Any, slots: Any, batch: Any) -> tuple[Any, Any]:
         mapping = [*zip(self.trained, trained, strict=True), *zip(self.statistics, statistics, strict=True)]
-        mapping += [*zip(self.seeds, seeds, strict=True), *zip(self.optimizer.variables, slots, strict=True)]
+        mapping += [*zip(self.generators, noise, strict=True), *zip(self.optimizer.variables, slots, strict=True)]
         with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
             outputs = self.outputs(batch, training=True)
             losses = list(self.model.losses)
@@ -182,19 +209,11 @@ class TrainingStep:
         self.metric_names = [*shares, "learning_rate"]
         return total, (changed, jnp.stack(list(shares.values())))
 
-    def _seed_values(self, step: Any, piece: Any) -> list[Any]:
+    def _noise(self, step: Any, piece: Any, words: Any) -> list[Any]:
         """The states of the random generators: a function of seed, step, piece, and device where each has its own."""
-        if not self.seeds:
-            return []
-        replica, replicas = (lax.axis_index(_AXIS), self.layout.replicas) if self.apart else (0, 1)
-        part = piece * replicas + replica
-        values = []
-        for generator in range(len(self.seeds)):
-            parts = range(self.config.gradient_accumulation * replicas)
-            words = [fold(self.config.random_seed, 2, generator, noise) & 0x7FFFFFFF for noise in parts]
-            first = jnp.asarray(np.array(words, np.uint32))[part]
-            values.append(jnp.stack([first, step * jnp.uint32(1009)]))  # room for many draws before the next step's
-        return values
+        part = piece * self.layout.replicas + lax.axis_index(_AXIS) if self.apart else piece
+        # Room for many draws before the next step's.
+        return [jnp.stack([words[i, part], step * jnp.uint32(1009)]) for i in range(len(self.generators))]
 
     def _clipped(self, gradients: list[Any], most: float, slots: list[Any]) -> list[Any]:
         """Gradients of the whole batch, with a norm of at most ``most``."""

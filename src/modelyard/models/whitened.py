@@ -152,13 +152,19 @@ def whitened_cnn(data: DataInfo, options: WhitenedCnnOptions) -> keras.Model:
         x = _group(x, width, options, f"group{number}")
     x = layers.Flatten(name="flatten")(MaxPool(3, name="pool")(x))
     spread_of_one = keras.initializers.RandomUniform(-math.sqrt(3), math.sqrt(3))
-    x = layers.Dense(data.num_classes, use_bias=False, kernel_initializer=spread_of_one, name="logits")(x)
+    full = keras.config.floatx()  # the head is cheap, and its outputs are large before they are scaled
+    logits = layers.Dense(
+        data.num_classes, use_bias=False, kernel_initializer=spread_of_one, dtype=full, name="logits"
+    )(x)
     scale = options.logit_scale if options.logit_scale is not None else 1 / options.widths[-1]
-    return keras.Model(inputs, layers.Rescaling(scale, name="scale")(x), name="whitened_cnn")
+    return keras.Model(inputs, layers.Rescaling(scale, dtype=full, name="scale")(logits), name="whitened_cnn")
 
 
 def _group(x: Any, width: int, options: WhitenedCnnOptions, name: str) -> Any:
-    x = MaxPool(2, name=f"{name}_pool")(_conv(width, f"{name}_conv1")(x))
+    # The pool drops the last row and column of an odd number: they are not computed. That is a tenth of the network.
+    border = tuple((1, 1 - size % 2) for size in x.shape[1:3])
+    x = _conv(width, f"{name}_conv1", "valid")(layers.ZeroPadding2D(border, name=f"{name}_border")(x))
+    x = MaxPool(2, name=f"{name}_pool")(x)
     x = layers.Activation(options.activation, name=f"{name}_act1")(_norm(options, f"{name}_norm1")(x))
     first = x
     for number in range(2, options.depth + 1):
@@ -169,8 +175,8 @@ def _group(x: Any, width: int, options: WhitenedCnnOptions, name: str) -> Any:
     return x
 
 
-def _conv(width: int, name: str) -> layers.Layer:
-    return layers.Conv2D(width, 3, padding="same", use_bias=False, kernel_initializer=IdentityKernel(), name=name)
+def _conv(width: int, name: str, padding: str = "same") -> layers.Layer:
+    return layers.Conv2D(width, 3, padding=padding, use_bias=False, kernel_initializer=IdentityKernel(), name=name)
 
 
 def _norm(options: WhitenedCnnOptions, name: str) -> layers.Layer:

@@ -24,11 +24,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from keras import ops
+from numpy.typing import NDArray
 
 from modelyard.config.calls import Call, build_part
 from modelyard.data.dataset import IMAGE, LABEL, Dataset
-from modelyard.data.draws import Draws, fold
+from modelyard.data.draws import Draws, fold, seed_words
 from modelyard.errors import DataError
 from modelyard.registry import AUGMENTATIONS
 
@@ -70,7 +72,9 @@ class ImageInfo:
 def build_augmentation(
     calls: Sequence[Call], dataset: Dataset, seed: int, share: int = 0, skip_first: bool = False
 ) -> Callable[..., Batch]:
-    """All augmentations of a config, as one function of (batch, low, high, rows, epochs): see `Draws`.
+    """All augmentations of a config, as one function of (batch, low, high, rows, epochs, seeds): see `Draws`.
+
+    ``seeds`` are those of `augmentation_seeds`, where they are not to be a part of the program.
 
     Args:
         calls: the augmentations, in order.
@@ -84,7 +88,7 @@ def build_augmentation(
     """
     steps: list[Augmentation] = [build_part(call, AUGMENTATIONS) for call in calls]
     if not steps:
-        return lambda batch, low, high, rows=None, epochs=None: batch
+        return lambda batch, low, high, rows=None, epochs=None, seeds=None: batch
     for call, step in zip(calls, steps, strict=True):
         info = _image_info(call.name, dataset)
         if hasattr(step, "prepare"):
@@ -92,19 +96,26 @@ def build_augmentation(
         _check_share(call.name, step, share)
     dtype = dataset.features[IMAGE].dtype
 
-    def augment(batch: Batch, low: Any, high: Any, rows: Any = None, epochs: Any = None) -> Batch:
+    def augment(batch: Batch, low: Any, high: Any, rows: Any = None, epochs: Any = None, seeds: Any = None) -> Batch:
         for number, step in enumerate(steps):
             if skip_first and number == 0:
                 continue
             _check_share(calls[number].name, step, batch[IMAGE].shape[0])
+            mine = fold(seed, number) if seeds is None else seeds[number]
             try:
-                batch = step(batch, Draws(fold(seed, number), low, high, rows=rows, epochs=epochs))
+                batch = step(batch, Draws(mine, low, high, rows=rows, epochs=epochs))
             except Exception as error:
                 error.add_note(f"This happened in the augmentation {calls[number].name!r}.")
                 raise
         return {**batch, IMAGE: _in_type(batch[IMAGE], dtype)}
 
     return augment
+
+
+def augmentation_seeds(calls: Sequence[Call], seed: int) -> NDArray[np.uint32]:
+    """The words that each augmentation draws from, uint32 of shape [augmentations, 2]."""
+    words = [seed_words(fold(seed, number)) for number in range(len(calls))]
+    return np.stack(words) if words else np.zeros((0, 2), np.uint32)
 
 
 def neighbours(calls: Sequence[Call]) -> int:
