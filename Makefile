@@ -19,7 +19,7 @@ train: install  ## train the default model on the embedded digits
 
 # What is promised of every engine, once more on JAX: Keras has one backend for a process.
 ON_JAX := tests/engine tests/loop/test_runs.py tests/loop/test_kill.py tests/loop/test_kill_streaming.py \
-	tests/models tests/data/test_draws_and_augment.py tests/data/test_crop_box.py
+	tests/models/test_schedules.py tests/data/test_draws_and_augment.py tests/data/test_crop_box.py
 
 test: install  ## the tests, without the slow ones, on all cores
 	$(BIN)/python -m pytest -m "not slow" -n auto --dist worksteal
@@ -27,7 +27,7 @@ test: install  ## the tests, without the slow ones, on all cores
 
 test-all: install  ## all tests
 	$(BIN)/python -m pytest -n auto --dist worksteal
-	$(BIN)/python -m pytest -n auto --dist worksteal --engine jax $(ON_JAX) tests/data/test_augmentations.py
+	$(BIN)/python -m pytest -n auto --dist worksteal --engine jax $(ON_JAX) tests/models tests/data/test_augmentations.py
 
 lint: install  ## ruff and mypy
 	$(BIN)/ruff check .
