@@ -12,6 +12,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -123,9 +124,7 @@ class JaxEngine(Engine):
             batches = [next(iter(self._evaluation_batches(split))) for split in splits]
             began = time.perf_counter()
             with counted_compilations() as counts:
-                self._program("resident" if resident is not None else "streamed", self.grain)
-                for batch, weights in batches:
-                    self._evaluation_program(*self._placed(batch, weights))
+                self._compile("resident" if resident is not None else "streamed", batches)
             if not self.on_cpu:
                 self._run_once(batches)
         seconds = time.perf_counter() - began
@@ -143,31 +142,44 @@ class JaxEngine(Engine):
         for batch, weights in batches:
             jax.block_until_ready(self.evaluate_batch(batch, weights))
 
+    def _compile(self, kind: str, batches: list[tuple[Any, Any]]) -> None:
+        """The programs of the run, at the same time: much of compiling is one thread's work."""
+        lowered = {_name(kind, self.grain): self._lowered(kind, self.grain)}
+        for batch, weights in batches:
+            placed = self._placed(batch, weights)
+            lowered[_name("evaluate", placed[1].shape[0])] = self._lowered_evaluation(*placed)
+        with ThreadPoolExecutor(len(lowered)) as pool:
+            compiled = list(pool.map(lambda program: program.compile(), lowered.values()))
+        self._programs.update(zip(lowered, compiled, strict=True))
+
     def _program(self, kind: str, count: int) -> Any:
         """The compiled program for ``count`` steps, on data that is resident or that is given with each step."""
-        key = f"{kind} {count}"
-        if key not in self._programs:
-            sizes = StepFacts.shapes(count, self.config.train_batch_size, self.layout)
-            shapes = jax.tree.map(self.layout.shape_of, self._learned)
-            if kind == "resident":
-                data: Any = jax.tree.map(self.layout.shape_of, self._data)
-                function: Callable[..., Any] = self.step.over_resident
-            else:
-                data = self.layout.batch_shapes(self.pipeline.features, self._piece_shape())
-                function = self.step.over_given
-            outputs = (jax.tree.map(lambda s: s.sharding, shapes), self.layout.everywhere)
-            compiled = jax.jit(function, donate_argnums=0, out_shardings=outputs)
-            seeds = jax.tree.map(self.layout.shape_of, self._seeds)
-            self._programs[key] = compiled.lower(shapes, data, sizes, seeds).compile()
-        return self._programs[key]
+        name = _name(kind, count)
+        if name not in self._programs:
+            self._programs[name] = self._lowered(kind, count).compile()
+        return self._programs[name]
 
     def _evaluation_program(self, batch: dict[str, Any], weights: Any) -> Any:
-        key = f"evaluate {weights.shape[0]}"
-        if key not in self._programs:
-            shapes = jax.tree.map(self.layout.shape_of, (*self._learned[:2], batch, weights))
-            compiled = jax.jit(self.step.evaluate, out_shardings=self.layout.everywhere)
-            self._programs[key] = compiled.lower(*shapes).compile()
-        return self._programs[key]
+        name = _name("evaluate", weights.shape[0])
+        if name not in self._programs:
+            self._programs[name] = self._lowered_evaluation(batch, weights).compile()
+        return self._programs[name]
+
+    def _lowered(self, kind: str, count: int) -> Any:
+        facts = StepFacts.shapes(count, self.config.train_batch_size, self.layout)
+        learned, seeds = jax.tree.map(self.layout.shape_of, (self._learned, self._seeds))
+        if kind == "resident":
+            data: Any = jax.tree.map(self.layout.shape_of, self._data)
+            function: Callable[..., Any] = self.step.over_resident
+        else:
+            data = self.layout.batch_shapes(self.pipeline.features, self._piece_shape())
+            function = self.step.over_given
+        outputs = (jax.tree.map(lambda s: s.sharding, learned), self.layout.everywhere)
+        return jax.jit(function, donate_argnums=0, out_shardings=outputs).lower(learned, data, facts, seeds)
+
+    def _lowered_evaluation(self, batch: dict[str, Any], weights: Any) -> Any:
+        shapes = jax.tree.map(self.layout.shape_of, (*self._learned[:2], batch, weights))
+        return jax.jit(self.step.evaluate, out_shardings=self.layout.everywhere).lower(*shapes)
 
     @contextmanager
     def _explained_memory(self) -> Iterator[None]:
@@ -280,7 +292,7 @@ class JaxEngine(Engine):
     def gather(self) -> State:
         """The state, brought together from all processes that hold a part of it."""
         with self._types(), self._explained_memory():
-            values = [[self.layout.fetch(value) for value in part] for part in self._learned]
+            values = [self.layout.fetch_all(part) for part in self._learned]
 
         def named(variables: dict[str, Any]) -> dict[str, NDArray[Any]]:
             found = {name: values[part][n] for name, v in variables.items() for part, n in [self._places[id(v)]]}
@@ -321,6 +333,10 @@ class JaxEngine(Engine):
             "kind": self.layout.mesh.devices.flat[0].device_kind,
             "threads": self.threads,
         }
+
+
+def _name(kind: str, size: int) -> str:
+    return f"{kind} {size}"
 
 
 def _together(periods: Sequence[Any]) -> int:

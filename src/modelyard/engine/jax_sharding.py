@@ -73,6 +73,12 @@ class Layout:
             value = multihost_utils.process_allgather(value, tiled=True)
         return np.array(value)
 
+    def fetch_all(self, values: list[Any]) -> list[NDArray[Any]]:
+        """Copies of many, all on their way at once."""
+        for value in values:
+            value.copy_to_host_async()
+        return [self.fetch(value) for value in values]
+
     def _of_learned(self, shape: tuple[int, ...]) -> NamedSharding:
         if not self.shards or np.prod(shape) < _LARGE:
             return self.everywhere

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,7 @@ from modelyard.run.checkpoint import (
 )
 from modelyard.run.directory import RunDirectory, open_run_folder
 from modelyard.run.log import log_to
+from modelyard.run.machine import gpus
 from modelyard.run.manifest import read_manifest, started_by
 
 if TYPE_CHECKING:
@@ -155,6 +157,7 @@ def _run(config: Config, evaluates: bool) -> Result:
 
 def _lead(config: Config, evaluates: bool, crew: Crew) -> Result:
     """The training run, stage by stage, in the process that decides and writes."""
+    threading.Thread(target=gpus, daemon=True).start()  # the driver takes its time, and there is other work to do
     directory = find_folder(config)
     tidy = tidy_after_a_false_start(directory) if crew.cluster.is_alone else contextlib.nullcontext()
     with directory, log_to(directory.logs, crew.cluster.me.file_name), tidy:

@@ -7,6 +7,8 @@ import os
 import platform
 import shutil
 import subprocess
+import threading
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ PACKAGES = (
     "modelyard", "keras", "tensorflow", "tensorflow-cpu", "jax", "jaxlib", "numpy", "safetensors", "tensorboard",
     "simplejpeg", "opencv-python-headless", "pillow",
 )  # fmt: skip
+
+_asking = threading.Lock()
 
 
 def versions() -> dict[str, str]:
@@ -45,7 +49,13 @@ def available_cores() -> int:
 
 
 def gpus() -> list[str]:
-    """NVIDIA GPUs, as the driver names them."""
+    """NVIDIA GPUs, as the driver names them. It takes a second to say so, and is asked once."""
+    with _asking:
+        return list(_gpus())
+
+
+@lru_cache(maxsize=1)
+def _gpus() -> list[str]:
     if shutil.which("nvidia-smi") is None:
         return []
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
