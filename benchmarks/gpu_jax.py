@@ -113,13 +113,12 @@ def fit(arguments: argparse.Namespace) -> dict[str, Any]:
     from modelyard.models.task import build_task
 
     config = modelyard.load_config(**{k: v for k, v in arguments.options.items() if k != "augment"})
-    if config.precision == "bfloat16":
-        keras.config.set_dtype_policy("mixed_bfloat16")
     dataset = load_dataset(config)
     arrays, batch = dataset.arrays(TRAIN), config.train_batch_size
     assert arrays is not None
     found: dict[str, Any] = {"version": keras.__version__, "speeds": {}, "errors": {}}
-    for together in (1, 32):
+    for policy, together in (("mixed_bfloat16", 1), ("float32", 1), ("mixed_bfloat16", 32)):
+        keras.config.set_dtype_policy(policy)
         model = build_task(config, dataset).network()
         model.compile(
             keras.optimizers.SGD(config.learning_rate, momentum=0.9),
@@ -135,7 +134,7 @@ def fit(arguments: argparse.Namespace) -> dict[str, Any]:
             model.fit(images, labels, batch_size=batch, verbose=0)  # gives its metrics, so everything is done
             return time.perf_counter() - began
 
-        name = "fit" if together == 1 else f"fit, steps_per_execution={together}"
+        name = f"fit, {policy}" + ("" if together == 1 else f", steps_per_execution={together}")
         warm_up = -(-arguments.warm_up // together) * together
         try:
             timed(warm_up)

@@ -163,7 +163,7 @@ class Batches:
 def measure(arguments: argparse.Namespace, variant: str, batches: Batches) -> list[float]:
     """Images per second, one number a repeat, after everything is compiled and warm."""
     device = batches.device
-    mode, _, layout = variant.partition("/")
+    mode, layout, *precision = variant.split("/")
     model: Any = build(arguments.model, 10).to(device)
     last = layout == "channels_last"
     if last:
@@ -171,7 +171,7 @@ def measure(arguments: argparse.Namespace, variant: str, batches: Batches) -> li
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=device.type == "cuda")
     if mode != "eager":
         model = torch.compile(model, mode=None if mode == "compiled" else mode)
-    half = arguments.precision == "bfloat16"
+    half = [*precision, arguments.precision][0] == "bfloat16"
 
     def step() -> Tensor:
         images, labels = batches.take()
@@ -214,7 +214,7 @@ def main() -> None:
     """Measures each variant, and writes what is known after each of them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True)
-    parser.add_argument("--variants", required=True, help="eager/channels_last, compiled/channels_last, …")
+    parser.add_argument("--variants", required=True, help="eager/channels_last, compiled/channels_last/float32, …")
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--side", type=int, default=32)
     parser.add_argument("--padding", type=int, default=4)

@@ -100,7 +100,23 @@ def select_engine(name: str) -> str:
             raise UserError(
                 f"the engine {chosen!r} can't be imported: {error}. Install it: {INSTALL[chosen]}"
             ) from error
+    if fixed is None:
+        with _without_scikit_learn():
+            importlib.import_module("keras")
     return chosen
+
+
+@contextlib.contextmanager
+def _without_scikit_learn() -> Iterator[None]:
+    """Keras imports scikit-learn, and that SciPy, for wrappers that nobody here uses: a third of its import's time."""
+    if "sklearn" in sys.modules:
+        yield
+        return
+    sys.modules["sklearn"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules["sklearn"]
 
 
 _GREETING = re.compile(rb"^(I\d{4} .*|WARNING: All log messages before absl.*|To enable the following instr.*)\n", re.M)

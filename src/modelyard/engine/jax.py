@@ -49,6 +49,11 @@ _WAITING = 2
 """Batches that lie on the device before their turn, where they are read ahead."""
 
 
+_OPTIONS = {"gpu": {"xla_gpu_enable_triton_gemm": False}}
+"""Trying out Triton's kernels for every product of matrices takes longer to compile than they save, in convolutional
+networks: cuBLAS does those products."""
+
+
 class JaxEngine(Engine):
     """Many compiled steps a call, with state that never leaves the devices."""
 
@@ -107,6 +112,7 @@ class JaxEngine(Engine):
         self._seeds = self.step.seeds()
         self._programs: dict[str, Any] = {}
         self._data: dict[str, Any] | None = None
+        self._next_facts: tuple[Any, Any] = (None, None)
         self._evaluation_data: dict[str, list[tuple[dict[str, Any], Any]]] = {}
 
     # -- compiling --------------------------------------------------------------------------------------------------
@@ -138,6 +144,7 @@ class JaxEngine(Engine):
         if self._data is not None:
             copies = jax.tree.map(jnp.copy, self._learned)
             facts = StepFacts.of(0, self.grain, self.pipeline, self.layout)
+            self._next_facts = ((0, self.grain), facts)
             np.asarray(self._program("resident", self.grain)(copies, self._data, facts, self._seeds)[1])
         for batch, weights in batches:
             jax.block_until_ready(self.evaluate_batch(batch, weights))
@@ -149,21 +156,24 @@ class JaxEngine(Engine):
             placed = self._placed(batch, weights)
             lowered[_name("evaluate", placed[1].shape[0])] = self._lowered_evaluation(*placed)
         with ThreadPoolExecutor(len(lowered)) as pool:
-            compiled = list(pool.map(lambda program: program.compile(), lowered.values()))
+            compiled = list(pool.map(self._built, lowered.values()))
         self._programs.update(zip(lowered, compiled, strict=True))
 
     def _program(self, kind: str, count: int) -> Any:
         """The compiled program for ``count`` steps, on data that is resident or that is given with each step."""
         name = _name(kind, count)
         if name not in self._programs:
-            self._programs[name] = self._lowered(kind, count).compile()
+            self._programs[name] = self._built(self._lowered(kind, count))
         return self._programs[name]
 
     def _evaluation_program(self, batch: dict[str, Any], weights: Any) -> Any:
         name = _name("evaluate", weights.shape[0])
         if name not in self._programs:
-            self._programs[name] = self._lowered_evaluation(batch, weights).compile()
+            self._programs[name] = self._built(self._lowered_evaluation(batch, weights))
         return self._programs[name]
+
+    def _built(self, lowered: Any) -> Any:
+        return lowered.compile(compiler_options=_OPTIONS.get(self.layout.mesh.devices.flat[0].platform))
 
     def _lowered(self, kind: str, count: int) -> Any:
         facts = StepFacts.shapes(count, self.config.train_batch_size, self.layout)
@@ -214,11 +224,17 @@ class JaxEngine(Engine):
         while count:
             length = self.grain if count >= self.grain else 1
             program = self._program("resident", length)
-            facts = StepFacts.of(step, length, self.pipeline, self.layout)
+            facts = self._facts(step, length)
             self._learned, table = program(self._learned, self._data, facts, self._seeds)
             tables.append(table)
             step, count = step + length, count - length
+        # While the device is busy with this stretch: which examples the next one has.
+        self._next_facts = ((step, self.grain), StepFacts.of(step, self.grain, self.pipeline, self.layout))
         return tables
+
+    def _facts(self, step: int, count: int) -> StepFacts:
+        known, facts = self._next_facts
+        return facts if known == (step, count) else StepFacts.of(step, count, self.pipeline, self.layout)
 
     def _over_stream(self, step: int, count: int) -> list[Any]:
         """Each batch is on its way to the device while those before it are trained on."""

@@ -91,6 +91,8 @@ class Layout:
     def _put(self, array: NDArray[Any], sharding: NamedSharding) -> Any:
         """Every process has the whole array; a copy, since JAX may else use the memory it is in."""
         array = np.array(array)
+        if jax.process_count() == 1:
+            return jax.device_put(array, sharding)
         return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
     def _put_share(self, array: NDArray[Any], sharding: NamedSharding) -> Any:

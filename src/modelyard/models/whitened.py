@@ -82,7 +82,15 @@ class Whiten(layers.Layer):
 
     def call(self, inputs: Any) -> Any:
         """One pixel less in height and width."""
-        outputs = ops.conv(inputs, self.kernel, padding="valid", data_format="channels_last")
+        # Few channels in, much to write: as a sum of products it is one kernel together with what follows. As a
+        # convolution it took three times as long on an H200, and another pass over memory for the activation.
+        height, width = inputs.shape[1] - _PATCH + 1, inputs.shape[2] - _PATCH + 1
+        kernel, outputs = ops.cast(self.kernel, self.variable_dtype), None
+        for i, j, channel in np.ndindex(_PATCH, _PATCH, inputs.shape[3]):
+            pixels = inputs[:, i : i + height, j : j + width, channel : channel + 1]
+            product = ops.cast(pixels, kernel.dtype) * kernel[i, j, channel]
+            outputs = product if outputs is None else outputs + product
+        outputs = ops.cast(outputs, self.compute_dtype)
         return outputs if self.bias is None else outputs + self.bias
 
     def compute_output_shape(self, input_shape: Any) -> Any:
@@ -95,33 +103,11 @@ class Whiten(layers.Layer):
         return {**super().get_config(), "use_bias": self.use_bias}
 
 
-def _with_gradient(x: Any) -> tuple[Any, Any]:
-    """The maximum over squares of 2×2; where several are largest, the first takes the gradient."""
-    _, height, width, channels = x.shape
-    squares = ops.reshape(x, (-1, height // 2, 2, width // 2, 2, channels))
-    largest = ops.max(squares, axis=(2, 4))
-    first = [ops.equal(squares[:, :, i, :, j], largest) for i, j in ((0, 0), (0, 1), (1, 0))]
-    which = ops.cast(ops.where(first[0], 0, ops.where(first[1], 1, ops.where(first[2], 2, 3))), "uint8")
-
-    def gradient(*arguments: Any, upstream: Any = None) -> Any:
-        above = upstream if upstream is not None else arguments[0]
-        places = ops.convert_to_tensor(np.arange(4, dtype=np.uint8).reshape(1, 1, 2, 1, 2, 1))
-        mine = ops.equal(which[:, :, None, :, None, :], places)
-        given = ops.where(mine, above[:, :, None, :, None, :], ops.zeros((), above.dtype))
-        return ops.reshape(given, (-1, height, width, channels))
-
-    return largest, gradient
-
-
-_largest_of_four = ops.custom_gradient(_with_gradient)
-
-
 @keras.saving.register_keras_serializable(package="modelyard")
 class MaxPool(layers.Layer):
     """Maximum over squares that do not overlap; rows and columns that are left over are dropped.
 
-    XLA's gradient of a pooling window is slow on GPUs, and not deterministic. Here it is a maximum over axes of their
-    own; of squares of four, one byte says which was the largest, and the activations need not be read again.
+    It is a maximum over axes of their own: XLA's gradient of a pooling window is slow on GPUs, and not deterministic.
     """
 
     def __init__(self, size: int = 2, **kwargs: Any) -> None:
@@ -132,10 +118,8 @@ class MaxPool(layers.Layer):
         """Height and width divided by the size."""
         k = self.size
         _, height, width, channels = self.compute_output_shape(inputs.shape)
-        inputs = inputs[:, : height * k, : width * k, :]
-        if k == 2 and not isinstance(inputs, keras.KerasTensor):
-            return _largest_of_four(inputs)
-        return ops.max(ops.reshape(inputs, (-1, height, k, width, k, channels)), axis=(2, 4))
+        squares = ops.reshape(inputs[:, : height * k, : width * k, :], (-1, height, k, width, k, channels))
+        return ops.max(squares, axis=(2, 4))
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """Rounded down."""
