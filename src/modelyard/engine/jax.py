@@ -173,7 +173,13 @@ class JaxEngine(Engine):
         return self._programs[name]
 
     def _built(self, lowered: Any) -> Any:
-        return lowered.compile(compiler_options=_OPTIONS.get(self.layout.mesh.devices.flat[0].platform))
+        options = _OPTIONS.get(self.layout.mesh.devices.flat[0].platform)
+        try:
+            return lowered.compile(compiler_options=options)
+        except jax.errors.JaxRuntimeError as error:
+            if options is None or "option" not in str(error):
+                raise
+            return lowered.compile()  # a version of XLA that has other options
 
     def _lowered(self, kind: str, count: int) -> Any:
         facts = StepFacts.shapes(count, self.config.train_batch_size, self.layout)
