@@ -49,11 +49,6 @@ _WAITING = 2
 """Batches that lie on the device before their turn, where they are read ahead."""
 
 
-_OPTIONS = {"gpu": {"xla_gpu_enable_triton_gemm": False}}
-"""Trying out Triton's kernels for every product of matrices takes longer to compile than they save, in convolutional
-networks: cuBLAS does those products."""
-
-
 class JaxEngine(Engine):
     """Many compiled steps a call, with state that never leaves the devices."""
 
@@ -156,30 +151,21 @@ class JaxEngine(Engine):
             placed = self._placed(batch, weights)
             lowered[_name("evaluate", placed[1].shape[0])] = self._lowered_evaluation(*placed)
         with ThreadPoolExecutor(len(lowered)) as pool:
-            compiled = list(pool.map(self._built, lowered.values()))
+            compiled = list(pool.map(lambda program: program.compile(), lowered.values()))
         self._programs.update(zip(lowered, compiled, strict=True))
 
     def _program(self, kind: str, count: int) -> Any:
         """The compiled program for ``count`` steps, on data that is resident or that is given with each step."""
         name = _name(kind, count)
         if name not in self._programs:
-            self._programs[name] = self._built(self._lowered(kind, count))
+            self._programs[name] = self._lowered(kind, count).compile()
         return self._programs[name]
 
     def _evaluation_program(self, batch: dict[str, Any], weights: Any) -> Any:
         name = _name("evaluate", weights.shape[0])
         if name not in self._programs:
-            self._programs[name] = self._built(self._lowered_evaluation(batch, weights))
+            self._programs[name] = self._lowered_evaluation(batch, weights).compile()
         return self._programs[name]
-
-    def _built(self, lowered: Any) -> Any:
-        options = _OPTIONS.get(self.layout.mesh.devices.flat[0].platform)
-        try:
-            return lowered.compile(compiler_options=options)
-        except jax.errors.JaxRuntimeError as error:
-            if options is None or "option" not in str(error):
-                raise
-            return lowered.compile()  # a version of XLA that has other options
 
     def _lowered(self, kind: str, count: int) -> Any:
         facts = StepFacts.shapes(count, self.config.train_batch_size, self.layout)
