@@ -4,8 +4,8 @@
 
 Modelyard is measured through its own command with its usual hooks, by the wall clock that its metrics.jsonl notes: the
 time between late rows, in which nothing is compiled. Peers run in processes of their own, one after the other, keep
-their data on the GPU too (`fit` can't) and get the better of several ways to run them; `fit` need not even augment.
-All speeds are medians of three stretches. A part that fails says so, and the others go on.
+their data on the GPU too (`fit` can't) and get the better of several ways to run them. The goal for `fit` stands beside
+what does the same, augmentation included; what augments nothing is shown, too. All speeds are medians of three stretches. A part that fails says so, and the others go on.
 """
 
 from __future__ import annotations
@@ -291,7 +291,7 @@ def bench_case(bench: Bench, number: str, case: Case) -> None:
         peers = bench.attempt(f"{number} fit", lambda: fit_speeds(bench, case))
         if peers:
             found["fit"] = peers
-            show_peers(speed, peers, "Keras", case.fit_goal, counted=2)  # as it is by default, in both precisions
+            show_peers(speed, peers, "Keras", case.fit_goal, counted=2)  # what does the same, in both precisions
     peers = bench.attempt(f"{number} PyTorch", lambda: torch_speeds(bench, case))
     if peers:
         found["torch"] = peers
