@@ -5,7 +5,8 @@
 Modelyard is measured through its own command with its usual hooks, by the wall clock that its metrics.jsonl notes: the
 time between late rows, in which nothing is compiled. Peers run in processes of their own, one after the other, keep
 their data on the GPU too (`fit` can't) and get the better of several ways to run them. The goal for `fit` stands beside
-what does the same, augmentation included; what augments nothing is shown, too. All speeds are medians of three stretches. A part that fails says so, and the others go on.
+what does the same, augmentation included; what augments nothing is shown, too. All speeds are medians of three
+stretches. A part that fails says so, and the others go on.
 """
 
 from __future__ import annotations
