@@ -28,6 +28,7 @@ from modelyard.cluster.crew import Crew
 from modelyard.config.schema import Config
 from modelyard.data.dataset import TRAIN, Arrays
 from modelyard.data.draws import fold
+from modelyard.engine.averages import make_averages
 from modelyard.engine.base import Engine, State, StepMetrics
 from modelyard.engine.jax_devices import counted_compilations, set_up_devices
 from modelyard.engine.jax_initial import drawn_by_numpy
@@ -90,12 +91,13 @@ class JaxEngine(Engine):
             if self.config.precision == "float16":
                 optimizer = keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale")
             optimizer.build(self.model.trainable_variables)
-        self.optimizer = optimizer
-        self._weights = name_weights(self.model)
-        self._slots = name_optimizer_slots(optimizer, self._weights)
+            self.optimizer = optimizer
+            self._weights = name_weights(self.model)
+            averages = make_averages(self._weights, self.model.trainable_variables) if self.config.ema_decay else {}
+        self._slots = name_optimizer_slots(optimizer, self._weights, averages)
         learned = {id(v) for v in self.model.trainable_variables}
         statistics = [v for v in self._weights.values() if id(v) not in learned]
-        self.step = TrainingStep(self, statistics, seed_states(self.model))
+        self.step = TrainingStep(self, statistics, seed_states(self.model), list(averages.values()))
         self._places = {
             id(v): (part, number)
             for part, variables in enumerate(self.step.variables)
@@ -178,7 +180,7 @@ class JaxEngine(Engine):
         return jax.jit(function, donate_argnums=0, out_shardings=outputs).lower(learned, data, facts, seeds)
 
     def _lowered_evaluation(self, batch: dict[str, Any], weights: Any) -> Any:
-        shapes = jax.tree.map(self.layout.shape_of, (*self._learned[:2], batch, weights))
+        shapes = jax.tree.map(self.layout.shape_of, (*self._learned.evaluated, batch, weights))
         return jax.jit(self.step.evaluate, out_shardings=self.layout.everywhere).lower(*shapes)
 
     @contextmanager
@@ -252,7 +254,7 @@ class JaxEngine(Engine):
         """Sums over a batch of each statistic times the example's weight; they may still be on their way."""
         with self._types(), self._explained_memory():
             placed = self._placed(batch, weights)
-            sums: dict[str, Any] = self._evaluation_program(*placed)(*self._learned[:2], *placed)
+            sums: dict[str, Any] = self._evaluation_program(*placed)(*self._learned.evaluated, *placed)
             return sums
 
     def _placed(self, batch: Any, weights: Any) -> tuple[dict[str, Any], Any]:
