@@ -11,7 +11,6 @@ import pytest
 import modelyard
 from conftest import Make, distance, engine_name, same_bits
 from modelyard.engine.base import State
-from modelyard.engine.parameter_server_options import parameter_server_problems
 from modelyard.errors import CheckpointError, ConfigError, UserError
 from modelyard.run.metrics import read_metrics
 
@@ -99,12 +98,6 @@ def test_a_checkpoint_without_averages_is_refused(make: Make) -> None:
     for only in (False, True):
         with pytest.raises(CheckpointError, match=r"optimizer slots missing: conv/kernel/average"):
             engine.load(plain.state(), weights_only=only)
-
-
-def test_parameter_servers_have_no_averages() -> None:
-    (problem,) = parameter_server_problems(modelyard.load_config(ema_decay=0.9))
-    assert problem.key == "ema_decay"
-    assert parameter_server_problems(modelyard.load_config(ema_decay=0)) == []
 
 
 @pytest.mark.parametrize("decay", [-0.1, 1, "much"])
