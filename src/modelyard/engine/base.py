@@ -241,8 +241,9 @@ class Engine(ABC):
         waiting: deque[dict[str, Any]] = deque()
 
         def add() -> None:
-            for name, value in waiting.popleft().items():
-                totals[name] = totals.get(name, 0.0) + np.asarray(value, np.float64)
+            with self._explained():
+                for name, value in waiting.popleft().items():
+                    totals[name] = totals.get(name, 0.0) + np.asarray(value, np.float64)
 
         with contextlib.closing(self._evaluation(split)) as batches:
             for done, sums in batches:
@@ -251,9 +252,8 @@ class Engine(ABC):
                     add()
                 if progress is not None:
                     progress(done, size)
-        with self._explained():
-            while waiting:
-                add()
+        while waiting:
+            add()
         return self._summary({name: total / size for name, total in totals.items()})
 
     def metric_names(self, split: str) -> list[str]:
