@@ -46,10 +46,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    others = {"tensorflow": "jax_only", "jax": "tensorflow_only"}[engine_name()]
     for item in items:
-        mark = item.get_closest_marker("tensorflow_only")
-        if mark is not None and engine_name() != "tensorflow":
-            item.add_marker(pytest.mark.skip(reason=f"TensorFlow only: {mark.args[0]}"))
+        mark = item.get_closest_marker(others)
+        if mark is not None:
+            item.add_marker(pytest.mark.skip(reason=f"{others}: {mark.args[0]}"))
 
 
 def engine_name() -> str:

@@ -107,7 +107,7 @@ def test_a_decay_that_is_no_share_is_refused(decay: Any) -> None:
 
 
 def test_a_run_evaluates_chooses_and_tests_the_averages(two_devices: None) -> None:
-    options = {"model": "tiny_norm", "dataset": "digits", "train_batch_size": 32, "engine": engine_name(), **OPTIONS}
+    options = {"model": "mlp", "dataset": "digits", "train_batch_size": 32, "engine": engine_name(), **OPTIONS}
     result = modelyard.train_and_evaluate(
         **options, train_steps=40, eval_every="20 steps", save_every="20 steps", test_at_end=True, model_dir="run"
     )
