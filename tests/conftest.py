@@ -13,10 +13,16 @@ import sys
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
+if TYPE_CHECKING:
+    from modelyard.data.dataset import Dataset
+    from modelyard.engine.base import Engine, State
+
+Make = Callable[..., "Engine"]
 TESTS = Path(__file__).parent
 COMMAND = [sys.executable, "-m", "modelyard"]
 
@@ -40,10 +46,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    others = {"tensorflow": "jax_only", "jax": "tensorflow_only"}[engine_name()]
     for item in items:
-        mark = item.get_closest_marker("tensorflow_only")
-        if mark is not None and engine_name() != "tensorflow":
-            item.add_marker(pytest.mark.skip(reason=f"TensorFlow only: {mark.args[0]}"))
+        mark = item.get_closest_marker(others)
+        if mark is not None:
+            item.add_marker(pytest.mark.skip(reason=f"{others}: {mark.args[0]}"))
 
 
 def engine_name() -> str:
@@ -101,6 +108,43 @@ def _set_up_jax() -> None:
     import jax
 
     jax.config.update("jax_num_cpu_devices", 4)
+
+
+@pytest.fixture
+def make(two_devices: None) -> Make:
+    """Builds an engine for a small model on the digits, with these options."""
+    import modelyard
+    from modelyard.cluster.crew import Crew
+    from modelyard.config.durations import Run
+    from modelyard.data.load import load_dataset
+    from modelyard.models.task import build_task
+
+    def build(dataset: Dataset | None = None, **options: Any) -> Engine:
+        config = modelyard.load_config(
+            **{"model": "tiny_norm", "dataset": "digits", "train_steps": 40, "train_batch_size": 32, **options}
+        )
+        data = dataset or load_dataset(config)
+        engine: Engine = engine_class()(config, Crew())
+        run = Run(data.size("train"), config.train_batch_size, config.train_steps or 0)
+        engine.build(lambda: build_task(config, data), data, run)
+        return engine
+
+    return build
+
+
+def distance(one: State, other: State) -> float:
+    """The largest difference between two states in any number."""
+    pairs = [(one.weights[name], other.weights[name]) for name in one.weights]
+    pairs += [(one.optimizer[name], other.optimizer[name]) for name in one.optimizer]
+    return max(float(np.max(np.abs(a.astype(np.float64) - b.astype(np.float64)), initial=0)) for a, b in pairs)
+
+
+def same_bits(one: State, other: State) -> bool:
+    """Whether two states are the same to the last bit."""
+    return all(
+        a.keys() == b.keys() and all(a[name].tobytes() == b[name].tobytes() for name in a)
+        for a, b in ((one.weights, other.weights), (one.optimizer, other.optimizer))
+    )
 
 
 def environment(**extra: str) -> dict[str, str]:

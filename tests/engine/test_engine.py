@@ -2,54 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 import modelyard
-from conftest import engine_class, engine_name
-from modelyard.cluster.crew import Crew
+from conftest import Make, distance, engine_name, same_bits
 from modelyard.config.accelerators import nvidia_gpus
-from modelyard.config.durations import Run
-from modelyard.data.dataset import Dataset
-from modelyard.data.load import load_dataset
-from modelyard.engine.base import Engine, State
+from modelyard.engine.base import State
 from modelyard.errors import CheckpointError, TrainingError, UserError
-
-Make = Callable[..., Engine]
-
-
-@pytest.fixture
-def make(two_devices: None) -> Make:
-    def build(dataset: Dataset | None = None, **options: Any) -> Engine:
-        from modelyard.models.task import build_task
-
-        config = modelyard.load_config(
-            **{"model": "tiny_norm", "dataset": "digits", "train_steps": 40, "train_batch_size": 32, **options}
-        )
-        data = dataset or load_dataset(config)
-        engine: Engine = engine_class()(config, Crew())
-        run = Run(data.size("train"), config.train_batch_size, config.train_steps or 0)
-        engine.build(lambda: build_task(config, data), data, run)
-        return engine
-
-    return build
-
-
-def distance(one: State, other: State) -> float:
-    pairs = [(one.weights[name], other.weights[name]) for name in one.weights]
-    pairs += [(one.optimizer[name], other.optimizer[name]) for name in one.optimizer]
-    return max(float(np.max(np.abs(a.astype(np.float64) - b.astype(np.float64)), initial=0)) for a, b in pairs)
-
-
-def same_bits(one: State, other: State) -> bool:
-    return all(
-        a.keys() == b.keys() and all(a[name].tobytes() == b[name].tobytes() for name in a)
-        for a, b in ((one.weights, other.weights), (one.optimizer, other.optimizer))
-    )
-
 
 AUGMENT = "pad_and_crop(padding=1), flip_left_right"
 

@@ -252,6 +252,7 @@ def test_waiting_for_workers_that_do_not_answer_can_be_ended(processes: Processe
         {"deterministic": True},
         {"scale_learning_rate": True},
         {"precision": "float16"},
+        {"ema_decay": 0.9},
         {"xla": True},
         {"num_gpus": 2},
         {"num_gpus": "all"},

@@ -45,6 +45,7 @@ def test_one_two_and_four_workers_learn_the_same(tmp_path: Path, others: dict[st
     """Batch norm over all workers, every batch the global one; streaming workers read only their shares."""
     options = words_of("--model tiny_norm --precision float64 --train_batch_size 32 --train_steps 30 --eval_every 10")
     options += ["--augment", "pad_and_crop(padding=1)", "--gradient_accumulation", "2", "--clip_norm", "1"]
+    options += ["--ema_decay", "0.9"]
     runs = train(tmp_path, {"1": 1, **others}, *options)
     alone = rows(runs["1"], "validation")
     for name in others:

@@ -152,6 +152,9 @@ class Training(Group):
         0.0, "adds this times the weight to the gradient of every kernel (torch calls it weight_decay)", ge=0
     )
     clip_norm: float | None = option(None, "clip the gradients to this global norm", gt=0)
+    ema_decay: float = option(
+        0.0, "average of the weights over steps; evaluated and tested instead of the raw ones; 0: none", ge=0, lt=1
+    )
     gradient_accumulation: int = option(1, "compute each batch in this many pieces, to save memory", ge=1)
 
 

@@ -33,6 +33,7 @@ from modelyard.data.dataset import Arrays, Dataset
 from modelyard.data.draws import halves
 from modelyard.data.pipeline import Pipeline, share_of_batch
 from modelyard.data.preprocess import batch_preprocessing
+from modelyard.engine.averages import averages_to_load, is_average
 from modelyard.engine.views import averaged
 from modelyard.errors import CheckpointError, ClusterError, TrainingError, UserError
 from modelyard.models.schedules import build_schedule
@@ -240,8 +241,9 @@ class Engine(ABC):
         waiting: deque[dict[str, Any]] = deque()
 
         def add() -> None:
-            for name, value in waiting.popleft().items():
-                totals[name] = totals.get(name, 0.0) + np.asarray(value, np.float64)
+            with self._explained():
+                for name, value in waiting.popleft().items():
+                    totals[name] = totals.get(name, 0.0) + np.asarray(value, np.float64)
 
         with contextlib.closing(self._evaluation(split)) as batches:
             for done, sums in batches:
@@ -250,9 +252,8 @@ class Engine(ABC):
                     add()
                 if progress is not None:
                     progress(done, size)
-        with self._explained():
-            while waiting:
-                add()
+        while waiting:
+            add()
         return self._summary({name: total / size for name, total in totals.items()})
 
     def metric_names(self, split: str) -> list[str]:
@@ -302,14 +303,21 @@ class Engine(ABC):
     def load(self, state: State, *, weights_only: bool = False) -> None:
         """Takes back what `state` gave.
 
+        Args:
+            state: weights and optimizer slots.
+            weights_only: leave the optimizer as it is, but for averages of the weights, which belong to them: where
+                there are no slots at all, the averages begin as the weights.
+
         Raises:
             CheckpointError: if the names or shapes are not those of this model; nothing is changed then.
         """
         weights, slots = self.shapes()
         _check_names("weights", weights, state.weights)
-        if not weights_only:
-            _check_names("optimizer slots", slots, state.optimizer)
-        optimizer = {} if weights_only else state.optimizer
+        optimizer = state.optimizer
+        if weights_only:
+            slots = {slot: shape for slot, shape in slots.items() if self.config.ema_decay and is_average(slot)}
+            optimizer = averages_to_load(slots, state.weights, optimizer)
+        _check_names("optimizer slots", slots, optimizer)
         if self.processes > 1:
             both = ((_WEIGHTS, state.weights), (_OPTIMIZER, optimizer))
             named = {

@@ -12,7 +12,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,8 +27,10 @@ from modelyard.cluster.crew import Crew
 from modelyard.config.schema import Config
 from modelyard.data.dataset import TRAIN, Arrays
 from modelyard.data.draws import fold
+from modelyard.engine.averages import make_averages
 from modelyard.engine.base import Engine, State, StepMetrics
-from modelyard.engine.jax_devices import counted_compilations, set_up_devices
+from modelyard.engine.jax_cache import compile_all, counted_compilations
+from modelyard.engine.jax_devices import set_up_devices
 from modelyard.engine.jax_initial import drawn_by_numpy
 from modelyard.engine.jax_moments import compute_moments_in_one_pass
 from modelyard.engine.jax_sharding import Layout
@@ -90,12 +91,13 @@ class JaxEngine(Engine):
             if self.config.precision == "float16":
                 optimizer = keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale")
             optimizer.build(self.model.trainable_variables)
-        self.optimizer = optimizer
-        self._weights = name_weights(self.model)
-        self._slots = name_optimizer_slots(optimizer, self._weights)
+            self.optimizer = optimizer
+            self._weights = name_weights(self.model)
+            averages = make_averages(self._weights, self.model.trainable_variables) if self.config.ema_decay else {}
+        self._slots = name_optimizer_slots(optimizer, self._weights, averages)
         learned = {id(v) for v in self.model.trainable_variables}
         statistics = [v for v in self._weights.values() if id(v) not in learned]
-        self.step = TrainingStep(self, statistics, seed_states(self.model))
+        self.step = TrainingStep(self, statistics, seed_states(self.model), list(averages.values()))
         self._places = {
             id(v): (part, number)
             for part, variables in enumerate(self.step.variables)
@@ -145,26 +147,24 @@ class JaxEngine(Engine):
             jax.block_until_ready(self.evaluate_batch(batch, weights))
 
     def _compile(self, kind: str, batches: list[tuple[Any, Any]]) -> None:
-        """The programs of the run, at the same time: much of compiling is one thread's work."""
+        """The programs of the run."""
         lowered = {_name(kind, self.grain): self._lowered(kind, self.grain)}
         for batch, weights in batches:
             placed = self._placed(batch, weights)
             lowered[_name("evaluate", placed[1].shape[0])] = self._lowered_evaluation(*placed)
-        with ThreadPoolExecutor(len(lowered)) as pool:
-            compiled = list(pool.map(lambda program: program.compile(), lowered.values()))
-        self._programs.update(zip(lowered, compiled, strict=True))
+        self._programs.update(zip(lowered, compile_all(list(lowered.values())), strict=True))
 
     def _program(self, kind: str, count: int) -> Any:
         """The compiled program for ``count`` steps, on data that is resident or that is given with each step."""
         name = _name(kind, count)
         if name not in self._programs:
-            self._programs[name] = self._lowered(kind, count).compile()
+            (self._programs[name],) = compile_all([self._lowered(kind, count)])
         return self._programs[name]
 
     def _evaluation_program(self, batch: dict[str, Any], weights: Any) -> Any:
         name = _name("evaluate", weights.shape[0])
         if name not in self._programs:
-            self._programs[name] = self._lowered_evaluation(batch, weights).compile()
+            (self._programs[name],) = compile_all([self._lowered_evaluation(batch, weights)])
         return self._programs[name]
 
     def _lowered(self, kind: str, count: int) -> Any:
@@ -180,8 +180,14 @@ class JaxEngine(Engine):
         return jax.jit(function, donate_argnums=0, out_shardings=outputs).lower(learned, data, facts, seeds)
 
     def _lowered_evaluation(self, batch: dict[str, Any], weights: Any) -> Any:
-        shapes = jax.tree.map(self.layout.shape_of, (*self._learned[:2], batch, weights))
+        shapes = jax.tree.map(self.layout.shape_of, (*self._learned.evaluated, batch, weights))
         return jax.jit(self.step.evaluate, out_shardings=self.layout.everywhere).lower(*shapes)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Also what is found out only when results are fetched."""
+        with super()._explained(), self._explained_memory():
+            yield
 
     @contextmanager
     def _explained_memory(self) -> Iterator[None]:
@@ -260,7 +266,7 @@ class JaxEngine(Engine):
         """Sums over a batch of each statistic times the example's weight; they may still be on their way."""
         with self._types(), self._explained_memory():
             placed = self._placed(batch, weights)
-            sums: dict[str, Any] = self._evaluation_program(*placed)(*self._learned[:2], *placed)
+            sums: dict[str, Any] = self._evaluation_program(*placed)(*self._learned.evaluated, *placed)
             return sums
 
     def _placed(self, batch: Any, weights: Any) -> tuple[dict[str, Any], Any]:

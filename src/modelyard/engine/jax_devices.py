@@ -1,21 +1,16 @@
-"""Devices, threads, processes and the compilation cache of JAX: set before it starts, fixed for the process."""
+"""Devices, threads and processes of JAX: set before it starts, fixed for the process."""
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
-import platform
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import jax
 
-from modelyard import storage
 from modelyard.cluster.crew import Crew
 from modelyard.config.schema import Config
+from modelyard.engine.jax_cache import use_cache
 from modelyard.errors import PeerLostError, UserError
 from modelyard.run.machine import available_cores
 
@@ -42,7 +37,7 @@ def set_up_devices(config: Config, crew: Crew) -> list[Any]:
         _before_start("jax_cuda_visible_devices", str(config.gpu_id))
     elif config.num_gpus == "auto" and crew.size == 1:
         _before_start("jax_cuda_visible_devices", "0")  # JAX takes most of the memory of every GPU that it sees
-    _use_cache(config)
+    use_cache(config)
     if crew.size > 1:
         _join(config, crew)
     local = _local_devices(config, several=crew.size > 1)
@@ -118,50 +113,3 @@ def _join(config: Config, crew: Crew) -> None:
         if reason is not error:
             raise reason from error
         raise PeerLostError(f"JAX's processes did not find each other: {error}") from error
-
-
-# -- the compilation cache ------------------------------------------------------------------------------------------
-
-
-def _use_cache(config: Config) -> None:
-    """What was compiled once is found again by the next run, unless the user has set up JAX's cache already."""
-    if jax.config.jax_compilation_cache_dir is not None or not jax.config.jax_enable_compilation_cache:
-        return
-    # Programs for a CPU hold its instructions: a home folder that different machines share has a cache for each kind.
-    kind = hashlib.sha256(f"{platform.machine()} {_cpu_flags()}".encode()).hexdigest()[:12]
-    folder = storage.cache_folder(config.cache_dir) / "compiled" / kind
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        log.warning("compiled programs are not kept for the next run: %s can't be made (%s)", folder, error)
-        return
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
-
-
-def _cpu_flags() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
-
-
-_HIT, _MISS = "/jax/compilation_cache/cache_hits", "/jax/compilation_cache/cache_misses"
-
-
-@contextmanager
-def counted_compilations() -> Iterator[dict[str, int]]:
-    """How many programs were found in the cache, and how many had to be compiled, while this is open."""
-    counts = {"found": 0, "compiled": 0}
-
-    def note(event: str, **_: Any) -> None:
-        if event in (_HIT, _MISS):
-            counts["found" if event == _HIT else "compiled"] += 1
-
-    jax.monitoring.register_event_listener(note)
-    try:
-        yield counts
-    finally:
-        jax.monitoring.unregister_event_listener(note)

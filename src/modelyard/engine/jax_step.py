@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec
 from modelyard.data.augment.build import augmentation_seeds
 from modelyard.data.draws import fold
 from modelyard.data.pipeline import Pipeline
+from modelyard.engine.averages import next_average
 from modelyard.engine.jax_sharding import Layout
 from modelyard.engine.objective import Objective
 
@@ -29,6 +30,13 @@ class Learned(NamedTuple):
     trained: list[Any]
     statistics: list[Any]
     slots: list[Any]
+    averages: list[Any]
+    """Of what is trained, in the same order; none without ema_decay."""
+
+    @property
+    def evaluated(self) -> tuple[list[Any], list[Any]]:
+        """Weights and statistics of the model that is evaluated."""
+        return self.averages or self.trained, self.statistics
 
 
 class StepFacts(NamedTuple):
@@ -73,17 +81,18 @@ class TrainingStep:
         engine: whose model, task and optimizer it is.
         statistics: the model's variables that are learned without gradients.
         generators: the states of its random generators.
+        averages: variables for the averages of what is trained, if there are any.
     """
 
     learning_rate: Any
     metric_names: list[str]
 
-    def __init__(self, engine: JaxEngine, statistics: list[Any], generators: list[Any]) -> None:
+    def __init__(self, engine: JaxEngine, statistics: list[Any], generators: list[Any], averages: list[Any]) -> None:
         self.engine, self.config, self.layout = engine, engine.config, engine.layout
         self.model, self.task, self.optimizer = engine.model, engine.task, engine.optimizer
         self.trained = list(self.model.trainable_variables)
         self.statistics, self.generators = statistics, generators
-        self.variables = (self.trained, statistics, list(self.optimizer.variables))
+        self.variables = Learned(self.trained, statistics, list(self.optimizer.variables), averages)
         self._kernels = [i for i, v in enumerate(self.trained) if v.path.endswith("kernel")]
         self._inputs = [tensor.name for tensor in self.model.inputs]
         # Batch norm that sees only its own device's examples needs each device to run a program of its own.
@@ -143,7 +152,9 @@ class TrainingStep:
             gradients = self._clipped(gradients, self.config.clip_norm, learned.slots)
         trained, slots = self.optimizer.stateless_apply(learned.slots, gradients, learned.trained)
         metrics = jnp.append(sums, self.learning_rate.astype(sums.dtype))
-        return Learned(list(trained), statistics, list(slots)), metrics
+        pairs = zip(learned.averages, trained, strict=False)  # none without ema_decay
+        averages = [next_average(average, weight, step, self.config.ema_decay) for average, weight in pairs]
+        return Learned(list(trained), statistics, list(slots), averages), metrics
 
     def _where(self, fact: StepFacts) -> dict[str, Any]:
         """Where each example of a batch stands, cut into pieces."""

@@ -23,8 +23,8 @@ def seed_states(model: Any) -> list[Any]:
     return [v for v in model.variables if v.path.endswith(SEED_STATE)]
 
 
-def name_optimizer_slots(optimizer: Any, weights: dict[str, Any]) -> dict[str, Any]:
-    """The optimizer's variables by name."""
+def name_optimizer_slots(optimizer: Any, weights: dict[str, Any], averages: dict[str, Any]) -> dict[str, Any]:
+    """The optimizer's variables by name, and ``averages``, which have names already."""
     # Keras joins the path of the weight and the slot with underscores; longer paths first, since one may begin another.
     owners = sorted(((v.path.replace("/", "_") + "_", name) for name, v in weights.items()), key=lambda o: -len(o[0]))
     inner = getattr(optimizer, "inner_optimizer", optimizer)
@@ -37,7 +37,7 @@ def name_optimizer_slots(optimizer: Any, weights: dict[str, Any]) -> dict[str, A
         elif scope and scope[0] != inner.name:  # a wrapper, as for loss scaling, counts for itself
             leaf = variable.path
         named.append((leaf, variable))
-    return _unique(named)
+    return _unique([*named, *averages.items()])
 
 
 def _without_prefix(path: str, prefix: str) -> str:

@@ -19,6 +19,7 @@ def parameter_server_problems(config: Config) -> list[Problem]:
             config.precision == "float16",
             "float16 needs a loss scale, which workers would change under each other; use bfloat16 or float32.",
         ),
+        "ema_decay": (config.ema_decay > 0, "workers would change the averages under each other."),
         "xla": (config.xla, "it can't compile steps whose variables lie in other processes."),
         "num_gpus": (several, "a worker computes on one GPU; start a worker for each."),
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from modelyard.cluster.crew import Crew
 from modelyard.config.schema import Config
 from modelyard.data.dataset import TRAIN, Arrays
 from modelyard.data.draws import fold
+from modelyard.engine.averages import make_averages, next_average
 from modelyard.engine.base import Engine, State, StepMetrics
 from modelyard.engine.naming import name_optimizer_slots, name_weights, seed_states
 from modelyard.engine.objective import Objective
@@ -76,9 +78,12 @@ class TensorFlowEngine(Engine):
                 optimizer = keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale")
             optimizer.build(self.model.trainable_variables)
             leave_summing_to_the_engine(optimizer)
-        self.optimizer = optimizer
-        self._weights = name_weights(self.model)
-        self._slots = name_optimizer_slots(optimizer, self._weights)
+            self.optimizer = optimizer
+            self._weights = name_weights(self.model)
+            averages = make_averages(self._weights, self.model.trainable_variables) if self.config.ema_decay else {}
+        # Pairs of a weight and its average; none without ema_decay.
+        self._averages = list(zip(self.model.trainable_variables, averages.values(), strict=False))
+        self._slots = name_optimizer_slots(optimizer, self._weights, averages)
         self._seeds = seed_states(self.model)
         self._kernels = [v for v in self.model.trainable_variables if v.path.endswith("kernel")]
         learned = {id(v) for v in self.model.trainable_variables}
@@ -240,6 +245,10 @@ class TensorFlowEngine(Engine):
     def apply_gradients(self, gradients: list[Any], step: Any) -> None:
         """Changes the variables."""
         self.optimizer.apply(gradients, self.model.trainable_variables)
+        # Every replica has the same weights by now, and computes the same averages of them.
+        for weight, average in self._averages:
+            value = next_average(here(average).read_value(), here(weight).read_value(), step, self.config.ema_decay)
+            here(average).assign(value)
 
     def _gradients(self, batch: dict[str, Any], step: Any, noise: int) -> tuple[list[Any], Any]:
         """Gradients of the loss summed over the examples, over the global batch size; and sums of loss and metrics."""
@@ -318,14 +327,22 @@ class TensorFlowEngine(Engine):
         replica -= self.process * len(self.devices)
         share = weights.shape[0] // len(self.devices)
         mine = slice(replica * share, (replica + 1) * share)
-        batch = self.preprocess({name: array[mine] for name, array in batch.items()}, False)
         weights = weights[mine]
-        outputs = self.evaluation_outputs(partial(self._outputs, training=False), batch)
-        statistics = {"loss": self.task.loss(outputs, batch), **self.task.metrics(outputs, batch)}
+        with self._averaged():
+            batch = self.preprocess({name: array[mine] for name, array in batch.items()}, False)
+            outputs = self.evaluation_outputs(partial(self._outputs, training=False), batch)
+            statistics = {"loss": self.task.loss(outputs, batch), **self.task.metrics(outputs, batch)}
         return {
             name: tf.tensordot(weights, tf.cast(value, tf.float64), axes=[[0], [0]])
             for name, value in statistics.items()
         }
+
+    def _averaged(self) -> AbstractContextManager[Any]:
+        """While this is open, the network computes with the averages of its weights, if there are any."""
+        if not self._averages:
+            return nullcontext()
+        scope: AbstractContextManager[Any] = keras.StatelessScope([(v, here(average)) for v, average in self._averages])
+        return scope
 
     # -- state ------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,101 @@
+"""Compiling, and the cache in which what was compiled is found again."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import platform
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from modelyard import storage
+from modelyard.config.schema import Config
+
+log = logging.getLogger("modelyard")
+_UNREADABLE = re.compile(r"Error reading persistent compilation cache entry for '([^']+)'")
+_own: set[str] = set()
+"""Folders of caches that are ours, not the user's."""
+
+
+def use_cache(config: Config) -> None:
+    """What was compiled once is found again by the next run, unless the user has set up JAX's cache already."""
+    if jax.config.jax_compilation_cache_dir is not None or not jax.config.jax_enable_compilation_cache:
+        return
+    # Programs for a CPU hold its instructions: a home folder that different machines share has a cache for each kind.
+    kind = hashlib.sha256(f"{platform.machine()} {_cpu_flags()}".encode()).hexdigest()[:12]
+    folder = storage.cache_folder(config.cache_dir) / "compiled" / kind
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        log.warning("compiled programs are not kept for the next run: %s can't be made (%s)", folder, error)
+        return
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    _own.add(str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+def _cpu_flags() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+
+
+def compile_all(lowered: Sequence[Any]) -> list[Any]:
+    """The compiled programs, made at the same time: much of compiling is one thread's work."""
+    with _mended_cache(), ThreadPoolExecutor(len(lowered)) as pool:
+        return list(pool.map(lambda program: program.compile(), lowered))
+
+
+@contextmanager
+def _mended_cache() -> Iterator[None]:
+    """While this is open, entries of our cache that JAX can't read are removed.
+
+    It writes them in place, so that a full disk or a kill can leave half of one. It then warns, compiles, and leaves
+    the entry as it is: every later run would do the same. The warning comes before the new program is written.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", _UNREADABLE.pattern)
+        shown = warnings.showwarning
+
+        def show(message: Any, *rest: Any, **named: Any) -> None:
+            folder = jax.config.jax_compilation_cache_dir
+            found = _UNREADABLE.search(str(message))
+            if found is None or folder not in _own:
+                shown(message, *rest, **named)
+                return
+            log.warning("a program in the cache %s is damaged and is compiled again", folder)
+            # Its full name is not told; others of that name will be compiled once more, too.
+            for path in Path(folder).glob(f"{found[1]}-*"):
+                path.unlink(missing_ok=True)
+
+        warnings.showwarning = show
+        yield
+
+
+_HIT, _MISS = "/jax/compilation_cache/cache_hits", "/jax/compilation_cache/cache_misses"
+
+
+@contextmanager
+def counted_compilations() -> Iterator[dict[str, int]]:
+    """How many programs were found in the cache, and how many had to be compiled, while this is open."""
+    counts = {"found": 0, "compiled": 0}
+
+    def note(event: str, **_: Any) -> None:
+        if event in (_HIT, _MISS):
+            counts["found" if event == _HIT else "compiled"] += 1
+
+    jax.monitoring.register_event_listener(note)
+    try:
+        yield counts
+    finally:
+        jax.monitoring.unregister_event_listener(note)
