@@ -85,6 +85,8 @@ class Connected(Crew):
         self.peer_timeout = peer_timeout
         self.beat_seconds = min(peer_timeout / 4, 5.0)
         self.failure: UserError | None = None
+        self.lost = False
+        """Whether the failure came from another process while this one was at work."""
         self._failed = threading.Event()
         self._leaving = threading.Event()
         self._over = threading.Event()
@@ -115,7 +117,7 @@ class Connected(Crew):
         with self._noticing:
             if self.failure is not None or self._over.is_set():
                 return
-            self.failure = failure
+            self.failure, self.lost = failure, not self._leaving.is_set()
             callbacks = [] if self._leaving.is_set() else list(self._callbacks)
         log.debug("%s", failure)  # who started the process is told when it ends
         self._failed.set()
