@@ -41,6 +41,9 @@ def set_up_devices(config: Config, crew: Crew) -> list[Any]:
         _before_start("jax_cuda_visible_devices", str(config.gpu_id))
     elif config.num_gpus == "auto" and crew.size == 1:
         _before_start("jax_cuda_visible_devices", "0")  # JAX takes most of the memory of every GPU that it sees
+    elif isinstance(config.num_gpus, int) and config.num_gpus > 0 and crew.size > 1:
+        # Those of all processes are taken as JAX lists them, so that it must see no others.
+        _before_start("jax_cuda_visible_devices", ",".join(map(str, range(config.num_gpus))))
     _use_cache(config)
     if crew.size > 1:
         join_processes(config, crew)

@@ -29,6 +29,8 @@ from modelyard.errors import PeerLostError, UserError
 
 _JOINING_SECONDS = 60
 """How long JAX's processes may take to find each other, after ours have met."""
+_GRACE_SECONDS = 5.0
+"""Nothing ends a computation that waits for a process that hangs; one that died ends it at once."""
 _PIECE = 1 << 16
 _GREETING = re.compile(rb"^\[Gloo\] Rank .*\n", re.M)
 
@@ -42,6 +44,7 @@ def join_processes(config: Config, crew: Crew) -> None:
     """
     address = crew.spec["worker"][0]
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM for itself
+    crew.grace = _GRACE_SECONDS
     relay = Relay(address) if crew.rank else None
     try:
         jax.distributed.initialize(
