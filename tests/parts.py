@@ -30,6 +30,15 @@ def tiny_dropout(data: modelyard.DataInfo, options: Any) -> keras.Model:
     return keras.Model(inputs, keras.layers.Dense(data.num_classes, name="logits")(x), name="tiny_dropout")
 
 
+@modelyard.register_model("wide")
+def wide(data: modelyard.DataInfo, options: Any) -> keras.Model:
+    """Batch norm, and a layer that is large enough to be divided over devices."""
+    inputs, x = modelyard.image_input(data)
+    x = keras.layers.Dense(1040, use_bias=False, name="dense")(keras.layers.Flatten(name="flatten")(x))
+    x = keras.layers.ReLU(name="relu")(keras.layers.BatchNormalization(momentum=0.9, name="norm")(x))
+    return keras.Model(inputs, keras.layers.Dense(data.num_classes, name="logits")(x), name="wide")
+
+
 @modelyard.register_model("watcher")
 class Watcher(modelyard.Classifier):
     """Measures the pixels and labels it sees, so that a test can tell which examples a step had."""

@@ -419,7 +419,7 @@ import sys, threading, time
 from crews import Yard
 from modelyard.cluster import crew
 from modelyard.errors import ClusterError, PeerLostError
-crew.GRACE_SECONDS = 0.3
+crew.Crew.grace = 0.3
 how, error = sys.argv[1], PeerLostError("gone.") if sys.argv[2] == "75" else ClusterError("not like the chief.")
 yard = Yard(worker=0)
 with yard.lead() as lead:

@@ -17,8 +17,9 @@ from cluster_processes import (
     saved_steps,
     wait_until,
 )
+from conftest import on_engine
 
-COMMON = [*PARTS, "--threads", "1", "--dataset", "digits", "--peer_timeout_secs", "20"]
+COMMON = [*PARTS, *on_engine(), "--threads", "1", "--dataset", "digits", "--peer_timeout_secs", "20"]
 
 
 def words_of(line: str) -> list[str]:
@@ -199,6 +200,6 @@ def test_a_run_goes_on_with_another_number_of_workers(tmp_path: Path) -> None:
     whole = train(tmp_path / "whole", {"1": 1}, *options, "--train_steps", "40")["1"]
     part = train(tmp_path, {"1": 1}, *options, "--train_steps", "20")["1"]
     with cluster(tmp_path / "out", worker=2) as both:
-        both.start_all("resume", str(part), *PARTS, "--threads", "1", "--train_steps", "40")
+        both.start_all("resume", str(part), *PARTS, *on_engine(), "--threads", "1", "--train_steps", "40")
         assert set(both.wait().values()) == {0}, both.said()
     assert largest_difference(whole, part) < 1e-9

@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 
 from cluster_processes import PARTS, learned, rows, saved_steps, wait_until
-from conftest import COMMAND, environment
+from conftest import COMMAND, environment, on_engine
 
 STEPS = 320
 WORKERS = ("worker-0", "worker-1")
 TRAIN = [
-    "train-and-evaluate", *PARTS, "--model", "tiny_dropout", "--dataset", "digits", "--deterministic", "--threads", "1",
+    "train-and-evaluate", *PARTS, *on_engine(), "--model", "tiny_dropout", "--dataset", "digits", "--deterministic",
+    "--threads", "1",
     "--train_batch_size", "32", "--train_steps", str(STEPS), "--eval_every", "60 steps", "--save_every", "10 steps",
     "--log_every", "50 steps", "--augment", "pad_and_crop(padding=1)", "--peer_timeout_secs", "10",
 ]  # fmt: skip

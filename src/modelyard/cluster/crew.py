@@ -24,7 +24,6 @@ from modelyard.errors import ClusterError, Interrupted, PeerLostError, UserError
 
 log = logging.getLogger("modelyard")
 GRACE_SECONDS = 15.0
-"""How long a process may take to leave by itself once a peer is lost, before it is ended."""
 _MOST_WORDS = 20_000
 _EXPLAIN_SECONDS = 5.0
 """A collective operation may fail a moment before the connection is known to be gone."""
@@ -35,6 +34,8 @@ class Crew:
 
     spec: dict[str, list[str]]
     """The addresses of the framework's own servers, by its names for roles."""
+    grace = GRACE_SECONDS
+    """How long this process may take to leave by itself once a peer is lost, before it is ended."""
 
     def __init__(self, cluster: Cluster | None = None) -> None:
         self.cluster = cluster or Cluster()
@@ -85,6 +86,8 @@ class Connected(Crew):
         self.peer_timeout = peer_timeout
         self.beat_seconds = min(peer_timeout / 4, 5.0)
         self.failure: UserError | None = None
+        self.lost = False
+        """Whether the failure came from another process while this one was at work."""
         self._failed = threading.Event()
         self._leaving = threading.Event()
         self._over = threading.Event()
@@ -115,7 +118,7 @@ class Connected(Crew):
         with self._noticing:
             if self.failure is not None or self._over.is_set():
                 return
-            self.failure = failure
+            self.failure, self.lost = failure, not self._leaving.is_set()
             callbacks = [] if self._leaving.is_set() else list(self._callbacks)
         log.debug("%s", failure)  # who started the process is told when it ends
         self._failed.set()
@@ -128,8 +131,8 @@ class Connected(Crew):
             callback(str(failure))
 
     def _leave(self, failure: UserError) -> None:
-        if not self._leaving.wait(GRACE_SECONDS):
-            log.error("%s This process did not end by itself within %g s and is ended.", failure, GRACE_SECONDS)
+        if not self._leaving.wait(self.grace):
+            log.error("%s This process did not end by itself within %g s and is ended.", failure, self.grace)
             os._exit(failure.status)
 
 

@@ -12,6 +12,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator
+from typing import TextIO
 
 from modelyard.cluster.find import find_cluster
 from modelyard.cluster.roles import PARAMETER_SERVERS
@@ -94,7 +95,7 @@ def select_engine(name: str) -> str:
         os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
     if chosen not in sys.modules:
         try:
-            with _without_greetings():
+            with without_lines(sys.stderr, 2, _GREETING):  # said before the log level is read
                 importlib.import_module(chosen)
         except ImportError as error:
             raise UserError(
@@ -123,19 +124,26 @@ _GREETING = re.compile(rb"^(I\d{4} .*|WARNING: All log messages before absl.*|To
 
 
 @contextlib.contextmanager
-def _without_greetings() -> Iterator[None]:
-    """TensorFlow greets on standard error before it reads its log level. Anything else it says is passed on."""
-    sys.stderr.flush()
+def without_lines(stream: TextIO, number: int, pattern: re.Pattern[bytes]) -> Iterator[None]:
+    """Keeps from a stream what libraries say there past Python. Anything else is passed on when the block ends.
+
+    Args:
+        stream: Python's.
+        number: its file descriptor.
+        pattern: what to leave out.
+    """
+    if stream is not None:
+        stream.flush()
     with tempfile.TemporaryFile() as caught:
-        stderr = os.dup(2)
-        os.dup2(caught.fileno(), 2)
+        kept = os.dup(number)
+        os.dup2(caught.fileno(), number)
         try:
             yield
         finally:
-            os.dup2(stderr, 2)
-            os.close(stderr)
+            os.dup2(kept, number)
+            os.close(kept)
             caught.seek(0)
-            os.write(2, _GREETING.sub(b"", caught.read()))
+            os.write(number, pattern.sub(b"", caught.read()))
 
 
 def prefer_engine() -> None:

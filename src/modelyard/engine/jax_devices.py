@@ -11,12 +11,11 @@ import jax
 from modelyard.cluster.crew import Crew
 from modelyard.config.schema import Config
 from modelyard.engine.jax_cache import use_cache
-from modelyard.errors import PeerLostError, UserError
+from modelyard.engine.jax_processes import join_processes, meet
+from modelyard.errors import UserError
 from modelyard.run.machine import available_cores
 
 log = logging.getLogger("modelyard")
-_JOINING_SECONDS = 60
-"""How long JAX's processes may take to find each other, after ours have met."""
 
 
 def set_up_devices(config: Config, crew: Crew) -> list[Any]:
@@ -37,12 +36,16 @@ def set_up_devices(config: Config, crew: Crew) -> list[Any]:
         _before_start("jax_cuda_visible_devices", str(config.gpu_id))
     elif config.num_gpus == "auto" and crew.size == 1:
         _before_start("jax_cuda_visible_devices", "0")  # JAX takes most of the memory of every GPU that it sees
+    elif isinstance(config.num_gpus, int) and config.num_gpus > 0 and crew.size > 1:
+        # Those of all processes are taken as JAX lists them, so that it must see no others.
+        _before_start("jax_cuda_visible_devices", ",".join(map(str, range(config.num_gpus))))
     use_cache(config)
     if crew.size > 1:
-        _join(config, crew)
+        join_processes(config, crew)
     local = _local_devices(config, several=crew.size > 1)
     if crew.size == 1:
         return local
+    meet(crew)
     return sorted(jax.devices(), key=lambda d: (d.process_index, d.id))
 
 
@@ -86,30 +89,3 @@ def _local_devices(config: Config, several: bool) -> list[Any]:
             f"{config.cpu_devices}. Start a new process."
         )
     return cpus[: config.cpu_devices]
-
-
-# -- several processes ----------------------------------------------------------------------------------------------
-
-
-def _join(config: Config, crew: Crew) -> None:
-    """Joins the other processes; JAX's own watch over them is slower than ours, which knows who is gone."""
-    address = crew.spec["worker"][0]
-    try:
-        jax.distributed.initialize(
-            address,
-            crew.size,
-            crew.rank,
-            initialization_timeout=_JOINING_SECONDS,
-            heartbeat_timeout_seconds=int(config.peer_timeout_secs * 3),
-            shutdown_timeout_seconds=_JOINING_SECONDS,
-            coordinator_bind_address=f"[::]:{address.rpartition(':')[2]}" if crew.rank == 0 else None,
-        )
-    except RuntimeError as error:
-        if "must be called before" in str(error) or "only be called once" in str(error):
-            raise UserError(
-                f"JAX already runs in this process and can't join a cluster any more: {error} Start a new process."
-            ) from error
-        reason = crew.explain(error)
-        if reason is not error:
-            raise reason from error
-        raise PeerLostError(f"JAX's processes did not find each other: {error}") from error
