@@ -46,6 +46,8 @@ log = logging.getLogger("modelyard")
 _MOST_TOGETHER = 64
 _LEAST_TOGETHER = 8
 """Steps in one program: enough that starting it costs nothing beside them."""
+_COPIED_BYTES = 1 << 30
+"""What is learned is copied for a first run only if it is smaller: a large model needs the memory."""
 _WAITING = 2
 """Batches that lie on the device before their turn, where they are read ahead."""
 
@@ -138,7 +140,8 @@ class JaxEngine(Engine):
 
     def _run_once(self, batches: list[tuple[Any, Any]]) -> None:
         """The programs' first runs, on copies: an accelerator loads its kernels and finds its memory then."""
-        if self._data is not None:
+        small = sum(value.nbytes for part in self._learned for value in part) < _COPIED_BYTES
+        if self._data is not None and small:
             copies = jax.tree.map(jnp.copy, self._learned)
             facts = StepFacts.of(0, self.grain, self.pipeline, self.layout)
             self._next_facts = ((0, self.grain), facts)
