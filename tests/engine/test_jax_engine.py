@@ -46,6 +46,8 @@ def test_steps_in_one_program_are_those_that_run_one_by_one(make: Make) -> None:
     assert together.prepare([8, 16], ["test"]) > 0
     assert (single.grain, together.grain) == (1, 8)
     one, many = (engine.train(3, 21) for engine in (single, together))  # two programs of eight steps, and five of one
+    programs = {name for name in together._programs if name.startswith("resident")}  # type: ignore[attr-defined]
+    assert programs == {"resident 8", "resident 1"}, "none for the five that are left"
     assert list(one) == list(many) == ["loss", "accuracy", "learning_rate"]
     for name, values in many.items():
         assert values.shape == (21,)
