@@ -46,6 +46,8 @@ def test_steps_in_one_program_are_those_that_run_one_by_one(make: Make) -> None:
     assert together.prepare([8, 16], ["test"]) > 0
     assert (single.grain, together.grain) == (1, 8)
     one, many = (engine.train(3, 21) for engine in (single, together))  # two programs of eight steps, and five of one
+    programs = {name for name in together._programs if name.startswith("resident")}  # type: ignore[attr-defined]
+    assert programs == {"resident 8", "resident 1"}, "none for the five that are left"
     assert list(one) == list(many) == ["loss", "accuracy", "learning_rate"]
     for name, values in many.items():
         assert values.shape == (21,)
@@ -90,7 +92,7 @@ def test_a_loss_that_is_no_number_is_told_with_its_own_step_of_many(make: Make) 
 
 
 def test_one_two_and_four_devices_learn_the_same(make: Make) -> None:
-    options = {**FLOAT64, "clip_norm": 0.5, "gradient_accumulation": 2, "ema_decay": 0.9}
+    options = {**FLOAT64, "model": "mlp", "clip_norm": 0.5, "gradient_accumulation": 2}
     options["augment"] = "pad_and_crop(padding=1), flip_left_right, mixup(alpha=0.3)"
     one, *others = (make(cpu_devices=n, **options) for n in (1, 2, 4))
     expected = one.train(0, 20)
