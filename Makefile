@@ -20,14 +20,19 @@ train: install  ## train the default model on the embedded digits
 # What is promised of every engine, once more on JAX: Keras has one backend for a process.
 ON_JAX := tests/engine tests/loop/test_runs.py tests/loop/test_kill.py tests/loop/test_kill_streaming.py \
 	tests/models/test_schedules.py tests/data/test_draws_and_augment.py tests/data/test_crop_box.py
+# Several processes: what they learn, and what becomes of those that are killed.
+CLUSTER := tests/loop/test_cluster.py tests/loop/test_cluster_kill.py tests/loop/test_cluster_shards.py
+CLUSTER_QUICK := tests/loop/test_cluster.py::test_one_two_and_four_workers_learn_the_same \
+	tests/loop/test_cluster_kill.py::test_a_killed_worker_and_a_killed_lead_change_nothing
 
 test: install  ## the tests, without the slow ones, on all cores
 	$(BIN)/python -m pytest -m "not slow" -n auto --dist worksteal
-	$(BIN)/python -m pytest -m "not slow" -n auto --dist worksteal --engine jax $(ON_JAX)
+	$(BIN)/python -m pytest -m "not slow" -n auto --dist worksteal --engine jax $(ON_JAX) $(CLUSTER_QUICK)
 
 test-all: install  ## all tests
 	$(BIN)/python -m pytest -n auto --dist worksteal
-	$(BIN)/python -m pytest -n auto --dist worksteal --engine jax $(ON_JAX) tests/models tests/data/test_augmentations.py
+	$(BIN)/python -m pytest -n auto --dist worksteal --engine jax $(ON_JAX) $(CLUSTER) tests/models \
+		tests/data/test_augmentations.py
 
 lint: install  ## ruff and mypy
 	$(BIN)/ruff check .

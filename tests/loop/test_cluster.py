@@ -38,6 +38,7 @@ def train(tmp_path: Path, counts: dict[str, int], *words: str) -> dict[str, Path
         for each in started.values():
             statuses = each.wait()
             assert set(statuses.values()) == {0}, each.said()
+            assert "[Gloo]" not in each.said()  # standard output is for results
     return runs
 
 
