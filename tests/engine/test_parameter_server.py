@@ -272,7 +272,7 @@ def test_options_that_workers_at_their_own_pace_cannot_have_are_refused(option: 
     assert problem.key == next(iter(option))
 
 
-@pytest.mark.slow  # and TensorFlow's own part in it may hang, in one run of many; a crew's heartbeat ends a real run then
+@pytest.mark.slow  # TensorFlow may hang here, in one run of many: then the heartbeat of a crew ends a real run
 def test_a_lost_parameter_server_ends_the_run_soon_and_the_others_end_when_told(processes: Processes) -> None:
     """The last one: the cluster is of no use after it."""
     processes.call("build", **OPTIONS)
