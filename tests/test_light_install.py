@@ -31,6 +31,7 @@ def without_them(code: str, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_run_on_arrays_imports_none_of_them(tmp_path: Path) -> None:
     code = """
 import modelyard

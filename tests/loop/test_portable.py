@@ -30,9 +30,8 @@ CASES: dict[str, dict[str, Any]] = {
     "adam": {"optimizer": "adam", "learning_rate": 2e-3, "ema_decay": 0.9},
     "muon": {"optimizer": "muon", "learning_rate": 2e-3},
     "bfloat16": {"optimizer": "sgd", "learning_rate": 0.02, "precision": "bfloat16"},
-    "float16": {"optimizer": "adam", "learning_rate": 2e-3, "precision": "float16"},
 }
-MIXED = ("bfloat16", "float16")
+MIXED = ("bfloat16",)
 EVALUATED = ("adam", "bfloat16")
 
 

@@ -111,6 +111,7 @@ for value in updated(3, muon_normalize=True, nesterov=False)[1]:
 """
 
 
+@pytest.mark.slow
 def test_jax_makes_all_updates_together_and_the_same() -> None:
     pytest.importorskip("jax")
     words = [sys.executable, "-c", PROGRAM, str(TESTS / "models")]

@@ -21,7 +21,7 @@ log = logging.getLogger("modelyard")
 _HELLO_SECONDS = 10.0
 _MOST_VISITORS = 500
 _LAST_WORDS_SECONDS = 2.0
-_LINGER_SECONDS = 10.0
+_LINGER_SECONDS = 20.0
 """How long a lead that fails at the start stays to tell those who come."""
 
 Compare = Callable[[dict[str, Any], dict[str, Any]], list[str]]
