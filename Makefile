@@ -18,8 +18,8 @@ train: install  ## train the default model on the embedded digits
 	$(BIN)/modelyard train-and-evaluate
 
 # What is promised of every engine, once more on JAX: Keras has one backend for a process.
-ON_JAX := tests/engine tests/loop/test_runs.py tests/loop/test_kill.py tests/loop/test_kill_streaming.py \
-	tests/models/test_schedules.py tests/data/test_draws_and_augment.py tests/data/test_crop_box.py
+ON_JAX := tests/engine tests/loop/test_kill.py tests/models/test_schedules.py tests/data/test_draws_and_augment.py \
+	tests/data/test_crop_box.py
 # Several processes: what they learn, and what becomes of those that are killed.
 CLUSTER := tests/loop/test_cluster.py tests/loop/test_cluster_kill.py tests/loop/test_cluster_shards.py
 CLUSTER_QUICK := tests/loop/test_cluster.py::test_one_two_and_four_workers_learn_the_same
@@ -30,8 +30,8 @@ test: install  ## the tests, without the slow ones, on all cores
 
 test-all: install  ## all tests
 	$(BIN)/python -m pytest -n auto --dist worksteal
-	$(BIN)/python -m pytest -n auto --dist worksteal --engine jax $(ON_JAX) $(CLUSTER) tests/models \
-		tests/data/test_augmentations.py
+	$(BIN)/python -m pytest -n auto --dist worksteal --engine jax $(ON_JAX) $(CLUSTER) tests/loop/test_runs.py \
+		tests/loop/test_kill_streaming.py tests/models tests/data/test_augmentations.py
 
 lint: install  ## ruff and mypy
 	$(BIN)/ruff check .
