@@ -127,6 +127,7 @@ def killed(beside: object, tmp_path_factory: pytest.TempPathFactory) -> str:
     return RUN
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_on_an_empty_machine_bit_for_bit(killed: str, undisturbed: Path) -> None:
     assert_same_result(killed, undisturbed)
     assert len(committed(killed)) == 3  # as many as keep_checkpoints says, those of other machines included
@@ -137,6 +138,7 @@ def test_a_killed_run_goes_on_on_an_empty_machine_bit_for_bit(killed: str, undis
     assert len(json.loads(storage.read_bytes(f"{killed}/manifest.json"))["starts"]) == 3
 
 
+@pytest.mark.slow
 def test_the_journal_beside_the_run_tells_all_of_it(killed: str) -> None:
     journal = storage.read_bytes(f"s3://{BUCKET}/runs/training_log.md").decode()
     assert journal.count("# Training log") == 1
@@ -145,6 +147,7 @@ def test_the_journal_beside_the_run_tells_all_of_it(killed: str) -> None:
     assert journal.count("**Results of one**") == 1
 
 
+@pytest.mark.slow
 def test_a_remote_run_is_evaluated_and_listed(killed: str, undisturbed: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     there = last_json(run_to_end("evaluate", killed, "--split", "test", "--json", cache=cache))
@@ -157,6 +160,7 @@ def test_a_remote_run_is_evaluated_and_listed(killed: str, undisturbed: Path, tm
     assert list((cache / "views").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_weights_to_start_from_may_be_remote(killed: str, undisturbed: Path, tmp_path: Path) -> None:
     best = f"{killed}/best/step-{committed(killed, 'best')[0]:08d}"
     by_folder, by_file = (read_weights(path, str(tmp_path)) for path in (best, f"{best}/weights.safetensors"))
@@ -167,6 +171,7 @@ def test_weights_to_start_from_may_be_remote(killed: str, undisturbed: Path, tmp
     assert all((winner[name] == at_home[name]).all() for name in at_home)
 
 
+@pytest.mark.slow
 def test_a_new_run_gets_a_name_under_a_remote_runs_dir(killed: str, tmp_path: Path) -> None:
     words = [
         "train",

@@ -52,6 +52,10 @@ _WAITING = 2
 """Batches that lie on the device before their turn, where they are read ahead."""
 
 
+_UNREACHABLE = ("UNAVAILABLE", "ABORTED", "CANCELLED", "DEADLINE_EXCEEDED", "Gloo", "NCCL", "Connection")
+"""What XLA's errors say when another process is gone."""
+
+
 class JaxEngine(Engine):
     """Many compiled steps a call, with state that never leaves the devices."""
 
@@ -110,6 +114,7 @@ class JaxEngine(Engine):
         self._learned = Learned(*values)
         self._seeds = self.step.seeds()
         self._programs: dict[str, Any] = {}
+        self._is_ready = False
         self._data: dict[str, Any] | None = None
         self._next_facts: tuple[Any, Any] = (None, None)
         self._evaluation_data: dict[str, list[tuple[dict[str, Any], Any]]] = {}
@@ -119,9 +124,12 @@ class JaxEngine(Engine):
     def prepare(self, periods: Sequence[Any], splits: Sequence[str] = ()) -> float:
         """Brings the data to the devices and compiles; gives the seconds that compiling took."""
         self.crew.tell("prepare", periods=[float(p) for p in periods], splits=list(splits))
+        return self._get_ready(periods, splits)
+
+    def _get_ready(self, periods: Sequence[Any], splits: Sequence[str] = ()) -> float:
         resident = self.pipeline.resident(TRAIN)
-        self.grain = 1
-        with self._types(), self._explained_memory():
+        self.grain, self._is_ready = 1, True
+        with self._types(), self._explained_by_xla():
             if resident is not None:
                 self._data = {name: self.layout.put_everywhere(array) for name, array in resident.items()}
                 if not self.on_cpu and not self.config.deterministic:
@@ -189,11 +197,11 @@ class JaxEngine(Engine):
     @contextmanager
     def _explained(self) -> Iterator[None]:
         """Also what is found out only when results are fetched."""
-        with super()._explained(), self._explained_memory():
+        with super()._explained(), self._explained_by_xla():
             yield
 
     @contextmanager
-    def _explained_memory(self) -> Iterator[None]:
+    def _explained_by_xla(self) -> Iterator[None]:
         """What XLA says when memory runs out, or when another process is gone, in words for people."""
         try:
             yield
@@ -201,7 +209,7 @@ class JaxEngine(Engine):
             text = str(error)
             if "RESOURCE_EXHAUSTED" in text or "Out of memory" in text:
                 raise self.out_of_memory() from error
-            if self.processes == 1 or not isinstance(error, jax.errors.JaxRuntimeError):
+            if self.processes == 1 or not any(word in text for word in _UNREACHABLE):
                 raise
             reason = self.crew.explain(error)
             if reason is not error:
@@ -212,9 +220,9 @@ class JaxEngine(Engine):
 
     def train_stretch(self, step: int, count: int) -> StepMetrics:
         """Trains ``count`` steps from ``step`` on."""
-        if not self._programs:
-            self.prepare([count])
-        with self._types(), self._explained_memory():
+        if not self._is_ready:
+            self._get_ready([count])
+        with self._types(), self._explained_by_xla():
             run = self._over_resident if self._data is not None else self._over_stream
             tables = [np.asarray(table) for table in run(step, count)]
         table = np.concatenate(tables)
@@ -267,7 +275,7 @@ class JaxEngine(Engine):
 
     def evaluate_batch(self, batch: Arrays, weights: NDArray[np.float64]) -> dict[str, Any]:
         """Sums over a batch of each statistic times the example's weight; they may still be on their way."""
-        with self._types(), self._explained_memory():
+        with self._types(), self._explained_by_xla():
             placed = self._placed(batch, weights)
             sums: dict[str, Any] = self._evaluation_program(*placed)(*self._learned.evaluated, *placed)
             return sums
@@ -308,7 +316,7 @@ class JaxEngine(Engine):
 
     def gather(self) -> State:
         """The state, brought together from all processes that hold a part of it."""
-        with self._types(), self._explained_memory():
+        with self._types(), self._explained_by_xla():
             values = [self.layout.fetch_all(part) for part in self._learned]
 
         def named(variables: dict[str, Any]) -> dict[str, NDArray[Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import platform
 import re
 import warnings
@@ -32,9 +33,14 @@ def use_cache(config: Config) -> None:
     kind = hashlib.sha256(f"{platform.machine()} {_cpu_flags()}".encode()).hexdigest()[:12]
     folder = storage.cache_folder(config.cache_dir) / "compiled" / kind
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        state = folder.stat()
     except OSError as error:
         log.warning("compiled programs are not kept for the next run: %s can't be made (%s)", folder, error)
+        return
+    if state.st_mode & 0o022 or (hasattr(os, "getuid") and state.st_uid != os.getuid()):
+        log.warning("compiled programs are not kept for the next run: others may write to %s", folder)
         return
     jax.config.update("jax_compilation_cache_dir", str(folder))
     _own.add(str(folder))

@@ -30,14 +30,17 @@ def set_up_devices(config: Config, crew: Crew) -> list[Any]:
         _add_xla_flag("--xla_gpu_deterministic_ops=true")
     if config.num_gpus == 0:
         _before_start("jax_platforms", "cpu")
+    platforms = (jax.config.jax_platforms or "").split(",")
+    if platforms != [""] and "cpu" not in platforms:  # models are built on the host
+        _before_start("jax_platforms", ",".join([*platforms, "cpu"]))
     if config.cpu_devices > max(jax.config.jax_num_cpu_devices, 1):
         _before_start("jax_num_cpu_devices", config.cpu_devices)
     if config.gpu_id is not None:
         _before_start("jax_cuda_visible_devices", str(config.gpu_id))
     elif config.num_gpus == "auto" and crew.size == 1:
         _before_start("jax_cuda_visible_devices", "0")  # JAX takes most of the memory of every GPU that it sees
-    elif isinstance(config.num_gpus, int) and config.num_gpus > 0 and crew.size > 1:
-        # Those of all processes are taken as JAX lists them, so that it must see no others.
+    elif isinstance(config.num_gpus, int) and config.num_gpus > 0:
+        # JAX takes most of the memory of every GPU that it sees, and those of all processes are taken as it lists them.
         _before_start("jax_cuda_visible_devices", ",".join(map(str, range(config.num_gpus))))
     use_cache(config)
     if crew.size > 1:

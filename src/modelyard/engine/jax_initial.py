@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
@@ -21,12 +22,24 @@ def drawn_by_numpy() -> Iterator[None]:
     replaced = {"normal": _normal, "uniform": _uniform, "truncated_normal": _truncated_normal}
     originals = {name: getattr(random, name) for name in replaced}
     for name, function in replaced.items():
-        setattr(random, name, function)
+        setattr(random, name, _where_it_can(function, originals[name]))
     try:
         yield
     finally:
         for name, function in originals.items():
             setattr(random, name, function)
+
+
+def _where_it_can(by_numpy: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    """Layers that draw noise are traced while a model is built, with shapes and seeds that are no numbers yet."""
+
+    def draw(shape: Any, *arguments: Any, **named: Any) -> Any:
+        if all(isinstance(size, int) for size in shape) and not isinstance(named.get("seed"), jax.Array):
+            with suppress(jax.errors.TracerArrayConversionError):
+                return by_numpy(shape, *arguments, **named)
+        return original(shape, *arguments, **named)
+
+    return draw
 
 
 def _generator(seed: Any) -> np.random.Generator:

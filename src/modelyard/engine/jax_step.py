@@ -233,7 +233,9 @@ class TrainingStep:
         if scale is not None:
             place = next(i for i, v in enumerate(self.optimizer.variables) if v is scale)
             most = most * slots[place]
-        return [g * jnp.minimum(most / jnp.maximum(norm, 1e-30), 1).astype(g.dtype) for g in gradients]
+        # A norm that is no number makes the gradients none, too, and the step is found.
+        factor = jnp.where(jnp.isfinite(norm), jnp.minimum(most / jnp.maximum(norm, 1e-30), 1), jnp.nan)
+        return [g * factor.astype(g.dtype) for g in gradients]
 
     def outputs(self, batch: dict[str, Any], training: bool) -> Any:
         """What the network gives, in full precision."""

@@ -60,6 +60,8 @@ class TensorFlowEngine(Engine):
         self.threads = tf.config.threading.get_intra_op_parallelism_threads()
         if config.xla and self.replicas > 1:
             raise UserError("xla works on one device with the tensorflow engine; leave it off for several.")
+        if config.shard_parameters:
+            raise UserError("shard_parameters is the JAX engine's: leave it out, or use --engine jax.")
         if config.deterministic:
             tf.config.experimental.enable_op_determinism()
 

@@ -136,11 +136,11 @@ class Trainer:
             Interrupted: on SIGTERM or Ctrl-C, after the hooks have saved.
         """
         begun: list[Hook] = []
-        if self.trains and not self.is_over:
-            self._prepare()
         self._started = time.monotonic()
         with self._signals():
             try:
+                if self.trains and not self.is_over:
+                    self._prepare()
                 for hook in self.hooks:
                     begun.append(hook)
                     self._call(hook, hook.begin)
@@ -170,7 +170,7 @@ class Trainer:
         if self._evaluates:
             periods.append(self._evaluation_cadence.period)
             splits.append(VALIDATION)
-        if self.config.test_at_end and TEST in self.engine.dataset.sizes():
+        if self._tests and TEST in self.engine.dataset.sizes():
             splits.append(TEST)
         self.pace.prepared(self.engine, self.engine.prepare(periods, splits))
 

@@ -145,7 +145,7 @@ def whitened_cnn(data: DataInfo, options: WhitenedCnnOptions) -> keras.Model:
     inputs, x = image_input(data, smallest=3 * pooled + 1)
     if data.images is None:
         raise DataError("whitened_cnn computes its first layer from training images; this dataset gives none.")
-    sample = (data.images[:_MOST_IMAGES].astype(np.float32) - data.mean) / data.spread
+    sample = (data.images[:: -(-len(data.images) // _MOST_IMAGES)].astype(np.float32) - data.mean) / data.spread
     x = Whiten(whitening_kernel(sample), options.whiten_bias, name="whiten")(x)
     x = layers.Activation(options.activation, name="whiten_act")(x)
     for number, width in enumerate(options.widths, 1):
