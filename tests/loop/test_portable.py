@@ -118,6 +118,7 @@ def test_training_goes_on_where_the_other_engine_left_it(runs: Runs, case: str, 
     assert np.linalg.norm(other - way) < (0.2 if case in MIXED else 0.02) * np.linalg.norm(way)
 
 
+@pytest.mark.slow
 @BOTH_WAYS
 @pytest.mark.parametrize("case", CASES)
 def test_optimizer_slots_and_the_count_of_steps_survive(runs: Runs, case: str, first: str, then: str) -> None:
@@ -134,6 +135,7 @@ def test_optimizer_slots_and_the_count_of_steps_survive(runs: Runs, case: str, f
         assert np.linalg.norm(one - other) < (0.3 if case in MIXED else 0.05) * np.linalg.norm(one), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_both_engines_store_the_same_names_shapes_and_types(runs: Runs, case: str) -> None:
     one, other = (runs.checkpoint(case, engine, engine, FIRST) for engine in ENGINES)
