@@ -213,9 +213,10 @@ class Engine(ABC):
     def assign(self, weights: dict[str, NDArray[Any]], optimizer: dict[str, NDArray[Any]]) -> None:
         """Sets the named variables."""
 
-    @abstractmethod
     def shapes(self) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
         """The shapes of all weights and of all optimizer slots."""
+        weights = {name: tuple(v.shape) for name, v in self._weights.items()}
+        return weights, {name: tuple(v.shape) for name, v in self._slots.items()}
 
     @abstractmethod
     def start_profile(self, folder: Path) -> None:
@@ -369,6 +370,8 @@ class Engine(ABC):
 
     task: Task
     model: keras.Model
+    _weights: dict[str, Any]
+    _slots: dict[str, Any]
 
 
 def _listed(numbers: list[int]) -> str:

@@ -335,11 +335,6 @@ class JaxEngine(Engine):
                     learned[part][number] = self.layout.put_learned(value.astype(learned[part][number].dtype))
         self._learned = Learned(*learned)
 
-    def shapes(self) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
-        """The shapes of all weights and of all optimizer slots."""
-        weights = {name: tuple(v.shape) for name, v in self._weights.items()}
-        return weights, {name: tuple(v.shape) for name, v in self._slots.items()}
-
     def start_profile(self, folder: Path) -> None:
         """Begins a profile, to be written to ``folder``."""
         jax.profiler.start_trace(str(folder))

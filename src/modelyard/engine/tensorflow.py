@@ -361,11 +361,6 @@ class TensorFlowEngine(Engine):
             for name, value in values.items():
                 variables[name].assign(value.astype(variables[name].dtype))
 
-    def shapes(self) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
-        """The shapes of all weights and of all optimizer slots."""
-        weights = {name: tuple(v.shape) for name, v in self._weights.items()}
-        return weights, {name: tuple(v.shape) for name, v in self._slots.items()}
-
     def start_profile(self, folder: Path) -> None:
         """Begins a profile, to be written to ``folder``."""
         tf.profiler.experimental.start(str(folder))
