@@ -8,6 +8,7 @@ pad the channels.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -44,50 +45,46 @@ class PadShortcut(layers.Layer):
 
 def cifar_resnet(depth: int, data: DataInfo, options: ResNetOptions) -> keras.Model:
     """The network with ``depth`` = 6n+2 layers."""
-    blocks = (depth - 2) // 6
-    inputs, x = image_input(data, smallest=4)
-    x = _conv(options.width, 1, "stem_conv")(x)
-    x = layers.ReLU(name="stem_relu")(_norm(options, "stem_norm")(x))
-    for stage in range(3):
-        filters = options.width * 2**stage
-        for block in range(blocks):
-            strides = 2 if stage > 0 and block == 0 else 1
-            name = f"stage{stage + 1}_block{block + 1}"
-            shortcut = x if strides == 1 else PadShortcut(filters, name=f"{name}_shortcut")(x)
-            x = _conv(filters, strides, f"{name}_conv1")(x)
-            x = layers.ReLU(name=f"{name}_relu1")(_norm(options, f"{name}_norm1")(x))
-            x = _norm(options, f"{name}_norm2")(_conv(filters, 1, f"{name}_conv2")(x))
-            x = layers.ReLU(name=f"{name}_relu2")(layers.Add(name=f"{name}_add")([x, shortcut]))
-    x = layers.GlobalAveragePooling2D(name="pool")(x)
-    if options.dropout_rate:
-        x = layers.Dropout(options.dropout_rate, name="dropout")(x)
-    logits = layers.Dense(data.num_classes, kernel_initializer="he_normal", name="logits")(x)
-    return keras.Model(inputs, logits, name=f"resnet{depth}")
+
+    def shortcut(x: Any, filters: int, name: str) -> Any:
+        return PadShortcut(filters, name=f"{name}_shortcut")(x)
+
+    return _residual(f"resnet{depth}", data, options, (3, (depth - 2) // 6), shortcut)
 
 
 def resnet18(data: DataInfo, options: WideResNetOptions) -> keras.Model:
     """Four stages of two blocks, for images that the first layers of the one for ImageNet would make too small."""
-    inputs, x = image_input(data, smallest=8)
+
+    def shortcut(x: Any, filters: int, name: str) -> Any:
+        x = _conv(filters, 2, f"{name}_shortcut_conv", size=1)(x)
+        return _norm(options, f"{name}_shortcut_norm")(x)
+
+    return _residual("resnet18", data, options, (4, 2), shortcut)
+
+
+def _residual(
+    name: str, data: DataInfo, options: ResNetOptions, shape: tuple[int, int], shortcut: Callable[[Any, int, str], Any]
+) -> keras.Model:
+    """Stages of blocks of two convolutions; ``shortcut`` is the way around a block that halves height and width."""
+    stages, blocks = shape
+    inputs, x = image_input(data, smallest=2 ** (stages - 1))
     x = _conv(options.width, 1, "stem_conv")(x)
     x = layers.ReLU(name="stem_relu")(_norm(options, "stem_norm")(x))
-    for stage in range(4):
+    for stage in range(stages):
         filters = options.width * 2**stage
-        for block in range(2):
-            strides = 2 if stage > 0 and block == 0 else 1
-            name = f"stage{stage + 1}_block{block + 1}"
-            shortcut = x
-            if strides == 2:
-                shortcut = _conv(filters, 2, f"{name}_shortcut_conv", size=1)(x)
-                shortcut = _norm(options, f"{name}_shortcut_norm")(shortcut)
-            x = _conv(filters, strides, f"{name}_conv1")(x)
-            x = layers.ReLU(name=f"{name}_relu1")(_norm(options, f"{name}_norm1")(x))
-            x = _norm(options, f"{name}_norm2")(_conv(filters, 1, f"{name}_conv2")(x))
-            x = layers.ReLU(name=f"{name}_relu2")(layers.Add(name=f"{name}_add")([x, shortcut]))
+        for number in range(blocks):
+            strides = 2 if stage > 0 and number == 0 else 1
+            block = f"stage{stage + 1}_block{number + 1}"
+            around = x if strides == 1 else shortcut(x, filters, block)
+            x = _conv(filters, strides, f"{block}_conv1")(x)
+            x = layers.ReLU(name=f"{block}_relu1")(_norm(options, f"{block}_norm1")(x))
+            x = _norm(options, f"{block}_norm2")(_conv(filters, 1, f"{block}_conv2")(x))
+            x = layers.ReLU(name=f"{block}_relu2")(layers.Add(name=f"{block}_add")([x, around]))
     x = layers.GlobalAveragePooling2D(name="pool")(x)
     if options.dropout_rate:
         x = layers.Dropout(options.dropout_rate, name="dropout")(x)
     logits = layers.Dense(data.num_classes, kernel_initializer="he_normal", name="logits")(x)
-    return keras.Model(inputs, logits, name="resnet18")
+    return keras.Model(inputs, logits, name=name)
 
 
 def resnet50(data: DataInfo, options: ClassifierOptions) -> keras.Model:
