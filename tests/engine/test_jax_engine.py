@@ -56,15 +56,25 @@ def test_steps_in_one_program_are_those_that_run_one_by_one(make: Make) -> None:
     assert together.evaluate("test") == pytest.approx(single.evaluate("test"), rel=1e-9)
 
 
+def test_steps_that_are_left_over_are_compiled_before_the_clock_runs(make: Make) -> None:
+    engine = make(model="mlp")
+    engine.on_cpu = False  # type: ignore[attr-defined]
+    engine.prepare([97, 97], ["test"])
+    before = set(engine._programs)  # type: ignore[attr-defined]
+    assert engine.train(0, 97)["loss"].shape == (97,)
+    assert set(engine._programs) == before  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(
     ("periods", "steps"),
     [
         ([1000, 100], 50),
         ([640, 64, 1280], 64),
-        ([101, 37], 32),
+        ([101, 37], 33),  # three and one, with two and four steps left over
+        ([1954], 63),  # one step is left over
         ([5], 5),
         ([1], 1),
-        ([40.47, 100], 32),
+        ([40.47, 100], 20),
         ([300, 7.5], 7),
     ],
 )

@@ -137,7 +137,8 @@ class JaxEngine(Engine):
             batches = [next(iter(self._evaluation_batches(split))) for split in splits]
             began = time.perf_counter()
             with counted_compilations() as counts:
-                self._compile("resident" if resident is not None else "streamed", batches)
+                lengths = {self.grain} if all(p % self.grain == 0 for p in periods) else {self.grain, 1}
+                self._compile("resident" if resident is not None else "streamed", lengths, batches)
             if not self.on_cpu:
                 self._run_once(batches)
         seconds = time.perf_counter() - began
@@ -157,9 +158,9 @@ class JaxEngine(Engine):
         for batch, weights in batches:
             jax.block_until_ready(self.evaluate_batch(batch, weights))
 
-    def _compile(self, kind: str, batches: list[tuple[Any, Any]]) -> None:
-        """The programs of the run."""
-        lowered = {_name(kind, self.grain): self._lowered(kind, self.grain)}
+    def _compile(self, kind: str, lengths: set[int], batches: list[tuple[Any, Any]]) -> None:
+        """The programs of the run: of so many steps each, and of evaluation."""
+        lowered = {_name(kind, length): self._lowered(kind, length) for length in sorted(lengths)}
         for batch, weights in batches:
             placed = self._placed(batch, weights)
             lowered[_name("evaluate", placed[1].shape[0])] = self._lowered_evaluation(*placed)
@@ -367,4 +368,6 @@ def _together(periods: Sequence[Any]) -> int:
         fitting = max(n for n in range(1, _MOST_TOGETHER + 1) if common % n == 0)
         if fitting >= _LEAST_TOGETHER:
             return fitting
-    return max(min([_MOST_TOGETHER // 2, *(int(p) for p in periods)]), 1)
+    # Else a number that leaves few steps over, which are trained one by one.
+    most = max(min([_MOST_TOGETHER, *(int(p) for p in periods)]), 1)
+    return min(range((most + 1) // 2, most + 1), key=lambda n: (sum(int(p) % n / p for p in periods), -n))
