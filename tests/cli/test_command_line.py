@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from conftest import COMMAND, environment, last_json
+from modelyard.cli.commands import _cell
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 HEAVY = ("tensorflow", "jax", "keras", "sklearn", "tensorboard")
@@ -226,3 +227,14 @@ def test_the_version_is_printed(command: Command) -> None:
     import modelyard
 
     assert command("--version").stdout.strip() == modelyard.__version__
+
+
+def test_small_numbers_are_shown_and_not_rounded_to_nothing() -> None:
+    assert [_cell(value) for value in (1e-5, -2.5e-6, 0.0, 0.001, 2.30891, float("nan"))] == [
+        "1e-05",
+        "-2.5e-06",
+        "0.0000",
+        "0.0010",
+        "2.3089",
+        "nan",
+    ]

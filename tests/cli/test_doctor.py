@@ -116,3 +116,12 @@ def test_what_an_engine_that_crashes_said_last_is_shown() -> None:
     assert doctor_asks("raise ImportError('no jaxlib')") == {"error": "ImportError: no jaxlib"}
     assert "exit status" in str(doctor_asks("import os; os.abort()")["error"])
     assert doctor_asks("print('{}')") == {}
+
+
+def test_a_platform_that_jax_does_not_have_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    monkeypatch.setattr(doctor, "is_installed", lambda name: True)
+    monkeypatch.setattr(doctor, "choose_engine", lambda name: ("jax", "auto"))
+    monkeypatch.setattr(doctor, "_ask_jax", lambda: {"error": "AssertionError"})
+    (said,) = (result for name, result, _ in doctor._engines() if name == "jax")
+    assert said.startswith("can't be used: AssertionError (JAX_PLATFORMS=cuda is set")

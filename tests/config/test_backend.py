@@ -152,6 +152,12 @@ def test_an_engine_that_is_asked_for_and_not_installed_says_how_to_install_it(
         backend.choose_engine(name)
 
 
+def test_where_another_engine_is_installed_it_is_named(machine: Machine) -> None:
+    machine(packages=("tensorflow",))
+    with pytest.raises(UserError, match=r"'jax' is not installed.*Or take the one that is: --engine tensorflow$"):
+        backend.choose_engine("jax")
+
+
 def test_parameter_servers_stay_with_tensorflow(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine(gpus=("NVIDIA H200",))
     monkeypatch.setenv("TF_CONFIG", json.dumps(PS))
@@ -171,13 +177,14 @@ def test_auto_goes_with_the_backend_that_keras_has_already(machine: Machine, mon
     keras = SimpleNamespace(backend=SimpleNamespace(backend=lambda: "jax"))
     monkeypatch.setitem(sys.modules, "keras", keras)
     assert backend.choose_engine("auto") == ("jax", "auto: Keras was imported with it")
-    with pytest.raises(UserError, match=r"Keras was imported with the backend 'jax'.*KERAS_BACKEND=tensorflow"):
+    with pytest.raises(UserError, match=r"the backend 'jax'.*start a new process.*KERAS_BACKEND=tensorflow"):
         backend.select_engine("tensorflow")
 
 
 def test_the_environment_that_a_user_set_is_kept(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine(packages=("jax",))
     monkeypatch.setitem(sys.modules, "jax", SimpleNamespace())
+    monkeypatch.setattr(backend.importlib, "import_module", lambda name: None)  # the real Keras would want the real JAX
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
     monkeypatch.setenv("KERAS_BACKEND", "torch")
     assert backend.select_engine("auto") == "jax"

@@ -348,6 +348,32 @@ def test_an_option_of_a_part_that_was_not_chosen_is_a_note_from_a_file() -> None
     assert resolve({"model": "mlp", "optimizer": "sgd"}).part_options["momentum"] == 0.5
 
 
+def test_groups_given_beside_a_mistake_are_read_as_ever() -> None:
+    groups = "sgd(match='logits/*', learning_rate=0.1), adam(match='*/bias')"
+    assert only_problem(model="mlp", ema_decay="2", optimizer_groups=groups).key == "ema_decay"
+    both = problems_of(model="mlp", ema_decay="2", optimizer_groups=groups.replace("adam", "adan"))
+    assert [problem.key for problem in both] == ["ema_decay", "optimizer_groups"]
+
+
+def test_of_a_list_the_wrong_name_is_said_and_no_name_counts_twice() -> None:
+    for given in ("flip,shfit", ["flip", "shfit"]):
+        said = only_problem(model="mlp", test_time_augmentation=given).message
+        assert said == "'shfit' is none of flip, shift. Did you mean 'shift'?"
+    assert only_problem(model="mlp", test_time_augmentation="flip, flip").message == "names 'flip' twice."
+
+
+def test_parameters_are_divided_on_jax_only_and_that_is_said_with_the_other_mistakes() -> None:
+    found = problems_of(model="mlp", engine="tensorflow", shard_parameters="true", ema_decay="2")
+    assert [problem.key for problem in found] == ["ema_decay", "shard_parameters"]
+    resolve({"model": "mlp", "engine": "jax", "shard_parameters": "true"})
+
+
+def test_alternating_flips_leave_no_probability() -> None:
+    said = only_problem(model="mlp", augment="flip_left_right(alternate=true, probability=0.3)").message
+    assert "probability stands beside alternate" in said
+    resolve({"model": "mlp", "augment": "flip_left_right(alternate=false, probability=0.3)"})
+
+
 def test_an_unknown_model_is_one_problem_though_its_options_are_unknown_too() -> None:
     assert only_problem(model="mpl", hidden_units="3").key == "model"
 

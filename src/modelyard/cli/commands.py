@@ -79,9 +79,9 @@ def _show_result(result: Any, as_json: bool) -> None:
         return
     table = Table(title=f"{result.split}, model of step {result.model_step}", title_justify="left", show_header=False)
     for name, value in result.metrics.items():
-        table.add_row(name, f"{value:.4f}")
+        table.add_row(name, _cell(float(value)))
     if result.best:
-        table.add_row(f"best validation {result.best['metric']}", f"{result.best['value']:.4f}")
+        table.add_row(f"best validation {result.best['metric']}", _cell(float(result.best["value"])))
         table.add_row("best at step", str(result.best["step"]))
     if result.seconds:
         table.add_row("seconds", f"{result.seconds:.1f}")
@@ -214,4 +214,6 @@ def _cell(value: Any) -> str:
         return "  ".join(f"{name} {_cell(item)}" for name, item in value.items())
     if value is None:
         return "–"
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.3g}" if 0 < abs(value) < 0.001 else f"{value:.4f}"  # a learning rate of 1e-5 is not 0.0000

@@ -105,7 +105,10 @@ def _engines() -> list[tuple[str, str, bool | None]]:
             continue
         seen = ask()
         if "error" in seen:
-            checks.append((name, f"can't be used: {seen['error']}", False))
+            # JAX says nothing more than AssertionError of a platform that its plugins do not have.
+            asked = os.environ.get("JAX_PLATFORMS") if name == "jax" else None
+            hint = f" (JAX_PLATFORMS={asked} is set: is that platform's build of JAX installed?)" if asked else ""
+            checks.append((name, f"can't be used: {seen['error']}{hint}", False))
             continue
         result = f"{seen['version']} sees {counted(seen['devices']) or 'no accelerator'}{seen.get('built', '')}"
         short = len(seen["devices"]) < len(driver)

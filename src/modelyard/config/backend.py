@@ -35,7 +35,10 @@ def choose_engine(name: str) -> tuple[str, str]:
     if name != "auto":
         ENGINES.get(name)
         if not is_installed(name):
-            raise UserError(f"the engine {name!r} is not installed. Install it: {INSTALL[name]}")
+            there = [f"--engine {other}" for other in INSTALL if is_installed(other)]
+            # A run that comes from another machine names its engine, and goes on with any.
+            hint = f". Or take the one that is: {there[0]}" if there else ""
+            raise UserError(f"the engine {name!r} is not installed. Install it: {INSTALL[name]}{hint}")
         return name, "asked for"
     if not any(map(is_installed, INSTALL)):
         raise UserError(f"no engine is installed. Install one: {' or '.join(INSTALL.values())}")
@@ -85,8 +88,9 @@ def select_engine(name: str) -> str:
     fixed = keras_backend()
     if fixed not in (None, chosen):
         raise UserError(
-            f"Keras was imported with the backend {fixed!r} before Modelyard could choose "
-            f"{chosen!r}. Set KERAS_BACKEND={chosen}, or import modelyard and load the config first."
+            f"Keras was imported with the backend {fixed!r} before Modelyard could choose {chosen!r}, and a process "
+            f"has one. After a run on {fixed}, start a new process; in a script that imports Keras itself, set "
+            f"KERAS_BACKEND={chosen}, or import modelyard and load the config first."
         )
     os.environ["KERAS_BACKEND"] = chosen
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # JAX's libraries read it, too

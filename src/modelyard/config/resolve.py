@@ -221,6 +221,10 @@ def _check_core(merged: Mapping[str, Value], problems: list[Problem]) -> Config 
         where = merged["optimizer_groups"].where
         message = "can't be combined with the loss scaling of precision float16. Use bfloat16, which needs none."
         problems.append(Problem(where, "optimizer_groups", message))
+    if config.shard_parameters and config.engine == "tensorflow":
+        where = merged["shard_parameters"].where
+        message = "is the JAX engine's: use --engine jax, or --no_shard_parameters."
+        problems.append(Problem(where, "shard_parameters", message))
     for pair in EXCLUSIVE:
         if not wrong & set(pair) and all(getattr(config, key) is None for key in pair):
             emptied = next(key for key in reversed(pair) if key in merged and "displaced" not in merged[key].where)
@@ -246,7 +250,7 @@ def _check_calls(values: Mapping[str, Any], merged: Mapping[str, Value], problem
                 Call(name, parsed.arguments).options(registry)
             except UserError as error:
                 problems.append(Problem(merged[key].where, key, str(error)))
-    for call in values.get("optimizer_groups", ()) if "optimizer_groups" in merged else ():
+    for call in parse_list(values.get("optimizer_groups")) if "optimizer_groups" in merged else ():
         try:
             read_group(Call.parse(call))
         except UserError as error:

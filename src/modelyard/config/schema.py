@@ -29,7 +29,15 @@ EXCLUSIVE = (("train_steps", "train_epochs"), ("eval_every", "epochs_between_eva
 """Two ways to say one thing: both at one level is an error, and the higher level displaces the other."""
 
 Names = Annotated[tuple[str, ...], BeforeValidator(parse_list)]
-Views = Annotated[tuple[Literal["flip", "shift"], ...], BeforeValidator(parse_list)]
+
+
+def _each_once(names: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(names)) < len(names):
+        raise ValueError(f"names {max(names, key=names.count)!r} twice.")
+    return names
+
+
+Views = Annotated[tuple[Literal["flip", "shift"], ...], BeforeValidator(parse_list), AfterValidator(_each_once)]
 
 
 USUAL_HOOKS = ("nan_guard", "throughput", "metrics", "log", "tensorboard", "progress", "best", "checkpoint")
@@ -114,7 +122,9 @@ class Data(Group):
     title = "Data"
     data_dir: str = option("data", "folder with the files of mnist, fashion_mnist, cifar10, cifar100", free=True)
     cache_dir: str | None = option(
-        None, "folder for copies of remote files (default: $MODELYARD_CACHE or ~/.cache/modelyard)", free=True
+        None,
+        "folder for copies of remote files and for compiled programs (default: $MODELYARD_CACHE or ~/.cache/modelyard)",
+        free=True,
     )
     validation_fraction: float = option(
         0.1, "share of the training split set aside where a dataset has no validation split; 0: none", ge=0, lt=1

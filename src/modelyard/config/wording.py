@@ -28,6 +28,8 @@ def sentence(detail: Mapping[str, Any], given: Any) -> str:
         return "must be given: it has no default."
     if kind == "literal_error":
         allowed = [part.strip("' ") for part in str(context["expected"]).replace(" or ", ", ").split(", ")]
+        if len(detail.get("loc", ())) > 1 and isinstance(detail["loc"][1], int):
+            given = detail["input"]  # the one of a list
         near = nearest(str(given), allowed, most=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         return f"{given!r} is none of {', '.join(allowed)}.{hint}"

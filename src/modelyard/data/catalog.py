@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from modelyard.config.calls import parse_list
 from modelyard.registry import AUGMENTATIONS, DATASETS, Options
@@ -104,6 +104,12 @@ class FlipLeftRightOptions(FlipOptions):
     """How often images are mirrored."""
 
     alternate: bool = Field(False, description="each image in every other epoch, instead of at random")
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> FlipLeftRightOptions:
+        if self.alternate and "probability" in self.model_fields_set:
+            raise ValueError("probability stands beside alternate, which flips by epoch; give one of the two.")
+        return self
 
 
 class RotationOptions(Options):

@@ -61,7 +61,7 @@ class TensorFlowEngine(Engine):
         if config.xla and self.replicas > 1:
             raise UserError("xla works on one device with the tensorflow engine; leave it off for several.")
         if config.shard_parameters:
-            raise UserError("shard_parameters is the JAX engine's: leave it out, or use --engine jax.")
+            raise UserError("shard_parameters is the JAX engine's: use --engine jax, or --no_shard_parameters.")
         if config.deterministic:
             tf.config.experimental.enable_op_determinism()
 

@@ -138,7 +138,7 @@ def _wanted_gpus(config: Config, available: int, several: bool) -> list[int]:
     if count > available or (config.num_gpus == "all" and not available):
         raise UserError(
             f"num_gpus asks for {config.num_gpus} GPU(s), TensorFlow{_why(config)} sees {available}. "
-            "`modelyard doctor` checks the machine."
+            "TensorFlow for GPUs is in pip install 'modelyard[gpu]'; `modelyard doctor` checks the machine."
         )
     return list(range(count))
 

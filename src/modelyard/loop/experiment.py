@@ -16,7 +16,7 @@ from modelyard.config import Config, load_config, resolve
 from modelyard.config.backend import select_engine
 from modelyard.config.durations import Run
 from modelyard.data.dataset import VALIDATION, Dataset
-from modelyard.errors import ConfigError, Problem, RunError
+from modelyard.errors import CheckpointError, ConfigError, Problem, RunError
 from modelyard.loop.crew import form_crew, in_cluster
 from modelyard.loop.members import compare_devices, gather, take_part
 from modelyard.loop.result import Result, best_of, conclude
@@ -231,7 +231,12 @@ def _warm_weights(config: Config) -> dict[str, Any] | None:
 def _warm_start(engine: Engine, weights: dict[str, Any]) -> None:
     from modelyard.engine.base import State
 
-    engine.load(State(weights, {}), weights_only=True)
+    try:
+        engine.load(State(weights, {}), weights_only=True)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"checkpoint_path {engine.config.checkpoint_path}: {error} Choose the model, options and classes it has."
+        ) from None
 
 
 def _trainer(
