@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from modelyard.config.backend import select_engine
 from modelyard.config.calls import Call, parse_list
+from modelyard.config.fine_tuning import read_phases
 from modelyard.config.optimizer_groups import read_group
 from modelyard.config.plugins import load_installed_plugins, load_plugins
 from modelyard.config.schema import CORE_FIELDS, EXCLUSIVE, PARTS, PATH_DATASET, Config, is_path
@@ -255,6 +256,11 @@ def _check_calls(values: Mapping[str, Any], merged: Mapping[str, Value], problem
             read_group(Call.parse(call))
         except UserError as error:
             problems.append(Problem(merged["optimizer_groups"].where, "optimizer_groups", str(error)))
+    if "fine_tune" in merged and "fine_tune" in values:
+        try:
+            read_phases([Call.parse(call) for call in parse_list(values["fine_tune"])])
+        except UserError as error:
+            problems.append(Problem(merged["fine_tune"].where, "fine_tune", str(error)))
 
 
 def _check_parts(merged: Mapping[str, Value], source: str, problems: list[Problem]) -> tuple[dict[str, Any], list[str]]:

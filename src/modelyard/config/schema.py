@@ -156,6 +156,12 @@ class Training(Group):
         (),
         "optimizers for some weights, the first that matches: \"sgd(match='logits/*|*/bias', learning_rate=0.1)\"",
     )
+    fine_tune: CallList = option(
+        (),
+        "layers to train, the others stay: head, all, \"layers(match='block_16*|head')\", top(layers=20); or phases: "
+        "\"head(until='30 %'), all(factor=0.1)\"",
+    )
+    freeze_batch_norm: bool = option(False, "batch norm keeps the statistics, scale and offset that it begins with")
     learning_rate_schedule: str = option("constant", "constant, piecewise, exponential, polynomial, cosine, triangular")
     warmup: StepDuration | None = option(None, "linear warm-up from zero, such as '5 epochs' or '3 %'")
     l2_regularization: float = option(

@@ -34,6 +34,7 @@ from modelyard.data.draws import halves
 from modelyard.data.pipeline import Pipeline, share_of_batch
 from modelyard.data.preprocess import batch_preprocessing
 from modelyard.engine.averages import averages_to_load, is_average
+from modelyard.engine.phases import Phases
 from modelyard.engine.views import averaged
 from modelyard.errors import CheckpointError, ClusterError, TrainingError, UserError
 from modelyard.models.schedules import build_schedule
@@ -94,7 +95,8 @@ class Engine(ABC):
         self._augment = build_augmentation(
             self.config.augment, dataset, self.config.random_seed, share, self.pipeline.crops_while_decoding
         )
-        self.schedule = self._scaled(build_schedule(self.config, run))
+        self.phases = Phases(self.config, run)
+        self.schedule = self._scaled(self.phases.scaled(build_schedule(self.config, run)))
         self.set_up_model(make_task)
         # What the step reads besides the inputs of the network: labels, and whatever else the task may want.
         self.feature_names = list(self.pipeline.features)
@@ -170,9 +172,14 @@ class Engine(ABC):
 
     def train(self, step: int, count: int) -> StepMetrics:
         """Trains ``count`` steps from ``step`` on, on the global batches that those steps have."""
-        self.crew.tell("train", step=step, count=count)
-        with self._explained():
-            return self.train_stretch(step, count)
+        stretches = []
+        for first, length in self.phases.cut(step, count):
+            self.crew.tell("train", step=first, count=length)
+            with self._explained():
+                stretches.append(self.train_stretch(first, length))
+        if len(stretches) == 1:
+            return stretches[0]
+        return {name: np.concatenate([metrics[name] for metrics in stretches]) for name in stretches[0]}
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -187,7 +194,7 @@ class Engine(ABC):
 
     @abstractmethod
     def train_stretch(self, step: int, count: int) -> StepMetrics:
-        """Trains ``count`` steps from ``step`` on in this process, on its share of their batches."""
+        """Trains ``count`` steps of one phase from ``step`` on in this process, on its share of their batches."""
 
     @abstractmethod
     def evaluate_batch(self, batch: Arrays, weights: NDArray[np.float64]) -> dict[str, Any]:

@@ -35,9 +35,10 @@ from modelyard.engine.jax_initial import drawn_by_numpy
 from modelyard.engine.jax_moments import compute_moments_in_one_pass
 from modelyard.engine.jax_sharding import Layout
 from modelyard.engine.jax_step import Learned, StepFacts, TrainingStep
-from modelyard.engine.naming import name_optimizer_slots, name_weights, seed_states
+from modelyard.engine.naming import name_optimizer_slots, name_weights, seed_states, slot_owners
 from modelyard.engine.precision import seed_initializers, set_precision
 from modelyard.errors import PeerLostError, UserError
+from modelyard.models.freezing import Freezing
 from modelyard.models.optimizers import build_optimizer
 from modelyard.models.task import Task
 from modelyard.run.machine import available_cores
@@ -96,14 +97,16 @@ class JaxEngine(Engine):
             optimizer = self.task.optimizer(self.config, optimizer)
             if self.config.precision == "float16":
                 optimizer = keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale")
-            optimizer.build(self.model.trainable_variables)
+            self.freezing = Freezing(self.model, self.phases.all, self.config.freeze_batch_norm)
+            optimizer.build(self.freezing.trained)
             self.optimizer = optimizer
             self._weights = name_weights(self.model)
-            averages = make_averages(self._weights, self.model.trainable_variables) if self.config.ema_decay else {}
+            averages = make_averages(self._weights, self.freezing.trained) if self.config.ema_decay else {}
         self._slots = name_optimizer_slots(optimizer, self._weights, averages)
-        learned = {id(v) for v in self.model.trainable_variables}
+        learned = {id(v) for v in self.freezing.trained}
         statistics = [v for v in self._weights.values() if id(v) not in learned]
-        self.step = TrainingStep(self, statistics, seed_states(self.model), list(averages.values()))
+        owners = slot_owners(optimizer, self._weights, self._slots, self.freezing.trained)
+        self.step = TrainingStep(self, statistics, seed_states(self.model), list(averages.values()), owners)
         self._places = {
             id(v): (part, number)
             for part, variables in enumerate(self.step.variables)
@@ -128,16 +131,17 @@ class JaxEngine(Engine):
 
     def _get_ready(self, periods: Sequence[Any], splits: Sequence[str] = ()) -> float:
         resident = self.pipeline.resident(TRAIN)
+        all_periods = [*periods, *self.phases.periods]
         self.grain, self._is_ready = 1, True
         with self._types(), self._explained_by_xla():
             if resident is not None:
                 self._data = {name: self.layout.put_everywhere(array) for name, array in resident.items()}
                 if not self.on_cpu and not self.config.deterministic:
-                    self.grain = _together(periods)
+                    self.grain = _together(all_periods)
             batches = [next(iter(self._evaluation_batches(split))) for split in splits]
             began = time.perf_counter()
             with counted_compilations() as counts:
-                lengths = {self.grain} if all(p % self.grain == 0 for p in periods) else {self.grain, 1}
+                lengths = {self.grain} if all(p % self.grain == 0 for p in all_periods) else {self.grain, 1}
                 self._compile("resident" if resident is not None else "streamed", lengths, batches)
             if not self.on_cpu:
                 self._run_once(batches)
@@ -154,23 +158,24 @@ class JaxEngine(Engine):
             copies = jax.tree.map(jnp.copy, self._learned)
             facts = StepFacts.of(0, self.grain, self.pipeline, self.layout)
             self._next_facts = ((0, self.grain), facts)
-            np.asarray(self._program("resident", self.grain)(copies, self._data, facts, self._seeds)[1])
+            np.asarray(self._program("resident", self.grain, 0)(copies, self._data, facts, self._seeds)[1])
         for batch, weights in batches:
             jax.block_until_ready(self.evaluate_batch(batch, weights))
 
     def _compile(self, kind: str, lengths: set[int], batches: list[tuple[Any, Any]]) -> None:
         """The programs of the run: of so many steps each, and of evaluation."""
-        lowered = {_name(kind, length): self._lowered(kind, length) for length in sorted(lengths)}
+        which = [(kind, length, phase) for phase in range(len(self.phases)) for length in sorted(lengths)]
+        lowered = {_name(*program): self._lowered(*program) for program in which}
         for batch, weights in batches:
             placed = self._placed(batch, weights)
             lowered[_name("evaluate", placed[1].shape[0])] = self._lowered_evaluation(*placed)
         self._programs.update(zip(lowered, compile_all(list(lowered.values())), strict=True))
 
-    def _program(self, kind: str, count: int) -> Any:
+    def _program(self, kind: str, count: int, phase: int) -> Any:
         """The compiled program for ``count`` steps, on data that is resident or that is given with each step."""
-        name = _name(kind, count)
+        name = _name(kind, count, phase)
         if name not in self._programs:
-            (self._programs[name],) = compile_all([self._lowered(kind, count)])
+            (self._programs[name],) = compile_all([self._lowered(kind, count, phase)])
         return self._programs[name]
 
     def _evaluation_program(self, batch: dict[str, Any], weights: Any) -> Any:
@@ -179,7 +184,9 @@ class JaxEngine(Engine):
             (self._programs[name],) = compile_all([self._lowered_evaluation(batch, weights)])
         return self._programs[name]
 
-    def _lowered(self, kind: str, count: int) -> Any:
+    def _lowered(self, kind: str, count: int, phase: int) -> Any:
+        self.freezing.select(phase)
+        self.step.active = self.freezing.active[phase]
         facts = StepFacts.shapes(count, self.config.train_batch_size, self.layout)
         learned, seeds = jax.tree.map(self.layout.shape_of, (self._learned, self._seeds))
         if kind == "resident":
@@ -230,10 +237,10 @@ class JaxEngine(Engine):
         return {name: table[:, column] for column, name in enumerate(self.step.metric_names)}
 
     def _over_resident(self, step: int, count: int) -> list[Any]:
-        tables = []
+        tables, phase = [], self.phases.of(step)
         while count:
             length = self.grain if count >= self.grain else 1
-            program = self._program("resident", length)
+            program = self._program("resident", length, phase)
             facts = self._facts(step, length)
             self._learned, table = program(self._learned, self._data, facts, self._seeds)
             tables.append(table)
@@ -250,7 +257,7 @@ class JaxEngine(Engine):
         """Each batch is on its way to the device while those before it are trained on."""
         tables: list[Any] = []
         waiting: deque[Any] = deque()
-        program = self._program("streamed", 1)
+        program = self._program("streamed", 1, self.phases.of(step))
         size = len(self.pipeline.share)
         while count:
             with self.pipeline.training(step, count) as (arrays, length):
@@ -356,8 +363,8 @@ class JaxEngine(Engine):
         }
 
 
-def _name(kind: str, size: int) -> str:
-    return f"{kind} {size}"
+def _name(kind: str, size: int, phase: int = 0) -> str:
+    return f"{kind} {size}" + (f" phase {phase + 1}" if phase else "")
 
 
 def _together(periods: Sequence[Any]) -> int:

@@ -46,6 +46,13 @@ def set_up_devices(config: Config, crew: Crew) -> list[Any]:
     if crew.size > 1:
         join_processes(config, crew)
     local = _local_devices(config, several=crew.size > 1)
+    wanted = [name for name in platforms if name not in ("", "cpu")]
+    if wanted and "cpu" not in platforms and config.num_gpus != 0 and all(d.platform == "cpu" for d in local):
+        raise UserError(
+            f"JAX_PLATFORMS={','.join(wanted)} asks for an accelerator, and JAX sees none. Unset it to train on the "
+            "CPU, or install one of JAX's builds for it (pip install 'modelyard[jax-gpu]'); `modelyard doctor` checks "
+            "the machine."
+        )
     if crew.size == 1:
         return local
     meet(crew)

@@ -82,15 +82,26 @@ class TrainingStep:
         statistics: the model's variables that are learned without gradients.
         generators: the states of its random generators.
         averages: variables for the averages of what is trained, if there are any.
+        owners: for each of the optimizer's variables, the number of the weight it belongs to.
     """
 
     learning_rate: Any
     metric_names: list[str]
 
-    def __init__(self, engine: JaxEngine, statistics: list[Any], generators: list[Any], averages: list[Any]) -> None:
+    def __init__(
+        self,
+        engine: JaxEngine,
+        statistics: list[Any],
+        generators: list[Any],
+        averages: list[Any],
+        owners: list[int | None],
+    ) -> None:
         self.engine, self.config, self.layout = engine, engine.config, engine.layout
         self.model, self.task, self.optimizer = engine.model, engine.task, engine.optimizer
-        self.trained = list(self.model.trainable_variables)
+        self.trained = engine.freezing.trained
+        self.active = [True] * len(self.trained)
+        """Which of them are trained in the phase that is traced."""
+        self._owners = owners
         self.statistics, self.generators = statistics, generators
         self.variables = Learned(self.trained, statistics, list(self.optimizer.variables), averages)
         self._kernels = [i for i, v in enumerate(self.trained) if v.path.endswith("kernel")]
@@ -150,11 +161,27 @@ class TrainingStep:
             statistics, gradients, sums = self._gradients(learned, data, given, where, step, seeds)
         if self.config.clip_norm is not None:
             gradients = self._clipped(gradients, self.config.clip_norm, learned.slots)
-        trained, slots = self.optimizer.stateless_apply(learned.slots, gradients, learned.trained)
+        trained, slots = self._applied(gradients, learned)
         metrics = jnp.append(sums, self.learning_rate.astype(sums.dtype))
         pairs = zip(learned.averages, trained, strict=False)  # none without ema_decay
         averages = [next_average(average, weight, step, self.config.ema_decay) for average, weight in pairs]
         return Learned(list(trained), statistics, list(slots), averages), metrics
+
+    def _applied(self, gradients: list[Any], learned: Learned) -> tuple[list[Any], list[Any]]:
+        """Weights and slots after the optimizer; those of frozen weights as they were, whatever it makes of zeros."""
+        trained, slots = self.optimizer.stateless_apply(
+            learned.slots, self._merged(gradients, [jnp.zeros_like(w) for w in learned.trained]), learned.trained
+        )
+        if all(self.active):
+            return trained, slots
+        kept = [new if on else old for new, old, on in zip(trained, learned.trained, self.active, strict=True)]
+        moved = [owner is None or self.active[owner] for owner in self._owners]
+        return kept, [new if on else old for new, old, on in zip(slots, learned.slots, moved, strict=True)]
+
+    def _merged(self, active: list[Any], others: list[Any]) -> list[Any]:
+        """``active`` in the places of what is trained in this phase, ``others`` in the rest."""
+        given = iter(active)
+        return [next(given) if on else other for on, other in zip(self.active, others, strict=True)]
 
     def _where(self, fact: StepFacts) -> dict[str, Any]:
         """Where each example of a batch stands, cut into pieces."""
@@ -184,10 +211,12 @@ class TrainingStep:
             batch = self.engine.preprocess(batch, True, **where, seeds=seeds.augmentation)
             noise = self._noise(step, number, seeds.noise)
 
-            def objective(trained: list[Any]) -> tuple[Any, Any]:
+            def objective(active: list[Any]) -> tuple[Any, Any]:
+                trained = self._merged(active, learned.trained)
                 return self._objective(trained, statistics, noise, learned.slots, batch)
 
-            new, (statistics, new_sums) = jax.grad(objective, has_aux=True)(learned.trained)
+            active = [weight for weight, on in zip(learned.trained, self.active, strict=True) if on]
+            new, (statistics, new_sums) = jax.grad(objective, has_aux=True)(active)
             if gradients is not None:
                 new = jax.tree.map(jnp.add, gradients, new)
                 new_sums = new_sums + sums
@@ -212,7 +241,7 @@ class TrainingStep:
         with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
             outputs = self.outputs(batch, training=True)
             losses = list(self.model.losses)
-            kernels = [trained[i] for i in self._kernels]
+            kernels = [trained[i] for i in self._kernels if self.active[i]]
             objective = Objective(self.task, self.config, self._parts)
             total, shares = objective(outputs, batch, losses, kernels)
             total = self.optimizer.scale_loss(total)

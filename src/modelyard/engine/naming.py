@@ -40,6 +40,14 @@ def name_optimizer_slots(optimizer: Any, weights: dict[str, Any], averages: dict
     return _unique([*named, *averages.items()])
 
 
+def slot_owners(optimizer: Any, weights: dict[str, Any], slots: dict[str, Any], trained: list[Any]) -> list[int | None]:
+    """For each of the optimizer's variables, which of ``trained`` it belongs to; None for those that serve all."""
+    places = {id(v): place for place, v in enumerate(trained)}
+    numbers = {name: places[id(v)] for name, v in weights.items() if id(v) in places}
+    names = {id(v): name for name, v in slots.items()}
+    return [numbers.get(names[id(v)].rpartition("/")[0]) for v in optimizer.variables]
+
+
 def _without_prefix(path: str, prefix: str) -> str:
     return path[len(prefix) + 1 :] if path.startswith(f"{prefix}/") else path
 

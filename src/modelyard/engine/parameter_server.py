@@ -116,18 +116,22 @@ class ParameterServerEngine(TensorFlowEngine):
 
     def train_stretch(self, step: int, count: int) -> StepMetrics:
         """Trains ``count`` steps from ``step`` on, each on whichever worker is free."""
-        if self._train_function is None:
-            features = self.pipeline.features.items()
-            batch = {name: tf.TensorSpec([self.config.train_batch_size, *f.shape], f.dtype) for name, f in features}
-            function = tf.function(self._train_step, autograph=False)
-            numbers = tf.TensorSpec([self.config.train_batch_size], tf.int32)
-            self._train_function = function.get_concrete_function(batch, numbers, tf.TensorSpec([], tf.int64))
-            self._metric_names = [*self._replica_metric_names, "learning_rate"]
+        function = self.function_for(step, self._trace)
         with self._talking():
-            table = np.stack(list(self._spread(lambda *_: self._train_function, self._training_batches(step, count))))
+            table = np.stack(list(self._spread(lambda *_: function, self._training_batches(step, count))))
             for counter in self._counters:
                 counter.assign(step + count)
         return {name: table[:, column] for column, name in enumerate(self._metric_names)}
+
+    def _trace(self) -> Any:
+        """A step, traced here, since workers can't."""
+        features = self.pipeline.features.items()
+        batch = {name: tf.TensorSpec([self.config.train_batch_size, *f.shape], f.dtype) for name, f in features}
+        numbers = tf.TensorSpec([self.config.train_batch_size], tf.int32)
+        function = tf.function(self._train_step, autograph=False)
+        traced = function.get_concrete_function(batch, numbers, tf.TensorSpec([], tf.int64))
+        self._metric_names = [*self._replica_metric_names, "learning_rate"]
+        return traced
 
     def _training_batches(self, step: int, count: int) -> Iterator[tuple[dict[str, Any], Any, Any]]:
         """The global batches from ``step`` on, one at a time, with the numbers of their examples and their steps."""

@@ -31,6 +31,7 @@ from modelyard.engine.tensorflow_sync import (
     synchronise_in_one_journey,
 )
 from modelyard.errors import PeerLostError, TrainingError, UserError
+from modelyard.models.freezing import Freezing
 from modelyard.models.optimizers import build_optimizer
 from modelyard.models.task import Task
 
@@ -78,22 +79,24 @@ class TensorFlowEngine(Engine):
             optimizer = self.task.optimizer(self.config, optimizer)
             if self.config.precision == "float16":
                 optimizer = keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale")
-            optimizer.build(self.model.trainable_variables)
+            self.freezing = Freezing(self.model, self.phases.all, self.config.freeze_batch_norm)
+            self._trained = self.freezing.trained
+            optimizer.build(self._trained)
             leave_summing_to_the_engine(optimizer)
             self.optimizer = optimizer
             self._weights = name_weights(self.model)
-            averages = make_averages(self._weights, self.model.trainable_variables) if self.config.ema_decay else {}
+            averages = make_averages(self._weights, self._trained) if self.config.ema_decay else {}
         # Pairs of a weight and its average; none without ema_decay.
-        self._averages = list(zip(self.model.trainable_variables, averages.values(), strict=False))
+        self._averages = list(zip(self._trained, averages.values(), strict=False))
         self._slots = name_optimizer_slots(optimizer, self._weights, averages)
         self._seeds = seed_states(self.model)
-        self._kernels = [v for v in self.model.trainable_variables if v.path.endswith("kernel")]
-        learned = {id(v) for v in self.model.trainable_variables}
+        learned = {id(v) for v in self._trained}
         self._changing: dict[int, Any] = {}
         self._statistics = [v for v in self._weights.values() if id(v) not in learned]
         self._input_names = [tensor.name for tensor in self.model.inputs]
         self._resident: list[dict[str, Any]] | None = None
-        self._train_function: Any = None
+        self._train_functions: dict[int, Any] = {}
+        self._active: list[Any] = []
         self._metric_names: list[str] = []
         self._evaluate_function = tf.function(self._evaluate_on_replicas, autograph=False)
 
@@ -111,24 +114,34 @@ class TensorFlowEngine(Engine):
 
     def train_stretch(self, step: int, count: int) -> StepMetrics:
         """Trains ``count`` steps from ``step`` on."""
-        if self._train_function is None:
-            self._train_function = self._compile_training()
+        if not self._train_functions:
             resident = self.pipeline.resident(TRAIN)
             self._resident = None if resident is None else self._copies(resident)
+        function = self.function_for(step, self._compile_training)
         pieces = []
         while count:
             if self._resident is not None:
                 length = count
                 numbers = self.pipeline.rows(step, count).astype(np.int32)
-                pieces.append(self._run_stretch(self._resident, numbers, numbers, step))
+                pieces.append(self._run_stretch(function, self._resident, numbers, numbers, step))
             else:
                 with self.pipeline.training(step, count) as (arrays, length):
                     data, rows = self._dealt_out(arrays, length)
                     numbers = self.pipeline.rows(step, length).astype(np.int32)
-                    pieces.append(self._run_stretch(data, rows, numbers, step))
+                    pieces.append(self._run_stretch(function, data, rows, numbers, step))
             step, count = step + length, count - length
         table = np.concatenate(pieces)
         return {name: table[:, column] for column, name in enumerate(self._metric_names)}
+
+    def function_for(self, step: int, make: Callable[[], Any]) -> Any:
+        """The compiled function of the phase that ``step`` belongs to; ``make`` gives one that is not traced yet."""
+        phase = self.phases.of(step)
+        if phase not in self._train_functions:
+            # It is traced in its first call, and finds these then.
+            self.freezing.select(phase)
+            self._active = [v for v, on in zip(self._trained, self.freezing.active[phase], strict=True) if on]
+            self._train_functions[phase] = make()
+        return self._train_functions[phase]
 
     def _dealt_out(self, arrays: Arrays, count: int) -> tuple[list[dict[str, Any]], NDArray[np.int32]]:
         """Each device's shares of ``count`` batches, and the rows that find them there."""
@@ -147,10 +160,10 @@ class TensorFlowEngine(Engine):
         return dealt, rows
 
     def _run_stretch(
-        self, data: list[dict[str, Any]], rows: NDArray[np.int32], numbers: NDArray[np.int32], step: int
+        self, function: Any, data: list[dict[str, Any]], rows: NDArray[np.int32], numbers: NDArray[np.int32], step: int
     ) -> NDArray[Any]:
         try:
-            table: NDArray[Any] = self._train_function(data, rows, numbers, np.int64(step)).numpy()
+            table: NDArray[Any] = function(data, rows, numbers, np.int64(step)).numpy()
             return table
         except tf.errors.ResourceExhaustedError as error:
             raise self.out_of_memory() from error
@@ -246,7 +259,7 @@ class TensorFlowEngine(Engine):
 
     def apply_gradients(self, gradients: list[Any], step: Any) -> None:
         """Changes the variables."""
-        self.optimizer.apply(gradients, self.model.trainable_variables)
+        self.optimizer.apply(gradients, self._active)
         # Every replica has the same weights by now, and computes the same averages of them.
         for weight, average in self._averages:
             value = next_average(here(average).read_value(), here(weight).read_value(), step, self.config.ema_decay)
@@ -261,9 +274,11 @@ class TensorFlowEngine(Engine):
             with keras.StatelessScope(state_mapping=seeds, collect_losses=True) as scope:
                 outputs = self._outputs(batch, training=True)
                 losses = list(self.model.losses)
-            total, shares = objective(outputs, batch, losses, [v.value for v in self._kernels])
+            total, shares = objective(
+                outputs, batch, losses, [v.value for v in self._active if v.path.endswith("kernel")]
+            )
             total = self.optimizer.scale_loss(total)
-        gradients = tape.gradient(total, [v.value for v in self.model.trainable_variables])
+        gradients = tape.gradient(total, [v.value for v in self._active])
         self._assign_statistics(scope)
         self._replica_metric_names = list(shares)
         return gradients, tf.stack(list(shares.values()))

@@ -1,0 +1,60 @@
+"""The phases of a run, in which different layers are trained: where they begin and end."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from keras import ops
+
+from modelyard.config.durations import Run
+from modelyard.config.fine_tuning import boundaries, read_phases
+from modelyard.config.schema import Config
+
+
+class Phases:
+    """Which phase each step belongs to. It depends on the step alone, so that a resumed run goes on in the right one.
+
+    Args:
+        config: says what they are.
+        run: its lengths.
+    """
+
+    def __init__(self, config: Config, run: Run) -> None:
+        self.all = read_phases(config.fine_tune)
+        self._starts = boundaries(self.all, run)
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+    def of(self, step: int) -> int:
+        """The phase of a step."""
+        return bisect_right(self._starts, step)
+
+    @property
+    def periods(self) -> list[int]:
+        """Lengths of which a stretch should be a divisor, so that no stretch is cut."""
+        return list(self._starts)
+
+    def cut(self, step: int, count: int) -> Iterator[tuple[int, int]]:
+        """``count`` steps from ``step`` on, in stretches that lie within one phase each."""
+        end = step + count
+        for start in [*(s for s in self._starts if step < s < end), end]:
+            yield step, start - step
+            step = start
+
+    def scaled(self, schedule: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """``schedule`` times the factor of each phase."""
+        factors = [phase.factor for phase in self.all]
+        if all(factor == 1 for factor in factors):
+            return schedule
+
+        def learning_rate(step: Any) -> Any:
+            factor: Any = np.float32(factors[0])
+            for start, then in zip(self._starts, factors[1:], strict=True):
+                factor = ops.where(step >= start, np.float32(then), factor)
+            return schedule(step) * factor
+
+        return learning_rate
