@@ -119,11 +119,12 @@ def make(two_devices: None) -> Make:
     from modelyard.data.load import load_dataset
     from modelyard.models.task import build_task
 
-    def build(dataset: Dataset | None = None, **options: Any) -> Engine:
+    def build(dataset: Dataset | str = "digits", **options: Any) -> Engine:
+        name = dataset if isinstance(dataset, str) else "digits"
         config = modelyard.load_config(
-            **{"model": "tiny_norm", "dataset": "digits", "train_steps": 40, "train_batch_size": 32, **options}
+            **{"model": "tiny_norm", "dataset": name, "train_steps": 40, "train_batch_size": 32, **options}
         )
-        data = dataset or load_dataset(config)
+        data = load_dataset(config) if isinstance(dataset, str) else dataset
         engine: Engine = engine_class()(config, Crew())
         run = Run(data.size("train"), config.train_batch_size, config.train_steps or 0)
         engine.build(lambda: build_task(config, data), data, run)

@@ -19,7 +19,7 @@ STEPS = 240
 OPTIONS = (
     "train-and-evaluate --model tiny_dropout --dataset digits --deterministic --threads 1 --train_batch_size 32 "
     f"--train_steps {STEPS} --eval_every 16 --log_every 10 --save_every 5 --keep_best 2 --test_at_end "
-    "--augment pad_and_crop(padding=1) --hooks +early_stop(patience=1000)"
+    "--augment pad_and_crop(padding=1) --hooks +early_stop(patience=1000) --fine_tune head(until=99),all(factor=0.5)"
 ).split()
 
 KILLER = '''

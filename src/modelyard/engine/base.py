@@ -101,6 +101,12 @@ class Engine(ABC):
         # What the step reads besides the inputs of the network: labels, and whatever else the task may want.
         self.feature_names = list(self.pipeline.features)
 
+    def begin(self) -> None:
+        """Has a new run begin with the weights that its task wants, if it wants any."""
+        first = self.task.first_weights(self.model)
+        if first:
+            self.load(State({**self.state().weights, **first}, {}), weights_only=True)
+
     def preprocess(
         self,
         batch: dict[str, Any],

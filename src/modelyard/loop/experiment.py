@@ -178,6 +178,8 @@ def _lead(config: Config, evaluates: bool, crew: Crew) -> Result:
             )
         log_machine(directory, config, dataset, engine)
         build(engine, config, dataset, run)
+        if checkpoint is None:
+            engine.begin()
         if checkpoint is not None:
             load_state(engine, checkpoint)
         elif warm is not None:

@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, field_validator
 
 from modelyard.config.calls import parse_list
 from modelyard.config.durations import StepDuration
+from modelyard.models.backbone_table import BACKBONES
 from modelyard.registry import MODELS, OPTIMIZERS, SCHEDULES, Options
 
 Positive = Annotated[int, Field(ge=1)]
@@ -58,10 +59,53 @@ class ResNetOptions(ClassifierOptions):
     dropout_rate: float = Field(0.0, ge=0, lt=1, description="dropout before the last layer")
 
 
-class WideResNetOptions(ResNetOptions):
-    """Variants of ResNet-18."""
+class BasicResNetOptions(ResNetOptions):
+    """Variants of ResNet-18 and ResNet-34."""
 
     width: int = Field(64, ge=1, description="filters of the first stage; each of the next three has twice as many")
+    stem: Literal["auto", "small", "large"] = Field(
+        "auto",
+        description="small: a 3×3 convolution; large: 7×7 with stride 2 and a pool; auto: large from 96×96 on",
+    )
+
+
+class WideResNetOptions(ClassifierOptions):
+    """Size of the wide ResNet."""
+
+    depth: int = Field(16, ge=10, description="layers: 6 n + 4, such as 10, 16, 22, 28, 40")
+    widen: int = Field(4, ge=1, description="how many times wider than a CIFAR ResNet")
+    batch_norm_momentum: float = Field(0.9, ge=0, lt=1, description="momentum of the moving averages")
+    dropout_rate: float = Field(0.0, ge=0, lt=1, description="dropout within each block")
+
+
+class VitOptions(ClassifierOptions):
+    """Size of the vision transformer."""
+
+    patch_size: int | None = Field(
+        None, ge=1, description="height and width of a patch (default: an eighth of the image, at most 16)"
+    )
+    embedding: int = Field(192, ge=1, description="size of the tokens")
+    blocks: int = Field(6, ge=1, description="transformer blocks")
+    heads: int = Field(3, ge=1, description="heads of the attention; they divide the embedding")
+    mlp_ratio: float = Field(2.0, gt=0, description="hidden units of a block, in embeddings")
+    dropout_rate: float = Field(0.0, ge=0, lt=1, description="dropout after attention and within the dense layers")
+
+
+class BackboneOptions(ClassifierOptions):
+    """What every backbone has."""
+
+    pretrained: str | None = Field(None, description="weights to begin with: imagenet, or a .weights.h5 file")
+    input_size: int | None = Field(None, ge=1, description="scale images to this height and width in the network")
+    batch_norm_momentum: float | None = Field(
+        None, ge=0, lt=1, description="momentum of the moving averages (default: its own, 0.99 or 0.999: for long runs)"
+    )
+    dropout_rate: float = Field(0.0, ge=0, lt=1, description="dropout before the last layer")
+
+
+class WidenedOptions(BackboneOptions):
+    """A backbone that comes in several widths."""
+
+    alpha: float = Field(1.0, gt=0, description="how wide it is")
 
 
 class WhitenedCnnOptions(ClassifierOptions):
@@ -115,14 +159,34 @@ for _layers in (20, 32, 44, 56, 110):
 MODELS.declare(
     "resnet18",
     "modelyard.models.resnet:resnet18",
-    options=WideResNetOptions,
-    summary="ResNet-18 for small images: a 3×3 convolution without pooling first, then four stages",
+    options=BasicResNetOptions,
+    summary="ResNet-18; small images skip the first pooling",
 )
 MODELS.declare(
-    "resnet50",
-    "modelyard.models.resnet:resnet50",
-    summary="ResNet-50 of keras.applications, without weights; for images of 32×32 and more",
+    "resnet34",
+    "modelyard.models.resnet:resnet34",
+    options=BasicResNetOptions,
+    summary="ResNet-34; small images skip the first pooling",
 )
+MODELS.declare(
+    "wide_resnet",
+    "modelyard.models.resnet:wide_resnet",
+    options=WideResNetOptions,
+    summary="wide ResNet (Zagoruyko and Komodakis 2016): few, wide blocks of three stages; WRN-16-4 unless told",
+)
+MODELS.declare(
+    "vit",
+    "modelyard.models.vit:vit",
+    options=VitOptions,
+    summary="a small vision transformer (Dosovitskiy et al. 2020) with mean pooling",
+)
+for _name, _backbone in BACKBONES.items():
+    MODELS.declare(
+        _name,
+        f"modelyard.models.backbones:{_name}",
+        options=WidenedOptions if _backbone.widens else BackboneOptions,
+        summary=f"{_backbone.keras_name} of keras.applications, made for {_backbone.size}×{_backbone.size}",
+    )
 MODELS.declare(
     "whitened_cnn",
     "modelyard.models.whitened:whitened_cnn",

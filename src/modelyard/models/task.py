@@ -135,6 +135,10 @@ class Task:
             raise UserError(f"the model takes {', '.join(strange)}, but an example has: {known}. Name its inputs so.")
         return model
 
+    def first_weights(self, model: keras.Model) -> dict[str, NDArray[Any]]:
+        """Weights to begin with, by name; asked for once, where a run begins. The rest begins as it was drawn."""
+        return {}
+
     def preprocess(self, batch: Batch, training: bool) -> Batch:
         """Changes a batch before the network sees it, after augmentation; by default not at all."""
         return batch

@@ -1,0 +1,176 @@
+"""Networks of keras.applications as classifiers: images in their own range and size, a head for the classes at hand.
+
+    modelyard.models.backbones:mobilenet_v2
+
+is made on demand for every name of the table.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any, ClassVar
+
+import keras
+import numpy as np
+from keras import layers, ops
+from numpy.typing import NDArray
+
+from modelyard.data.dataset import IMAGE
+from modelyard.errors import CheckpointError, DataError, UserError
+from modelyard.models.backbone_table import BACKBONES, Backbone
+from modelyard.models.catalog import BackboneOptions, WidenedOptions
+from modelyard.models.task import Classifier
+
+log = logging.getLogger("modelyard")
+IMAGENET = "imagenet"
+_HEAD = "logits"
+_CAFFE_MEAN = (123.68, 116.779, 103.939)
+_TORCH = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+@keras.saving.register_keras_serializable(package="modelyard")
+class Pixels(layers.Layer):
+    """Takes images of bytes to three channels in the range that a backbone was trained with.
+
+    Args:
+        kind: see `Backbone.pixels`.
+        scale: what the values are multiplied by to lie between 0 and 255.
+    """
+
+    def __init__(self, kind: str, scale: float = 1.0, **kwargs: Any) -> None:
+        super().__init__(**{**kwargs, "trainable": False})
+        self.kind, self.scale = kind, scale
+
+    def call(self, inputs: Any) -> Any:
+        """The images, in the precision of the network."""
+        x = ops.cast(inputs, self.variable_dtype) * self.scale
+        if x.shape[-1] == 1:
+            x = ops.repeat(x, 3, axis=-1)
+        if self.kind == "centred":
+            x = x / 127.5 - 1
+        elif self.kind == "caffe":
+            x = (x - np.array(_CAFFE_MEAN, np.float32))[..., ::-1]
+        elif self.kind == "torch":
+            mean, spread = (np.array(values, np.float32) * 255 for values in _TORCH)
+            x = (x - mean) / spread
+        return ops.cast(x, self.compute_dtype)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """Three channels."""
+        return (*input_shape[:-1], 3)
+
+    def get_config(self) -> dict[str, Any]:
+        """For saving in Keras's format."""
+        return {**super().get_config(), "kind": self.kind, "scale": self.scale}
+
+
+class BackboneClassifier(Classifier):
+    """A network of keras.applications without its top, global average pooling, and a dense layer."""
+
+    name: ClassVar[str]
+    backbone: ClassVar[Backbone]
+    options: BackboneOptions
+
+    def network(self) -> keras.Model:
+        """The network on images as they are, or scaled to ``input_size``."""
+        inputs = keras.Input(self.data.image_shape, dtype=self.data.features[IMAGE].dtype, name=IMAGE)
+        self._check_size()
+        x = Pixels(self.backbone.pixels, self._scale(), name="pixels")(inputs)
+        if self.options.input_size is not None:
+            x = layers.Resizing(self.options.input_size, self.options.input_size, name="resize")(x)
+        body = self._body(input_tensor=x)
+        for layer in body.layers:
+            if isinstance(layer, layers.BatchNormalization) and self.options.batch_norm_momentum is not None:
+                layer.momentum = self.options.batch_norm_momentum
+        x = body.output
+        if self.options.dropout_rate:
+            x = layers.Dropout(self.options.dropout_rate, name="dropout")(x)
+        return keras.Model(inputs, layers.Dense(self.data.num_classes, name=_HEAD)(x), name=self.name)
+
+    def first_weights(self, model: keras.Model) -> dict[str, NDArray[Any]]:
+        """Those of ``pretrained``; the head begins anew."""
+        if self.options.pretrained is None:
+            return {}
+        log.info("starting from the weights of %s: %s", self.name, self.options.pretrained)
+        mine = [v for layer in model.layers if layer.name != _HEAD for v in layer.weights]
+        published = self._published()
+        if [tuple(v.shape) for v in mine] != [array.shape for array in published]:
+            raise CheckpointError(f"pretrained {self.options.pretrained} is not of {self.name}{self._width()}.")
+        return {v.path.removeprefix(f"{model.name}/"): a for v, a in zip(mine, published, strict=True)}
+
+    def _published(self) -> list[NDArray[Any]]:
+        """The weights without the top, in the order of the layers."""
+        wanted = str(self.options.pretrained)
+        if wanted == IMAGENET:
+            try:
+                source = self._body(weights=IMAGENET, input_shape=(self.backbone.size, self.backbone.size, 3))
+            except Exception as error:
+                raise UserError(
+                    f"the published weights of {self.name}{self._width()} can't be had: {error}. If this machine has "
+                    "no network, bring the file and give its path: --pretrained FILE.weights.h5"
+                ) from error
+            return _arrays(source)
+        path = Path(wanted)
+        if not path.is_file():
+            raise UserError(f"pretrained is {IMAGENET} or the path of a file; there is no file {wanted}.")
+        if not path.name.endswith((".weights.h5", ".h5")):
+            raise UserError(
+                f"pretrained takes a file of Keras's, .weights.h5 or .h5; {path.name} is neither. Weights of a whole "
+                "network in other formats: --checkpoint_path"
+            )
+        side = self.backbone.size
+        for top in ({}, {"include_top": True, "pooling": None}):
+            source = self._body(input_shape=(side, side, 3), **top)
+            try:
+                source.load_weights(path)
+            except (ValueError, KeyError, OSError) as error:
+                problem = error
+                continue
+            return _arrays(source)[: len(self._body(input_shape=(side, side, 3)).weights)]
+        raise CheckpointError(
+            f"pretrained {path} is not of {self.name}{self._width()}: {str(problem).splitlines()[0]}"
+        ) from problem
+
+    def _body(self, **given: Any) -> keras.Model:
+        build = getattr(keras.applications, self.backbone.keras_name)
+        settings: dict[str, Any] = {"weights": None, "include_top": False, "pooling": "avg", **given}
+        if isinstance(self.options, WidenedOptions):
+            settings["alpha"] = self.options.alpha
+        body: keras.Model = build(**settings)
+        return body
+
+    def _width(self) -> str:
+        return f" with alpha {self.options.alpha}" if isinstance(self.options, WidenedOptions) else ""
+
+    def _check_size(self) -> None:
+        shape, smallest = self.data.image_shape, self.backbone.smallest
+        if len(shape) != 3 or shape[-1] not in (1, 3):
+            shown = "×".join(map(str, shape))
+            raise DataError(f"{self.name} takes images of 1 or 3 channels, channels last; the examples are {shown}.")
+        size = self.options.input_size or min(shape[:2])
+        if size < smallest:
+            raise DataError(
+                f"{self.name} takes images of at least {smallest}×{smallest}; those of this dataset have "
+                f"{shape[0]}×{shape[1]}. Have them scaled up: --input_size {max(smallest, 32)} (it was made for "
+                f"{self.backbone.size})."
+            )
+
+    def _scale(self) -> float:
+        """Images that are no bytes and go up to 1 are taken for shares of 255."""
+        images = self.data.images
+        if images is None or images.dtype == np.uint8 or images.max(initial=0) > 1:
+            return 1.0
+        return 255.0
+
+
+def _arrays(model: keras.Model) -> list[NDArray[Any]]:
+    return [ops.convert_to_numpy(v.value) for layer in model.layers for v in layer.weights]
+
+
+def __getattr__(name: str) -> type[BackboneClassifier]:
+    if name not in BACKBONES:
+        raise AttributeError(name)
+    backbone = BACKBONES[name]
+    options = WidenedOptions if backbone.widens else BackboneOptions
+    return type(name, (BackboneClassifier,), {"name": name, "backbone": backbone, "Options": options})
