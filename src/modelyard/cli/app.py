@@ -358,7 +358,7 @@ def leaderboard(
     output: Annotated[Optional[str], typer.Option(metavar="FOLDER", help="where to write (default: there)")] = None,  # noqa: UP045
     json: Json = False,
 ) -> None:
-    """Compare runs: mean and spread over seeds for each model and dataset, ranks, costs; also as CSV, Markdown, HTML."""
+    """Compare runs: mean and spread over seeds for each model and dataset, ranks, costs; as CSV, Markdown, HTML too."""
     from modelyard.cli import matrix as many
 
     many.leaderboard(folder, metric, split, output, as_json=json)

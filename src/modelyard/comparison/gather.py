@@ -148,7 +148,7 @@ def _read(directory: RunDirectory, name: str) -> Run:
         scores,
         _whole(size.get("parameters")),
         _whole(size.get("flops")),
-        max((float(row["seconds"]) for row in rows if row.get("seconds") is not None), default=None),
+        max((float(r["seconds"]) for r in rows if r.get("split") != "test" and r.get("seconds")), default=None),
         float(speeds[-1]) if speeds else None,
         str(starts[0].get("time", "")),
     )

@@ -19,13 +19,13 @@ body{margin:0 auto;max-width:1280px;padding:1.2rem;background:var(--paper);color
 font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif}
 h1{font-size:1.5rem;margin:.2rem 0}
 h2{font-size:1.15rem;margin:2rem 0 .6rem}h3{font-size:.95rem;margin:0 0 .3rem;font-weight:600}
-p{margin:.3rem 0 1rem;color:var(--faint)}
+p{margin:.5rem 0 1rem;color:var(--faint)}
 .scroll{overflow-x:auto;border:1px solid var(--line);border-radius:8px}
 table{border-collapse:collapse;width:100%;font-size:.92rem;font-variant-numeric:tabular-nums}
 th,td{padding:.5rem .7rem;text-align:right;white-space:nowrap;border-bottom:1px solid var(--line)}
 tr:last-child td,tr:last-child th{border-bottom:0}
 thead th{background:var(--soft);font-weight:600;color:var(--faint)}
-th:first-child,td:first-child{text-align:left;position:sticky;left:0;background:var(--paper);max-width:16rem;
+th:first-child,td:first-child{text-align:left;position:sticky;left:0;background:var(--paper);min-width:11rem;max-width:18rem;
 white-space:normal;overflow-wrap:anywhere}
 thead th:first-child{background:var(--soft)}
 tbody th{font-weight:600}
@@ -35,7 +35,7 @@ tbody th{font-weight:600}
 .rank i{display:block;height:.7rem;border-radius:3px;background:var(--bar)}.rank span{flex:1;display:block}
 .plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,340px),1fr));gap:1rem}
 figure{margin:0;border:1px solid var(--line);border-radius:8px;padding:.7rem}
-svg{display:block;width:100%;height:auto;font:11px system-ui,"DejaVu Sans",sans-serif}
+svg{display:block;width:100%;height:auto;font:12px system-ui,"DejaVu Sans",sans-serif}
 .grid{stroke:var(--line);stroke-width:1}.tick,.axis{fill:var(--faint)}.name{fill:var(--ink)}
 .bar{fill:none;stroke-width:1.5}circle{stroke:var(--paper);stroke-width:1.2}
 circle.c0{fill:#3b76c4}circle.c1{fill:#d9822b}circle.c2{fill:#2c9c69}circle.c3{fill:#c9485b}circle.c4{fill:#8661c1}
@@ -44,7 +44,8 @@ circle.c5{fill:#8a6d3b}circle.c6{fill:#d269a8}circle.c7{fill:#4aa3b0}
 .bar.c5{stroke:#8a6d3b}.bar.c6{stroke:#d269a8}.bar.c7{stroke:#4aa3b0}
 ul{padding-left:1.2rem;color:var(--faint)}li{overflow-wrap:anywhere}
 li b{color:var(--ink);font-weight:600}.failed{color:var(--bad)}
-@media (max-width:600px){body{padding:.8rem}th,td{padding:.45rem .5rem}th:first-child,td:first-child{max-width:8.5rem}}
+@media (max-width:600px){body{padding:.8rem}th,td{padding:.45rem .5rem}th:first-child,td:first-child{min-width:8rem;max-width:8rem}
+.rank{min-width:6rem}}
 """
 
 
@@ -86,7 +87,7 @@ def _table(board: Leaderboard) -> str:
 
 
 def _row(board: Leaderboard, entrant: Entrant) -> str:
-    cells = [f'<th scope="row">{escape(entrant.name)}</th>', _rank(board, entrant)]
+    cells = [f'<th scope="row">{_breakable(entrant.name)}</th>', _rank(board, entrant)]
     share = is_share(board)
     for dataset in board.datasets:
         score = entrant.scores.get(dataset)
@@ -102,6 +103,11 @@ def _row(board: Leaderboard, entrant: Entrant) -> str:
         )
     cells += [f"<td>{escape(over_datasets(entrant, of))}</td>" for _, of in COSTS.values()]
     return f"<tr>{''.join(cells)}</tr>"
+
+
+def _breakable(name: str) -> str:
+    """A name that may go on in the next line after an underscore, on narrow screens."""
+    return escape(name).replace("_", "_<wbr>")
 
 
 def _rank(board: Leaderboard, entrant: Entrant) -> str:
@@ -127,7 +133,7 @@ def _plots(board: Leaderboard, dataset: str) -> str:
         ]
         drawn = scatter(points, x_name, y_name, 100.0 if share else 1.0)
         if drawn:
-            figures.append(f"<figure><h3>{escape(y_name)} against {escape(x_name)}</h3>{drawn}</figure>")
+            figures.append(f"<figure><h3>{escape(board.metric)} against {escape(x_name)}</h3>{drawn}</figure>")
     if not figures:
         return ""
     return f'<h2>{escape(dataset)}</h2><div class="plots">{"".join(figures)}</div>'

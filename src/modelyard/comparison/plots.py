@@ -10,7 +10,7 @@ from html import escape
 
 WIDTH, HEIGHT = 420, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 14, 14, 44
-_LETTER, _LINE = 6.2, 13.0
+_LETTER, _LINE = 6.8, 14.0
 """How wide a letter of a name is, and how high: enough to keep names apart."""
 _LONGEST = 26
 

@@ -1,4 +1,4 @@
-"""Runs the cells of a matrix: each in a process of its own, some side by side. What happens to one leaves the others."""
+"""Runs the cells of a matrix: each in a process of its own, some side by side. None stops the others."""
 
 from __future__ import annotations
 
