@@ -81,6 +81,7 @@ def test_all_mistakes_are_told_at_once() -> None:
         ({"model": ["resnet20"]}, {"options": {"hidden_units": [3]}}, "no cell has the part"),
         ({"model": ["resnet20"], "hidden_units": [[3]]}, {}, "has no use with model resnet20"),
         ({"model": ["mlp"], "threads": [1, 2]}, {}, "is the same run as"),
+        ({"model": ["mlp"]}, {"options": {"best_model_dir": "x"}}, "run folder of its own"),
         ({"random_seed": list(range(5001))}, {}, "5,000 are the most"),
     ],
 )
@@ -106,12 +107,12 @@ def test_files_of_the_same_name_get_names_of_their_own() -> None:
 def test_a_file_says_it_too_and_the_command_line_wins() -> None:
     path = Path("plan.yaml")
     path.write_text("axes: {model: [mlp], random_seed: [0, 1]}\noptions: {train_epochs: 2, learning_rate: 0.1}\n")
-    found = make_cells(read_request(path, {"train_steps": 7}, {"random_seed": [5]}))
+    found = make_cells(read_request(path, Request({"random_seed": [5]}, options={"train_steps": 7})))
     assert [cell.axes for cell in found] == [{"model": "mlp", "random_seed": 5}]
     assert (found[0].config.train_steps, found[0].config.learning_rate) == (7, 0.1)
     path.write_text("axes: {model: mlp}\nexcept: []\nexclude: {model: mlp}\n")
     with pytest.raises(ConfigError) as caught:
-        read_request(path, {}, {})
+        read_request(path, Request({}))
     assert len(caught.value.problems) == 3
     assert f"{path}:1: model: must be a list" in str(caught.value)
 

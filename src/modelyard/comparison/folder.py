@@ -73,19 +73,9 @@ class MatrixFolder:
         Raises:
             ConfigError: if the plan or a config is damaged.
         """
-        if not self.plan.exists():
-            return []
         problems: list[Problem] = []
-        found = read_flat(self.plan, problems)
-        listed = found["cells"].value if "cells" in found else None
-        version = found[_VERSION_KEY].value if _VERSION_KEY in found else None
-        if not problems and (version != _VERSION or not isinstance(listed, dict)):
-            problems.append(Problem(str(self.plan), "", f"is not a plan of version {_VERSION}, which is read here."))
         cells = []
-        for name, axes in listed.items() if isinstance(listed, dict) and not problems else ():
-            if not NAME.fullmatch(str(name)) or not isinstance(axes, dict):
-                problems.append(Problem(str(self.plan), str(name)[:80], "can't be the name of a cell."))
-                continue
+        for name, axes in self.known_names().items():
             given = {**(options or {}), "config_file": str(self.config(name))}
             try:
                 config = resolve(given, source=source or str(self.plan), pick_up_files=False)
@@ -95,6 +85,27 @@ class MatrixFolder:
         if problems:
             raise ConfigError(dict.fromkeys(problems))
         return cells
+
+    def known_names(self) -> dict[str, dict[str, Any]]:
+        """The names of the cells of the plan that is there, and what each has of the axes.
+
+        Raises:
+            ConfigError: if the plan is damaged.
+        """
+        if not self.plan.exists():
+            return {}
+        problems: list[Problem] = []
+        found = read_flat(self.plan, problems)
+        listed = found["cells"].value if "cells" in found else None
+        version = found[_VERSION_KEY].value if _VERSION_KEY in found else None
+        if not problems and (version != _VERSION or not isinstance(listed, dict)):
+            problems.append(Problem(str(self.plan), "", f"is not a plan of version {_VERSION}, which is read here."))
+        for name, axes in listed.items() if isinstance(listed, dict) else ():
+            if not NAME.fullmatch(str(name)) or not isinstance(axes, dict):
+                problems.append(Problem(str(self.plan), str(name)[:80], "can't be the name of a cell."))
+        if problems or not isinstance(listed, dict):
+            raise ConfigError(problems)
+        return {str(name): axes for name, axes in listed.items()}
 
     def write(self, cells: list[Cell]) -> None:
         """Writes the configs, then the plan, which makes them count."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from modelyard import storage
-from modelyard.comparison.folder import FAILED, PLAN, MatrixFolder, is_finished
+from modelyard.comparison.folder import PLAN, MatrixFolder, is_finished
 from modelyard.config.yaml_file import is_run_config
 from modelyard.errors import RunError, UserError
 from modelyard.run.checkpoint import best_first, step_of
@@ -69,8 +70,9 @@ def gather(folder: Path) -> tuple[list[Run], list[Unfinished]]:
         raise RunError(f"{folder} is not a folder. Name one with runs in it, such as runs or the output of a matrix.")
     runs: list[Run] = []
     others: list[Unfinished] = []
-    failures = _failures(folder)
-    for path in _run_folders(folder):
+    found, matrices = _walk(folder)
+    failures = _failures(folder, matrices)
+    for path in found:
         name = str(path.relative_to(folder))
         reason = failures.pop(path.resolve(), "")
         try:
@@ -93,30 +95,31 @@ def gather(folder: Path) -> tuple[list[Run], list[Unfinished]]:
     return runs, sorted(others, key=lambda one: one.name)
 
 
-def _run_folders(folder: Path) -> Iterator[Path]:
+def _walk(folder: Path) -> tuple[list[Path], list[Path]]:
+    """The run folders and the folders of matrices; nothing in a run folder is looked at."""
+    runs, matrices = [], []
     for place, folders, files in os.walk(folder):
         folders.sort()
         if CONFIG in files and is_run_config(Path(place) / CONFIG):
             folders.clear()
-            yield Path(place)
+            runs.append(Path(place))
+        elif PLAN in files:
+            matrices.append(Path(place))
+    return runs, matrices
 
 
-def _failures(folder: Path) -> dict[Path, str]:
-    """Cells of matrices in the folder, or around it, that failed, and those of which there is nothing yet."""
+def _failures(folder: Path, matrices: list[Path]) -> dict[Path, str]:
+    """The cells of these matrices, and of one that the folder is in: why they failed, if they did."""
     found: dict[Path, str] = {}
-    for plan in {
-        *folder.rglob(PLAN),
-        *(path / PLAN for path in folder.resolve().parents[:2] if (path / PLAN).exists()),
-    }:
-        matrix = MatrixFolder(plan.parent)
-        try:
-            names = [cell.name for cell in matrix.known_cells()]
-        except UserError:
-            names = list(read_json(plan.parent / FAILED))
-        failed = matrix.failures()
-        places = {name: matrix.run(name).path.resolve() for name in names}
-        within = {name: path for name, path in places.items() if path.is_relative_to(folder.resolve())}
-        found |= {path: failed.get(name, "") for name, path in within.items()}
+    around = [path for path in folder.resolve().parents[:2] if (path / PLAN).is_file()]
+    for place in (*around, *matrices):
+        with contextlib.suppress(UserError):  # a plan that can't be read: its runs are there all the same
+            matrix = MatrixFolder(place)
+            failed = matrix.failures()
+            for name in matrix.known_names():
+                path = matrix.run(name).path.resolve()
+                if path.is_relative_to(folder.resolve()):
+                    found[path] = failed.get(name, "")
     return found
 
 

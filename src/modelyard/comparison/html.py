@@ -44,7 +44,8 @@ circle.c5{fill:#8a6d3b}circle.c6{fill:#d269a8}circle.c7{fill:#4aa3b0}
 .bar.c5{stroke:#8a6d3b}.bar.c6{stroke:#d269a8}.bar.c7{stroke:#4aa3b0}
 ul{padding-left:1.2rem;color:var(--faint)}li{overflow-wrap:anywhere}
 li b{color:var(--ink);font-weight:600}.failed{color:var(--bad)}
-@media (max-width:600px){body{padding:.8rem}th,td{padding:.45rem .5rem}th:first-child,td:first-child{min-width:8rem;max-width:8rem}
+@media (max-width:600px){body{padding:.8rem}th,td{padding:.45rem .5rem}
+th:first-child,td:first-child{min-width:8rem;max-width:8rem}
 .rank{min-width:6rem}}
 """
 

@@ -77,8 +77,8 @@ def counts(key: str) -> bool:
     return key in _RESULTS or not is_free(key)
 
 
-def read_request(path: Path, options: Mapping[str, Any], axes: Mapping[str, Sequence[Any]]) -> Request:
-    """The matrix that a YAML file asks for; ``options`` and ``axes`` from elsewhere take the place of the file's.
+def read_request(path: Path, more: Request) -> Request:
+    """The matrix that a YAML file asks for; axes and options of ``more`` take the place of the file's.
 
     Raises:
         ConfigError: with everything that is wrong with the file.
@@ -99,10 +99,15 @@ def read_request(path: Path, options: Mapping[str, Any], axes: Mapping[str, Sequ
     if problems:
         raise ConfigError(problems)
     for pair in EXCLUSIVE:
-        if set(pair) & set(options):
+        if set(pair) & set(more.options):
             file_options = {key: value for key, value in file_options.items() if key not in pair}
-    everything = {**file_options, **options}
-    return Request({**file_axes, **axes}, exclude, everything, str(path), pick_up_files=bool(options))
+    return Request(
+        {**file_axes, **more.axes},
+        [*exclude, *more.exclude],
+        {**file_options, **more.options},
+        f"{path} or {more.source}" if more.options or more.axes else str(path),
+        more.pick_up_files,
+    )
 
 
 def _mapping(found: Mapping[str, Value], section: str, problems: list[Problem]) -> dict[str, Any]:
@@ -145,6 +150,9 @@ def make_cells(request: Request) -> list[Cell]:
 def _resolved(request: Request, axes: Mapping[str, Any]) -> Config:
     given = {**_ALWAYS, **request.options, **axes}
     config = resolve(given, source=request.source, pick_up_files=request.pick_up_files, shared=True)
+    if config.best_model_dir is not None:
+        message = "would be the same for all cells; leave it out, and each has its own."
+        raise ConfigError([Problem(config.origin("best_model_dir"), "best_model_dir", message)])
     return with_absolute_paths(config)
 
 

@@ -106,10 +106,9 @@ def matrix(
     if not 1 <= jobs <= _MOST_JOBS:
         raise ConfigError([Problem(source, "jobs", f"must be 1 to {_MOST_JOBS}, got {jobs}.")])
     options = {key.replace("-", "_"): value for key, value in options.items() if value is not None}
-    if file is None:
-        request = Request(given, exclude, options, source, pick_up_files=source == COMMAND_LINE)
-    else:
-        request = read_request(Path(file), options, given)
+    request = Request(given, exclude, options, source, pick_up_files=source == COMMAND_LINE)
+    if file is not None:
+        request = read_request(Path(file), request)
     folder = MatrixFolder(output)
     settle(folder, request)  # mistakes are shown before a folder is made
     folder.create()

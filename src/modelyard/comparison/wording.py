@@ -9,8 +9,8 @@ from modelyard.comparison.board import BEST, TIED, UNKNOWN, Entrant, Leaderboard
 MARKS = {BEST: "★", TIED: "≈", UNKNOWN: "?"}
 LEGEND = (
     "★ best mean; ≈ not significantly different from it (two-sided test at 5 %, in pairs over common seeds or "
-    "Welch's; no correction for several comparisons); ? a single seed, so not known. ± is the sample standard deviation "
-    "over the seeds, whose number follows. Ranks treat what does not differ as a tie."
+    "Welch's; no correction for several comparisons); ? a single seed, so not known. ± is the sample standard "
+    "deviation over the seeds, whose number follows. Ranks treat what does not differ as a tie."
 )
 COSTS: dict[str, tuple[str, Callable[[Score], float | None]]] = {
     "parameters": ("parameters", lambda score: score.parameters),

@@ -155,7 +155,9 @@ class Work:
         directory = self.folder.run(state.cell.name)
         deadline = time.monotonic() + _LET_GO_SECONDS
         while is_running(directory):
-            if self._signals or time.monotonic() > deadline:
+            if self._signals:
+                return
+            if time.monotonic() > deadline:
                 self._fail(state, "another process works in its run folder.")
                 return
             time.sleep(0.1)
