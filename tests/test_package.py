@@ -24,6 +24,7 @@ ORDER = [
     "engine",
     "loop",
     "launcher",
+    "comparison",
     "cli",
 ]
 

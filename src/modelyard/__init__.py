@@ -9,6 +9,8 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from modelyard.cli.app import main
+    from modelyard.comparison.board import Leaderboard, leaderboard
+    from modelyard.comparison.run import MatrixResult, matrix
     from modelyard.config import Config, load_config
     from modelyard.data.dataset import ArrayDataset, DataContext, Dataset, Feature
     from modelyard.data.manage import convert, data_info, fetch, show_data, verify_data
@@ -47,6 +49,8 @@ _HOMES = {
     "modelyard.loop.experiment": ("evaluate", "resume", "train", "train_and_evaluate"),
     "modelyard.loop.hooks": ("Hook",),
     "modelyard.loop.result": ("Result",),
+    "modelyard.comparison.board": ("Leaderboard", "leaderboard"),
+    "modelyard.comparison.run": ("MatrixResult", "matrix"),
     "modelyard.models.catalog": ("ClassifierOptions",),
     "modelyard.models.task": ("Classifier", "DataInfo", "Task", "any_input", "image_input"),
     "modelyard.registry": (
@@ -74,6 +78,8 @@ __all__ = [
     "Feature",
     "GeneratorDataset",
     "Hook",
+    "Leaderboard",
+    "MatrixResult",
     "Options",
     "Result",
     "Task",
@@ -85,8 +91,10 @@ __all__ = [
     "fetch",
     "image_input",
     "launch",
+    "leaderboard",
     "load_config",
     "main",
+    "matrix",
     "register_augmentation",
     "register_dataset",
     "register_hook",

@@ -324,6 +324,46 @@ def submit(
         submission.run(target, words or [], settings | asked, as_json=json)
 
 
+def matrix(
+    ctx: typer.Context,
+    file: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(metavar="[FILE.yaml]", help="axes, exclude and options of the matrix"),
+    ] = None,
+    output: Annotated[
+        str, typer.Option(metavar="FOLDER", help="folder of the matrix; one that exists is gone on with")
+    ] = "",
+    models: Annotated[Optional[str], typer.Option(metavar="LIST", help="models, separated by commas")] = None,  # noqa: UP045
+    datasets: Annotated[Optional[str], typer.Option(metavar="LIST", help="datasets, by name or path")] = None,  # noqa: UP045
+    seeds: Annotated[Optional[str], typer.Option(metavar="NUMBER", help="how many seeds, or which: 0,7,11")] = None,  # noqa: UP045
+    jobs: Annotated[int, typer.Option(help="cells side by side, each with its share of cores and GPUs")] = 1,
+    json: Json = False,
+) -> None:
+    """Train every combination of models, datasets and seeds, and compare them; started again, it goes on."""
+    from modelyard.cli import matrix as many
+
+    if not output:
+        raise UserError("where to? Name the folder of the matrix: modelyard matrix --output FOLDER …")
+    settings = {"output": output, "models": models, "datasets": datasets, "seeds": seeds, "jobs": jobs}
+    many.matrix(file, settings, _given(ctx), as_json=json)
+
+
+def leaderboard(
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="folder with runs, at any depth")],
+    metric: Annotated[Optional[str], typer.Option(help="what to compare (default: accuracy if there is)")] = None,  # noqa: UP045
+    split: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="test|validation", help="on which split (default: test if all runs have it)"),
+    ] = None,
+    output: Annotated[Optional[str], typer.Option(metavar="FOLDER", help="where to write (default: there)")] = None,  # noqa: UP045
+    json: Json = False,
+) -> None:
+    """Compare runs: mean and spread over seeds for each model and dataset, ranks, costs; as CSV, Markdown, HTML too."""
+    from modelyard.cli import matrix as many
+
+    many.leaderboard(folder, metric, split, output, as_json=json)
+
+
 _RUN, _DATA, _CLUSTER, _LOOK = "Run", "Data", "Cluster", "Look"
 _OF_DATA = ("plugins", "data_dir", "cache_dir", "split_seed")
 COMMANDS: dict[str, Command] = {
@@ -331,6 +371,7 @@ COMMANDS: dict[str, Command] = {
     "train": Command(train, _RUN, "all"),
     "resume": Command(resume, _RUN, "all"),
     "evaluate": Command(evaluate, _RUN, "all"),
+    "matrix": Command(matrix, _RUN, "all"),
     "convert": Command(convert, _DATA, "data"),
     "data fetch": Command(data_fetch),
     "data info": Command(data_info, takes="data"),
@@ -344,6 +385,7 @@ COMMANDS: dict[str, Command] = {
     "datasets": Command(datasets, _LOOK),
     "hooks": Command(hooks, _LOOK),
     "runs": Command(runs, _LOOK),
+    "leaderboard": Command(leaderboard, _LOOK),
     "doctor": Command(doctor, _LOOK),
 }
 """By name; two words are a command of a group."""

@@ -53,6 +53,7 @@ def resolve(
     *,
     source: str = COMMAND_LINE,
     pick_up_files: bool = True,
+    shared: bool = False,
 ) -> Config:
     """Builds the config.
 
@@ -60,6 +61,7 @@ def resolve(
         given: the options of the top level, usually those of the command line.
         source: the name of that level.
         pick_up_files: read ./project.yaml and ./hyperparameters.yaml where they exist.
+        shared: the options serve several runs, so that one may be for a part that only others have.
 
     Raises:
         ConfigError: with every mistake that was found.
@@ -82,7 +84,7 @@ def resolve(
         problems.append(Problem(plugin_origin, "plugins", str(error)))
         raise ConfigError(_without_repeats(problems)) from error
     _check_calls(core if isinstance(core, dict) else core.model_dump(), merged, problems)
-    part_options, notes = _check_parts(merged, source, problems)
+    part_options, notes = _check_parts(merged, None if shared else source, problems)
     if problems or not isinstance(core, Config):
         raise ConfigError(_without_repeats(problems))
     config = core.model_copy(update={"part_options": part_options})
@@ -263,7 +265,9 @@ def _check_calls(values: Mapping[str, Any], merged: Mapping[str, Value], problem
             problems.append(Problem(merged["fine_tune"].where, "fine_tune", str(error)))
 
 
-def _check_parts(merged: Mapping[str, Value], source: str, problems: list[Problem]) -> tuple[dict[str, Any], list[str]]:
+def _check_parts(
+    merged: Mapping[str, Value], source: str | None, problems: list[Problem]
+) -> tuple[dict[str, Any], list[str]]:
     """The options of the chosen parts, complete with their defaults, and what is set but not used."""
     resolved: dict[str, Any] = {}
     accepted: dict[str, str] = {}

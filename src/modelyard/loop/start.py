@@ -97,7 +97,7 @@ def settle_config(directory: RunDirectory, config: Config) -> Config:
     Raises:
         ConfigError: with what differs and may not.
     """
-    config = _with_absolute_paths(directory, config)
+    config = with_absolute_paths(config, directory)
     if not directory.exists():
         return config
     threads = run_options(directory).get("threads")
@@ -113,13 +113,13 @@ def settle_config(directory: RunDirectory, config: Config) -> Config:
     return config
 
 
-def _with_absolute_paths(directory: RunDirectory, config: Config) -> Config:
+def with_absolute_paths(config: Config, directory: RunDirectory | None = None) -> Config:
     """What the config names is found again wherever the run is resumed from."""
     update: dict[str, Any] = {
         "data_dir": _absolute(config.data_dir),
         "plugins": tuple(str(Path(p).absolute()) if p.endswith(".py") else p for p in config.plugins),
     }
-    if config.best_model_dir is not None:
+    if config.best_model_dir is not None and directory is not None:
         update["best_model_dir"] = str(directory.best)
     if is_path(config.dataset):
         update["dataset"] = _absolute(config.dataset)
@@ -205,11 +205,21 @@ def record_start(
     # Threads decide the last bits, so a deterministic run pins them.
     write_config(directory, config.model_copy(update={"threads": engine.threads}) if config.deterministic else config)
     described = {"fingerprint": fingerprint, "sizes": dataset.sizes(), "classes": list(dataset.classes)[:1000]}
-    before.update(run_id=before.get("run_id") or uuid.uuid4().hex, evaluates=evaluates)
+    before.update(run_id=before.get("run_id") or uuid.uuid4().hex, evaluates=evaluates, model=_size_of(engine))
     manifest = write_manifest(directory, config, described, engine.describe(), step, before)
     if step < run.total_steps:
         log_start(directory.journal, directory.name, config, step)
     return str(manifest["run_id"])
+
+
+def _size_of(engine: Engine) -> dict[str, int | None]:
+    """How large the model is and what it computes; None where that can't be told from its shapes."""
+    from modelyard.models.flops import flops
+
+    computed = None
+    with contextlib.suppress(Exception):  # a model of a user's own may do anything, and this is for information only
+        computed = flops(engine.model)
+    return {"parameters": int(engine.model.count_params()), "flops": computed}
 
 
 def _sizes(sizes: dict[str, int]) -> str:

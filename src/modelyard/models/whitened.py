@@ -100,6 +100,11 @@ class Whiten(layers.Layer):
         batch, height, width, channels = input_shape
         return batch, height - _PATCH + 1, width - _PATCH + 1, 2 * _PATCH * _PATCH * channels
 
+    def flops(self, input_shape: Any) -> int:
+        """Of the product; the other half of the channels is its negative."""
+        _, height, width, channels = input_shape
+        return int(2 * (height - _PATCH + 1) * (width - _PATCH + 1) * (_PATCH * _PATCH * channels) ** 2)
+
     def get_config(self) -> dict[str, Any]:
         """For saving in Keras's format; the kernel is in the weights."""
         return {**super().get_config(), "use_bias": self.use_bias}

@@ -1,0 +1,80 @@
+"""What the commands for many runs do: call the library and print."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.table import Column, Table
+
+from modelyard.cli.commands import print_json, program, stdout
+from modelyard.config.resolve import COMMAND_LINE
+from modelyard.errors import Interrupted
+from modelyard.run.console import console, show_log
+
+
+def matrix(file: str | None, settings: dict[str, Any], options: dict[str, Any], *, as_json: bool) -> None:
+    """Runs a matrix; the status is 1 if a cell failed."""
+    from modelyard.comparison.run import matrix as run_matrix
+
+    show_log()
+    runner = None if program() == "modelyard" else [sys.executable, str(Path(sys.argv[0]))]
+    try:
+        result = run_matrix(file, **settings, **options, program=runner, source=COMMAND_LINE)
+    except Interrupted as interrupt:
+        again = shlex.join(["matrix", "--output", str(settings["output"]), "--jobs", str(settings["jobs"])])
+        with contextlib.suppress(OSError):  # the terminal may have been closed
+            console().print(f"[bold]stopped; {interrupt.step} cells are done, the others are saved.[/] Go on with:")
+            console().print(f"  {program()} {again}", soft_wrap=True, markup=False)
+        sys.exit(128 + interrupt.signal)
+    out = console() if as_json else stdout()
+    if result.leaderboard is not None:
+        _show(result.leaderboard, result.output, out)
+    for cell in result.failed:
+        out.print(f"{cell.name} failed: {cell.reason}\n  log: {cell.log}", soft_wrap=True, markup=False)
+    if as_json:
+        print_json(asdict(result))
+    if result.failed:
+        again = f"{program()} matrix --output {shlex.quote(result.output)}"
+        console().print(
+            f"{len(result.failed)} of {len(result.cells)} cells failed; tried again by: {again}",
+            soft_wrap=True,
+            markup=False,
+        )
+        sys.exit(1)
+
+
+def leaderboard(folder: str, metric: str | None, split: str | None, output: str | None, *, as_json: bool) -> None:
+    """Makes a leaderboard and shows it."""
+    from modelyard.comparison.board import leaderboard as make
+
+    board = make(folder, metric=metric, split=split, output=output)
+    _show(board, output or folder, console() if as_json else stdout())
+    if as_json:
+        print_json(asdict(board))
+
+
+def _show(board: Any, folder: str, out: Any) -> None:
+    from modelyard.comparison.wording import COSTS, LEGEND, heading, is_share, over_datasets, rank, result
+
+    share = is_share(board)
+    columns = [
+        Column(name, justify="right") for name in ("mean rank", *board.datasets, *(n for n, _ in COSTS.values()))
+    ]
+    table = Table(Column("model", overflow="fold"), *columns, title=heading(board), title_justify="left")
+    for entrant in board.entrants:
+        scores = [result(entrant.scores.get(dataset), share) for dataset in board.datasets]
+        costs = [over_datasets(entrant, of) for _, of in COSTS.values()]
+        table.add_row(entrant.name, rank(entrant.mean_rank), *scores, *costs)
+    out.print(table)
+    out.print(LEGEND, markup=False)
+    for note in board.notes:
+        out.print(f"note: {note}", soft_wrap=True, markup=False)
+    for run in board.unfinished:
+        more = f" – {run.reason}" if run.reason else ""
+        out.print(f"not counted: {run.name}: {run.status}{more}", soft_wrap=True, markup=False)
+    out.print(f"written: {Path(folder) / 'leaderboard.html'}, .md and .csv", soft_wrap=True, markup=False)

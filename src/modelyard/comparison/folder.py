@@ -1,0 +1,181 @@
+"""The folder of a matrix: its plan, the config of every cell, their runs and logs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from modelyard import storage
+from modelyard.comparison.plan import NAME, Cell, Request, counted, counts, make_cells
+from modelyard.config import resolve
+from modelyard.config.schema import Config
+from modelyard.config.yaml_file import dump, inline, read_flat
+from modelyard.errors import ConfigError, Problem, RunError
+from modelyard.run.directory import LOGS, RunDirectory, config_text, read_json
+from modelyard.run.files import explain, remove_partial, write_text
+from modelyard.run.metrics import read_metrics
+from modelyard.run.summary import summarize
+
+PLAN, CONFIGS, CELLS, FAILED = "matrix.yaml", "configs", "cells", "failed.json"
+_VERSION, _VERSION_KEY = 1, "matrix_version"
+
+
+class MatrixFolder:
+    """Paths in the folder of a matrix.
+
+    Args:
+        path: the folder; it need not exist.
+
+    Raises:
+        RunError: if it can't be one.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        if storage.is_remote(str(path)):
+            raise RunError(f"{path}: a matrix must be in a folder on this machine; only single runs may be at a URL.")
+        self.path = Path(path).expanduser()
+        self.plan = self.path / PLAN
+        self.logs = self.path / LOGS
+        if self.path.exists() and not self.path.is_dir():
+            raise RunError(f"{path} is a file; --output must name a folder.")
+        if self.path.is_dir() and not self.plan.exists():
+            ours = (LOGS, CONFIGS, CELLS)
+            strangers = sorted(p.name for p in self.path.iterdir() if p.name not in ours and p.name[0] != ".")
+            if strangers:
+                listed = ", ".join(strangers[:3])
+                raise RunError(f"{path} is not empty and is no matrix (it holds {listed}). Name another --output.")
+
+    def config(self, name: str) -> Path:
+        """The config of a cell."""
+        return self.path / CONFIGS / f"{name}.yaml"
+
+    def run(self, name: str) -> RunDirectory:
+        """The run folder of a cell."""
+        return RunDirectory(self.path / CELLS / name)
+
+    def log(self, name: str) -> Path:
+        """What the process of a cell wrote."""
+        return self.logs / f"{name}.log"
+
+    def create(self) -> None:
+        """Makes the folders, and clears away what a killed process left unfinished."""
+        with explain(self.path, "make the folder"):
+            for folder in (self.path / CONFIGS, self.path / CELLS, self.logs):
+                folder.mkdir(parents=True, exist_ok=True)
+        for folder in (self.path, self.path / CONFIGS):
+            remove_partial(folder)
+
+    def known_cells(self, options: Mapping[str, Any] | None = None, source: str = "") -> list[Cell]:
+        """The cells of the plan that is there, with ``options`` changed.
+
+        Raises:
+            ConfigError: if the plan or a config is damaged.
+        """
+        problems: list[Problem] = []
+        cells = []
+        for name, axes in self.known_names().items():
+            given = {**(options or {}), "config_file": str(self.config(name))}
+            try:
+                config = resolve(given, source=source or str(self.plan), pick_up_files=False)
+                cells.append(Cell(name, axes, config.model_copy(update={"config_file": None})))
+            except ConfigError as error:
+                problems += error.problems
+        if problems:
+            raise ConfigError(dict.fromkeys(problems))
+        return cells
+
+    def known_names(self) -> dict[str, dict[str, Any]]:
+        """The names of the cells of the plan that is there, and what each has of the axes.
+
+        Raises:
+            ConfigError: if the plan is damaged.
+        """
+        if not self.plan.exists():
+            return {}
+        problems: list[Problem] = []
+        found = read_flat(self.plan, problems)
+        listed = found["cells"].value if "cells" in found else None
+        version = found[_VERSION_KEY].value if _VERSION_KEY in found else None
+        if not problems and (version != _VERSION or not isinstance(listed, dict)):
+            problems.append(Problem(str(self.plan), "", f"is not a plan of version {_VERSION}, which is read here."))
+        for name, axes in listed.items() if isinstance(listed, dict) else ():
+            if not NAME.fullmatch(str(name)) or not isinstance(axes, dict):
+                problems.append(Problem(str(self.plan), str(name)[:80], "can't be the name of a cell."))
+        if problems or not isinstance(listed, dict):
+            raise ConfigError(problems)
+        return {str(name): axes for name, axes in listed.items()}
+
+    def write(self, cells: list[Cell]) -> None:
+        """Writes the configs, then the plan, which makes them count."""
+        for cell in cells:
+            write_text(self.config(cell.name), config_text(cell.config))
+        head = "# The cells of this matrix; their complete configs are in configs/, their runs in cells/.\n"
+        plan = {_VERSION_KEY: _VERSION, "cells": {cell.name: cell.axes for cell in cells}}
+        write_text(self.plan, head + dump(plan))
+
+    def failures(self) -> dict[str, str]:
+        """The cells that failed when they were last started, and why."""
+        return {str(name): str(reason) for name, reason in read_json(self.path / FAILED).items()}
+
+    def write_failures(self, failures: Mapping[str, str]) -> None:
+        """Replaces them."""
+        write_text(self.path / FAILED, json.dumps(dict(failures), indent=1) + "\n")
+
+
+def settle(folder: MatrixFolder, request: Request) -> list[Cell]:
+    """The cells to run: those of the plan that is there, and new ones. Writes nothing.
+
+    Raises:
+        ConfigError: with every mistake, and with what would change cells that are there.
+    """
+    if not request.axes:
+        known = folder.known_cells()
+        if not known:
+            message = "what varies? Give --models, --datasets and --seeds, or a file; this folder has no plan yet."
+            raise ConfigError([Problem(request.source, "axes", message)])
+        changed = folder.known_cells(request.options, request.source) if request.options else known
+        _refuse_changes(request, known, changed)
+        return changed
+    known, wanted = folder.known_cells(), make_cells(request)
+    names = {cell.identity: cell.name for cell in known}
+    wanted = [Cell(names.get(cell.identity, cell.name), cell.axes, cell.config) for cell in wanted]
+    _refuse_changes(request, known, wanted)
+    there = {cell.name for cell in wanted}
+    return [*wanted, *(cell for cell in known if cell.name not in there)]
+
+
+def _refuse_changes(request: Request, known: list[Cell], wanted: list[Cell]) -> None:
+    before = {cell.name: cell.config for cell in known}
+    problems: dict[str, Problem] = {}
+    for cell in wanted:
+        if cell.name in before:
+            for key, there, here in _differences(before[cell.name], cell.config):
+                message = f"is {inline(here)} here, {inline(there)} in the cell {cell.name}, which is in the plan."
+                problems.setdefault(key, Problem(request.source, key, message))
+    if problems:
+        error = ConfigError(problems.values())
+        error.add_hint("A plan may grow, but its cells stay as they are: name another --output for other options.")
+        raise error
+
+
+def _differences(before: Config, now: Config) -> list[tuple[str, Any, Any]]:
+    there, here = counted(before), counted(now)
+    keys = [key for key in dict.fromkeys((*there, *here)) if counts(key) and there.get(key) != here.get(key)]
+    return [(key, there.get(key), here.get(key)) for key in keys]
+
+
+def is_finished(directory: RunDirectory, tests: bool) -> bool:
+    """Whether a run has nothing left to do.
+
+    Args:
+        directory: the run folder.
+        tests: whether the best model is to be tested at the end.
+    """
+    if not directory.exists() or summarize(directory)["status"] not in ("finished", "stopped early"):
+        return False
+    sizes = read_json(directory.manifest).get("dataset", {}).get("sizes", {})
+    return (
+        not tests or "test" not in sizes or any(row.get("split") == "test" for row in read_metrics(directory.metrics))
+    )

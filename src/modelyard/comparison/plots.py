@@ -1,0 +1,161 @@
+"""Small plots as SVG text: points with error bars and names, on a logarithmic axis of costs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+WIDTH, HEIGHT = 420, 300
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 14, 14, 44
+_LETTER, _LINE = 6.8, 14.0
+"""How wide a letter of a name is, and how high: enough to keep names apart."""
+_LONGEST = 26
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point: its name, where it is, how far its error bar reaches, and the number of its colour."""
+
+    name: str
+    x: float
+    y: float
+    error: float | None
+    colour: int
+
+
+@dataclass(frozen=True)
+class _Box:
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def overlap(self, other: _Box) -> float:
+        width = min(self.right, other.right) - max(self.left, other.left)
+        height = min(self.bottom, other.bottom) - max(self.top, other.top)
+        return width * height if width > 0 and height > 0 else 0.0
+
+
+def scatter(points: Sequence[Point], x_name: str, y_name: str, scale: float = 1.0) -> str:
+    """A plot of ``points``.
+
+    Args:
+        points: at least one; those without a positive x have no place on the axis and are left out.
+        x_name: what the lower axis is.
+        y_name: what the other one is.
+        scale: the values of y are multiplied by it, for percentages.
+    """
+    points = [p for p in points if p.x > 0 and math.isfinite(p.x) and math.isfinite(p.y)]
+    if not points:
+        return ""
+    low, high = _log_range([p.x for p in points])
+    bars = [scale * (p.y + sign * (p.error or 0.0)) for p in points for sign in (-1, 1)]
+    bottom, top, ticks = _linear_range(min(bars), max(bars))
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        across = (math.log10(x) - low) / (high - low)
+        up = (y - bottom) / (top - bottom)
+        return _LEFT + across * (WIDTH - _LEFT - _RIGHT), HEIGHT - _BOTTOM - up * (HEIGHT - _TOP - _BOTTOM)
+
+    label = escape(f"{y_name} against {x_name}: " + ", ".join(p.name for p in points), quote=True)
+    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">']
+    for value in ticks:
+        _, y = place(10**low, value)
+        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{_plain(value)}</text>')
+    for value in _log_ticks(low, high):
+        x, _ = place(value, bottom)
+        parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{HEIGHT - _BOTTOM}"/>')
+        parts.append(
+            f'<text class="tick" x="{x:.1f}" y="{HEIGHT - _BOTTOM + 16}" text-anchor="middle">{_short(value)}</text>'
+        )
+    middle = (_LEFT + WIDTH - _RIGHT) / 2
+    parts.append(f'<text class="axis" x="{middle:.0f}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x_name)}</text>')
+    parts += _marks(points, place, scale)
+    return "".join([*parts, "</svg>"])
+
+
+def _marks(points: Sequence[Point], place: object, scale: float) -> list[str]:
+    """Error bars, points, and names beside them where there is room."""
+    assert callable(place)
+    spots = [place(p.x, scale * p.y) for p in points]
+    parts: list[str] = []
+    taken = [_Box(x - 5, y - 5, x + 5, y + 5) for x, y in spots]
+    for point, (x, _) in zip(points, spots, strict=True):
+        kind = f"c{point.colour % 8}"
+        if point.error:
+            _, upper = place(point.x, scale * (point.y + point.error))
+            _, lower = place(point.x, scale * (point.y - point.error))
+            path = f"M{x:.1f} {lower:.1f}V{upper:.1f}M{x - 4:.1f} {lower:.1f}h8M{x - 4:.1f} {upper:.1f}h8"
+            parts.append(f'<path class="bar {kind}" d="{path}"/>')
+            taken.append(_Box(x - 2, upper, x + 2, lower))
+    for point, (x, y) in zip(points, spots, strict=True):
+        kind = f"c{point.colour % 8}"
+        value = f"{scale * point.y:.4g}" + (f" ± {scale * point.error:.2g}" if point.error is not None else "")
+        title = f"{point.name}: {value}, {_short(point.x)}"
+        parts.append(
+            f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="4.5"><title>{escape(title)}</title></circle>'
+        )
+        name = point.name if len(point.name) <= _LONGEST else f"{point.name[: _LONGEST - 1]}…"
+        box = _room(name, x, y, taken)
+        taken.append(box)
+        parts.append(f'<text class="name" x="{box.left:.1f}" y="{box.bottom - 3:.1f}">{escape(name)}</text>')
+    return parts
+
+
+def _room(name: str, x: float, y: float, taken: Sequence[_Box]) -> _Box:
+    """Where a name hides least."""
+    width = len(name) * _LETTER
+    best, least = None, math.inf
+    for turn, (side, shift) in enumerate(itertools.product((1, -1, 0), (0, -14, 14, -26, 26, -38, 38))):
+        left = x + 8 if side > 0 else x - 8 - width if side < 0 else x - width / 2
+        middle = y + shift
+        if side == 0 and abs(shift) < 14:
+            continue
+        box = _Box(left, middle - _LINE / 2, left + width, middle + _LINE / 2)
+        outside = max(0, _LEFT - box.left) + max(0, box.right - WIDTH) + max(0, -box.top)
+        outside += max(0, box.bottom - (HEIGHT - _BOTTOM))
+        cost = 100 * outside + sum(box.overlap(other) for other in taken) + abs(shift) / 100 + turn / 1000
+        if cost < least:
+            best, least = box, cost
+    assert best is not None
+    return best
+
+
+def _log_range(values: Sequence[float]) -> tuple[float, float]:
+    low, high = math.log10(min(values)), math.log10(max(values))
+    margin = max(0.12 * (high - low), 0.15)
+    return low - margin, high + margin
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)):
+        values = [step * 10.0**power for power in range(math.floor(low), math.ceil(high) + 1) for step in steps]
+        found = [value for value in values if low <= math.log10(value) <= high]
+        if len(found) >= 3:
+            return found[:: -(-len(found) // 7)]
+    return [10**low * (10 ** (high - low)) ** (part / 3) for part in (0.5, 1.5, 2.5)]
+
+
+def _linear_range(low: float, high: float) -> tuple[float, float, list[float]]:
+    size = max(high - low, abs(high) * 1e-3, 1e-9)
+    low, high = low - 0.1 * size, high + 0.12 * size
+    rough = (high - low) / 5
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough)
+    first = math.ceil(low / step)
+    return low, high, [number * step for number in range(first, math.floor(high / step) + 1)]
+
+
+def _plain(value: float) -> str:
+    return f"{value:.6g}"
+
+
+def _short(value: float) -> str:
+    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= 0.9995 * size:
+            return f"{value / size:.3g}{unit}"
+    return f"{value:.3g}"

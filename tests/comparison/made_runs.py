@@ -1,0 +1,81 @@
+"""Run folders as training leaves them, without the training; and a program that stands in for a cell's."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from modelyard.config import load_config
+from modelyard.run.directory import config_text
+
+STAND_IN = """
+import json, os, pathlib, signal, sys, time
+words = dict(zip(sys.argv[2::2], sys.argv[3::2]))
+run = pathlib.Path(words["--model_dir"])
+def count(name):
+    with open(here / f"{run.name}.{name}", "a") as file:
+        file.write(json.dumps({"threads": words["--threads"], "pid": os.getpid(),
+                               "gpus": os.environ.get("CUDA_VISIBLE_DEVICES")}) + "\\n")
+here = pathlib.Path(os.environ["HERE"])
+count("starts")
+what = (here / run.name).read_text() if (here / run.name).exists() else ""
+if what == "error":
+    print("error: 2 mistakes in the config:\\n  here: it is wrong.", file=sys.stderr)
+    sys.exit(2)
+if what == "crash":
+    os.kill(os.getpid(), signal.SIGSEGV)
+if what == "traceback":
+    raise KeyError("nobody expected that")
+if what == "hang":
+    def leave(number, frame):
+        count("saved")
+        sys.exit(143)
+    signal.signal(signal.SIGTERM, leave)
+    count("hangs")
+    time.sleep(300)
+run.mkdir(parents=True, exist_ok=True)
+(run / "config.yaml").write_bytes(pathlib.Path(words["--config_file"]).read_bytes())
+(run / "manifest.json").write_text('{"dataset": {"sizes": {"train": 5}, "fingerprint": "f"}}')
+(run / "metrics.jsonl").write_text('{"step": 5, "split": "validation", "accuracy": 0.5, "loss": 1.0}\\n')
+state = run / "checkpoints" / "step-00000005"
+state.mkdir(parents=True)
+(state / "state.json").write_text('{"format_version": 1, "step": 5, "sha256": {}, "memory": {"total_steps": 5}}')
+"""
+
+
+def stand_in(folder: Path) -> list[str]:
+    """The program; what a cell is to do stands in a file of its name in $HERE."""
+    path = folder / "stand_in.py"
+    path.write_text(STAND_IN)
+    return [sys.executable, "-S", str(path)]
+
+
+def write_run(
+    folder: Path,
+    *,
+    scores: dict[str, dict[str, float]],
+    finished: bool = True,
+    fingerprint: str | None = None,
+    flops: int = 1000,
+    **options: Any,
+) -> None:
+    """A run of 10 steps."""
+    config = load_config(**{"model": "mlp", "dataset": "digits", "train_steps": 10, **options})
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(config_text(config))
+    data = {"fingerprint": fingerprint or config.dataset, "sizes": {"train": 50, "validation": 5, "test": 5}}
+    size = {"parameters": 1234, "flops": flops}
+    starts = [{"time": f"2026-01-01T00:00:{config.random_seed:02d}"}]
+    (folder / "manifest.json").write_text(json.dumps({"dataset": data, "model": size, "starts": starts}))
+    rows: list[dict[str, Any]] = [
+        {"step": 10, "split": "train", "loss": 1.0, "seconds": 2.5, "average_examples_per_second": 4000.0}
+    ]
+    for split, values in scores.items():
+        rows.append({"step": 10, "split": split, "seconds": 9.0 if split == "test" else 3.0, **values})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    state = folder / "checkpoints" / "step-00000010"
+    state.mkdir(parents=True)
+    memory = {"total_steps": 10 if finished else 20}
+    (state / "state.json").write_text(json.dumps({"format_version": 1, "step": 10, "sha256": {}, "memory": memory}))

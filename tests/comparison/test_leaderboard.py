@@ -1,0 +1,216 @@
+"""The leaderboard, from run folders alone."""
+
+from __future__ import annotations
+
+import csv
+import html.parser
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_runs import write_run
+
+import modelyard
+from modelyard.comparison.plots import Point, scatter
+from modelyard.errors import RunError, UserError
+
+
+def write(name: str, accuracy: float, **options: Any) -> None:
+    scores = {split: {"accuracy": accuracy, "loss": 1 - accuracy} for split in ("validation", "test")}
+    write_run(Path("runs") / name, **{"scores": scores, **options})
+
+
+def fill() -> None:
+    """On digits mlp and simple_cnn are within noise and mnist_cnn is worse; on the other mnist_cnn is missing."""
+    for seed, noise in enumerate((0.0, 0.01, -0.01)):
+        write(f"deep/er/a{seed}", 0.95 + noise, random_seed=seed, model="simple_cnn", flops=2000)
+        write(f"b{seed}", 0.949 - noise, random_seed=seed)
+        write(f"c{seed}", 0.60 + noise / 2, random_seed=seed, model="mnist_cnn", flops=5_000_000)
+        for model, mean in (("simple_cnn", 0.8), ("mlp", 0.9)):
+            write(f"{model}-other{seed}", mean + noise, random_seed=seed, model=model, dataset="synthetic")
+
+
+def by_name(board: modelyard.Leaderboard) -> dict[str, Any]:
+    return {entrant.name: entrant for entrant in board.entrants}
+
+
+def test_means_spreads_and_ranks_with_noise_as_ties() -> None:
+    fill()
+    board = modelyard.leaderboard("runs")
+    assert (board.metric, board.split, board.mode) == ("accuracy", "test", "max")
+    assert board.datasets == ("digits", "synthetic")
+    found = by_name(board)
+    cnn, mlp, worst = (found[name].scores["digits"] for name in ("simple_cnn", "mlp", "mnist_cnn"))
+    assert (cnn.mean, cnn.spread, cnn.n) == (pytest.approx(0.95), pytest.approx(0.01), 3)
+    assert (cnn.mark, mlp.mark, worst.mark) == ("best", "within noise", "worse")
+    assert (cnn.rank, mlp.rank, worst.rank) == (1.5, 1.5, 3)
+    assert (cnn.parameters, cnn.flops, cnn.seconds, cnn.images_per_second) == (1234, 2000, 3.0, 4000)
+    assert "synthetic" not in found["mnist_cnn"].scores
+    assert board.ranked == ("digits",)  # where all have a result
+    assert found["mlp"].mean_rank == 1.5
+    assert any("mean rank is over the datasets where all have a result: digits" in note for note in board.notes)
+    assert found["mlp"].scores["synthetic"].mark == "best"
+    assert found["simple_cnn"].scores["synthetic"].mark == "worse"
+
+
+def test_less_is_better_for_a_loss() -> None:
+    fill()
+    board = modelyard.leaderboard("runs", metric="loss", split="validation")
+    assert (board.split, board.mode) == ("validation", "min")
+    assert by_name(board)["mnist_cnn"].scores["digits"].rank == 3
+
+
+def test_a_single_seed_is_unknown_and_that_is_said() -> None:
+    write("a", 0.9)
+    write("b", 0.8, model="simple_cnn")
+    board = modelyard.leaderboard("runs")
+    scores = {entrant.name: entrant.scores["digits"] for entrant in board.entrants}
+    assert (scores["mlp"].mark, scores["simple_cnn"].mark) == ("best", "unknown")
+    assert (scores["mlp"].rank, scores["simple_cnn"].rank) == (1, 2)
+    assert any("single seed" in note for note in board.notes)
+    assert "80.00 (1) ?" in Path("runs/leaderboard.md").read_text()
+
+
+def test_options_that_vary_make_entrants_of_their_own() -> None:
+    for seed in range(2):
+        write(f"a{seed}", 0.9, random_seed=seed, optimizer="sgd", learning_rate=0.1)
+        write(f"b{seed}", 0.8, random_seed=seed, optimizer="adam")
+        write(f"c{seed}", 0.7, random_seed=seed, model="simple_cnn", threads=seed + 1)
+    board = modelyard.leaderboard("runs")
+    assert set(by_name(board)) == {"mlp (optimizer=sgd)", "mlp (optimizer=adam)", "simple_cnn"}
+    assert by_name(board)["mlp (optimizer=sgd)"].options == {"optimizer": "sgd"}
+
+
+def test_what_differs_between_datasets_only_is_noted() -> None:
+    write("a", 0.9, learning_rate=0.1)
+    write("b", 0.9, learning_rate=0.2, dataset="synthetic")
+    board = modelyard.leaderboard("runs")
+    assert [entrant.name for entrant in board.entrants] == ["mlp"]
+    assert any("learning_rate" in note for note in board.notes)
+
+
+def test_the_same_run_twice_counts_once() -> None:
+    write("a", 0.9)
+    write("b", 0.8)
+    write("c", 0.7, random_seed=1)
+    board = modelyard.leaderboard("runs")
+    assert board.entrants[0].scores["digits"].values == {0: 0.8, 1: 0.7}
+    assert any(note.startswith("a is left out: b is newer") for note in board.notes)
+
+
+def test_other_data_of_the_same_name_is_another_dataset() -> None:
+    write("a", 0.9, fingerprint="0123456789")
+    write("b", 0.8, fingerprint="abcdefghij")
+    assert modelyard.leaderboard("runs").datasets == ("digits (01234567)", "digits (abcdefgh)")
+
+
+def test_unfinished_and_damaged_runs_are_listed_and_not_counted() -> None:
+    fill()
+    write("late", 0.99, finished=False, random_seed=9)
+    write("untested", 0.99, random_seed=9, scores={"validation": {"accuracy": 0.99}}, test_at_end=True)
+    write("torn", 0.99, random_seed=9)
+    Path("runs/torn/config.yaml").write_text("config_version: 1\nmodel: [")
+    Path("runs/torn/manifest.json").write_text("{")
+    board = modelyard.leaderboard("runs")
+    listed = {run.name: run.status for run in board.unfinished}
+    assert listed == {"late": "interrupted", "untested": "interrupted", "torn": "damaged"}
+    assert all(9 not in score.values for entrant in board.entrants for score in entrant.scores.values())
+    text = Path("runs/leaderboard.html").read_text()
+    assert "Not counted" in text
+    assert "late" in text
+
+
+def test_runs_without_the_metric_are_left_out_or_an_error_names_them() -> None:
+    write("a", 0.9)
+    write("house", 0.9, random_seed=1, scores={"test": {"mae": 3.0}})
+    with pytest.raises(RunError, match=r"share no metric.*a has .*test accuracy.*house has test mae.*--metric"):
+        modelyard.leaderboard("runs")
+    write("b", 0.8, random_seed=2)
+    board = modelyard.leaderboard("runs")
+    assert any(note == "house is left out: it has no test accuracy, but test mae." for note in board.notes)
+    with pytest.raises(RunError, match="f1 on test"):
+        modelyard.leaderboard("runs", metric="f1", split="test")
+    with pytest.raises(UserError, match="no split 'tset'"):
+        modelyard.leaderboard("runs", split="tset")
+
+
+def test_validation_is_compared_where_not_all_have_a_test_score() -> None:
+    write("a", 0.9)
+    write("b", 0.8, random_seed=1, scores={"validation": {"accuracy": 0.7}})
+    assert modelyard.leaderboard("runs").split == "validation"
+
+
+def test_nothing_to_compare_is_said() -> None:
+    with pytest.raises(RunError, match="is not a folder"):
+        modelyard.leaderboard("nowhere")
+    Path("empty").mkdir()
+    with pytest.raises(RunError, match="no finished run"):
+        modelyard.leaderboard("empty")
+
+
+class Tags(html.parser.HTMLParser):
+    """Collects tags and attributes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.urls: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.urls += [value or "" for name, value in attrs if name in ("src", "href", "action", "srcset")]
+        assert not any(name.startswith("on") for name, _ in attrs)
+
+
+def test_names_from_strangers_are_harmless_on_every_page() -> None:
+    evil = "=cmd|<script>alert('1')\"&.npz"
+    for seed in range(2):
+        write(f"a{seed}", 0.9 + seed / 100, random_seed=seed, dataset=f"x/{evil}")
+        write(f"<img src=x onerror=alert(1)>{seed}", 0.9, random_seed=seed, finished=False)
+    manifest = json.loads(Path("runs/a0/manifest.json").read_text())
+    Path("runs/a0/manifest.json").write_text(json.dumps({**manifest, "model": {"flops": "<b>", "parameters": None}}))
+    modelyard.leaderboard("runs", output="board")
+    page = Tags(Path("board/leaderboard.html").read_text())
+    assert not {"script", "img", "link", "iframe"} & set(page.tags)
+    assert page.urls == []
+    assert "svg" in page.tags
+    rows = list(csv.DictReader(Path("board/leaderboard.csv").read_text().splitlines()))
+    assert rows[0]["dataset"].startswith("'=cmd")
+    assert float(rows[0]["mean"]) == pytest.approx(0.905)
+    text = Path("board/leaderboard.md").read_text()
+    assert "\n| mlp |" in text
+    assert "<script>" not in text.replace("\\<", "")
+    assert {len(line.replace("\\|", "").split("|")) for line in text.splitlines() if line.startswith("|")} == {9}
+
+
+def test_numbers_below_zero_stay_numbers_in_csv() -> None:
+    write("a", 0.5, scores={"test": {"r2": -0.25}})
+    write("b", 0.5, random_seed=1, scores={"test": {"r2": -0.35}})
+    modelyard.leaderboard("runs")
+    row = next(csv.DictReader(Path("runs/leaderboard.csv").read_text().splitlines()))
+    assert float(row["mean"]) == pytest.approx(-0.3)
+
+
+def test_names_in_a_plot_do_not_lie_on_each_other() -> None:
+    import re
+
+    points = [Point(f"model_{n}", 100.0 * (1 + n / 50), 0.9 + n / 1000, 0.001, n) for n in range(6)]
+    drawn = scatter(points, "FLOPs", "accuracy", 100)
+    assert drawn.count("<circle") == 6
+    assert drawn.count('class="bar ') == 6
+    spots = [(float(x), float(y)) for x, y in re.findall(r'class="name" x="([-\d.]+)" y="([-\d.]+)"', drawn)]
+    for number, (x, y) in enumerate(spots):
+        for left, top in spots[number + 1 :]:
+            assert abs(x - left) > 40 or abs(y - top) > 10
+    assert scatter([Point("a", 0.0, 1.0, None, 0)], "x", "y") == ""
+    assert "<svg" in scatter([Point("a", 5.0, 0.0, None, 0)], "x", "y")
+
+
+def test_the_command_prints_what_it_writes(command: Any) -> None:
+    fill()
+    done = command("leaderboard", "runs", "--metric", "accuracy", "--json")
+    board = json.loads(done.stdout.splitlines()[-1])
+    assert board["entrants"][0]["scores"]["digits"]["mean"] == pytest.approx(0.949, abs=0.002)
+    assert "★" in command("leaderboard", "runs").stdout

@@ -1,0 +1,187 @@
+"""Which cells a matrix has, and what is wrong with one, before anything is started."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modelyard.comparison.folder import MatrixFolder, settle
+from modelyard.comparison.plan import Request, make_cells, read_request
+from modelyard.errors import ConfigError, RunError
+
+
+def cells(axes: dict[str, Any], **more: Any) -> list[Any]:
+    return make_cells(Request(axes, source="here", **more))
+
+
+def mistakes(axes: dict[str, Any], **more: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        cells(axes, **more)
+    return str(caught.value)
+
+
+def test_early_cells_cover_every_model_and_every_dataset() -> None:
+    Path("a").mkdir()
+    found = cells(
+        {"model": ["mlp", "simple_cnn", "resnet20"], "dataset": ["digits", "a", "mnist"], "random_seed": [0, 1]}
+    )
+    assert len(found) == 18
+    assert len({cell.axes["model"] for cell in found[:3]}) == 3
+    assert len({cell.axes["dataset"] for cell in found[:3]}) == 3
+    assert {cell.axes["random_seed"] for cell in found[:9]} == {0}
+    assert found[0].name == "mlp-digits-seed0"
+    assert found[0].config.test_at_end
+    assert found[0].config.cluster == "none"
+    assert Path(found[1].config.dataset).is_absolute()
+
+
+def test_any_option_may_be_an_axis_and_exclusions_take_cells_away() -> None:
+    axes = {
+        "model": ["mlp", "resnet20"],
+        "dataset": ["digits"],
+        "optimizer": ["sgd", "adam"],
+        "learning_rate": [0.1, 0.01],
+    }
+    found = cells(
+        axes, exclude=[{"model": "resnet20", "learning_rate": 0.1}, {"optimizer": ["sgd"], "model": "resnet20"}]
+    )
+    assert [cell.name for cell in found if cell.axes["model"] == "resnet20"] == [
+        "resnet20-digits-optimizer=adam-learning_rate=0.01"
+    ]
+    assert len(found) == 5
+    assert found[0].config.learning_rate == 0.1
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    text = mistakes(
+        {"model": ["mlp", "resnet2O"], "dataset": ["digit"], "lerning_rate": [1]}, options={"train_steps": "x"}
+    )
+    assert "resnet20" in text
+    assert "'digits'" in text
+    assert "lerning_rate: there is no such option. Did you mean 'learning_rate'" in text
+    assert "train_steps: must be a whole number" in text
+
+
+@pytest.mark.parametrize(
+    ("axes", "more", "message"),
+    [
+        ({}, {}, "there are none"),
+        ({"model": ["mlp", "mlp"]}, {}, "names mlp twice"),
+        ({"model": []}, {}, "has no values"),
+        ({"model": ["mlp"]}, {"exclude": [{"model": "mlp"}]}, "leaves no cell over"),
+        ({"model": ["mlp"]}, {"exclude": [{"model": "mpl"}]}, "Did you mean 'mlp'"),
+        ({"model": ["mlp"]}, {"exclude": [{"modell": "mlp"}]}, "there is no axis 'modell'"),
+        ({"model": ["mlp"]}, {"options": {"model": "mlp"}}, "an axis of this matrix and an option"),
+        ({"model": ["mlp"]}, {"options": {"model_dir": "x"}}, "run folder of its own"),
+        ({"model": ["mlp"], "dataset": ["nowhere/x.npz"]}, {}, "there is no file or folder"),
+        ({"model": ["resnet20"]}, {"options": {"hidden_units": [3]}}, "no cell has the part"),
+        ({"model": ["resnet20"], "hidden_units": [[3]]}, {}, "has no use with model resnet20"),
+        ({"model": ["mlp"], "threads": [1, 2]}, {}, "is the same run as"),
+        ({"model": ["mlp"]}, {"options": {"best_model_dir": "x"}}, "run folder of its own"),
+        ({"random_seed": list(range(5001))}, {}, "5,000 are the most"),
+    ],
+)
+def test_what_makes_no_matrix_is_refused(axes: dict[str, Any], more: dict[str, Any], message: str) -> None:
+    assert message in mistakes(axes, **more)
+
+
+def test_an_option_of_one_model_is_for_the_cells_that_have_it() -> None:
+    found = cells({"model": ["mlp", "simple_cnn"], "dataset": ["digits"]}, options={"hidden_units": [7]})
+    assert found[0].config.part_options["hidden_units"] == [7]
+    assert "hidden_units" not in found[1].config.part_options
+
+
+def test_files_of_the_same_name_get_names_of_their_own() -> None:
+    for folder in ("a", "b"):
+        Path(folder).mkdir()
+        Path(folder, "x.npz").touch()
+    one, other = cells({"model": ["mlp"], "dataset": ["a/x.npz", "b/x.npz"]})
+    assert one.name != other.name
+    assert one.name.startswith("mlp-x-")
+
+
+def test_a_file_says_it_too_and_the_command_line_wins() -> None:
+    path = Path("plan.yaml")
+    path.write_text("axes: {model: [mlp], random_seed: [0, 1]}\noptions: {train_epochs: 2, learning_rate: 0.1}\n")
+    found = make_cells(read_request(path, Request({"random_seed": [5]}, options={"train_steps": 7})))
+    assert [cell.axes for cell in found] == [{"model": "mlp", "random_seed": 5}]
+    assert (found[0].config.train_steps, found[0].config.learning_rate) == (7, 0.1)
+    path.write_text("axes: {model: mlp}\nexcept: []\nexclude: {model: mlp}\n")
+    with pytest.raises(ConfigError) as caught:
+        read_request(path, Request({}))
+    assert len(caught.value.problems) == 3
+    assert f"{path}:1: model: must be a list" in str(caught.value)
+
+
+def plan(folder: MatrixFolder, axes: dict[str, Any], **options: Any) -> list[str]:
+    made = settle(folder, Request(axes, options=options, source="here"))
+    folder.create()
+    folder.write(made)
+    return [cell.name for cell in made]
+
+
+def test_a_plan_may_grow_but_its_cells_stay_as_they_are() -> None:
+    folder = MatrixFolder("m")
+    axes = {"model": ["mlp"], "dataset": ["digits"], "random_seed": [0, 1]}
+    assert plan(folder, axes, train_epochs=2) == ["mlp-digits-seed0", "mlp-digits-seed1"]
+    assert plan(folder, {}) == ["mlp-digits-seed0", "mlp-digits-seed1"]
+    assert plan(folder, {}, log_every="7 steps") == ["mlp-digits-seed0", "mlp-digits-seed1"]
+    with pytest.raises(ConfigError, match=r"train_epochs: is 3\.0 here, 2\.0 in the cell mlp-digits-seed0") as caught:
+        plan(folder, axes, train_epochs=3)
+    assert "name another --output" in str(caught.value)
+    with pytest.raises(ConfigError, match="train_epochs"):
+        plan(folder, {}, train_epochs=3)
+    grown = plan(folder, {**axes, "model": ["simple_cnn"], "random_seed": [1]}, train_epochs=2)
+    assert grown == ["simple_cnn-digits-seed1", "mlp-digits-seed0", "mlp-digits-seed1"]
+
+
+def test_a_cell_that_is_there_is_known_again_under_another_name() -> None:
+    folder = MatrixFolder("m")
+    assert plan(folder, {"model": ["mlp"], "dataset": ["digits"]}) == ["mlp-digits"]
+    wider = plan(folder, {"model": ["mlp"], "dataset": ["digits"], "optimizer": ["adam", "sgd"]})
+    assert wider == ["mlp-digits", "mlp-digits-optimizer=sgd"]
+
+
+def test_a_plan_from_strangers_leaves_no_folder() -> None:
+    folder = MatrixFolder("m")
+    folder.create()
+    folder.plan.write_text("matrix_version: 1\ncells: {../../x: {model: mlp}}\n")
+    with pytest.raises(ConfigError, match="can't be the name of a cell"):
+        folder.known_cells()
+    folder.plan.write_text("cells: [1]\n")
+    with pytest.raises(ConfigError, match="is not a plan"):
+        folder.known_cells()
+
+
+def test_a_folder_with_other_things_is_no_matrix() -> None:
+    Path("m").mkdir()
+    Path("m/thesis.tex").touch()
+    with pytest.raises(RunError, match=r"thesis\.tex"):
+        MatrixFolder("m")
+    with pytest.raises(RunError, match="on this machine"):
+        MatrixFolder("s3://bucket/m")
+
+
+def test_mistakes_are_found_without_keras_and_leave_nothing_behind() -> None:
+    code = (
+        "import sys, modelyard\n"
+        "try: modelyard.matrix(models='mlp,nosuch', datasets='digits', seeds=2, output='m')\n"
+        "except modelyard.UserError as error: print(error)\n"
+        "assert not {'keras', 'tensorflow', 'jax'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "nosuch" in done.stdout
+    assert not Path("m").exists()
+
+
+@pytest.mark.parametrize("seeds", ["x", 0, "", "1,b", 10**6])
+def test_seeds_are_a_number_or_a_list(seeds: Any) -> None:
+    import modelyard
+
+    with pytest.raises(modelyard.UserError, match="how many"):
+        modelyard.matrix(models="mlp", seeds=seeds, output="m")

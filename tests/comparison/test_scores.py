@@ -1,0 +1,52 @@
+"""What is noise: tests of a few seeds, and ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from modelyard.comparison.scores import p_value, ranks, regularized_beta, spread, student_tail
+
+
+@pytest.mark.parametrize(
+    ("t", "freedom"), [(12.706, 1), (4.3027, 2), (2.7764, 4), (2.2281, 10), (2.0423, 30), (1.96, 1e7)]
+)
+def test_the_quantiles_of_every_table_leave_five_percent(t: float, freedom: float) -> None:
+    assert student_tail(t, freedom) == pytest.approx(0.05, abs=1e-5)
+    assert student_tail(-t, freedom) == student_tail(t, freedom)
+
+
+def test_the_beta_function_and_the_tests_agree_with_scipy() -> None:
+    special, stats = pytest.importorskip("scipy.special"), pytest.importorskip("scipy.stats")
+    for a, b, x in [(0.5, 0.5, 0.1), (5, 0.5, 0.99), (50, 0.5, 0.5), (0.5, 40, 1e-6), (2, 3, 0.4)]:
+        assert regularized_beta(a, b, x) == pytest.approx(special.betainc(a, b, x), rel=1e-10)
+    one, other = [0.91, 0.93, 0.92, 0.95], [0.90, 0.915, 0.89, 0.93]
+    paired = p_value(dict(enumerate(one)), dict(enumerate(other)))
+    assert paired == pytest.approx(stats.ttest_rel(one, other).pvalue, rel=1e-9)
+    welch = p_value(dict(enumerate(one)), dict(enumerate(other[:3], start=10)))
+    assert welch == pytest.approx(stats.ttest_ind(one, other[:3], equal_var=False).pvalue, rel=1e-9)
+
+
+def test_a_single_seed_says_nothing_about_noise() -> None:
+    assert p_value({0: 0.9}, {0: 0.1}) is None
+    assert p_value({0: 0.9, 1: 0.8}, {0: 0.1}) is None
+    assert spread([0.9]) is None
+    assert spread([1.0, 3.0]) == pytest.approx(2**0.5)
+
+
+def test_seeds_that_agree_exactly_are_no_division_by_zero() -> None:
+    assert p_value({0: 0.5, 1: 0.5}, {0: 0.5, 1: 0.5}) == 1
+    assert p_value({0: 0.5, 1: 0.5}, {0: 0.4, 1: 0.4}) == 0
+    assert p_value({0: 0.5, 1: 0.5}, {7: 0.4, 8: 0.4}) == 0
+    assert p_value({0: 0.3, 1: 0.1}, {0: 0.2, 1: 0.0}) == 0  # 0.1 both times, but for rounding
+
+
+def test_what_does_not_differ_shares_the_mean_of_its_places() -> None:
+    means = [0.90, 0.95, 0.94, 0.80]
+
+    def near(one: int, other: int) -> bool:
+        return abs(means[one] - means[other]) > 0.02
+
+    assert ranks(means, lambda value: -value, near) == [3, 1.5, 1.5, 4]
+    assert ranks(means, lambda value: value, near) == [2, 3.5, 3.5, 1]
+    assert ranks(means, lambda value: -value, lambda one, other: None) == [3, 1, 2, 4]
+    assert ranks([0.5, 0.5], lambda value: -value, lambda one, other: None) == [1.5, 1.5]

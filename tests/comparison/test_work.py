@@ -1,0 +1,153 @@
+"""The processes of a matrix: side by side, failing, stopped, killed. Small programs stand in for the runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_runs import stand_in
+
+import modelyard
+from modelyard.comparison.run import MatrixResult
+from modelyard.comparison.work import reason_of, slots_of
+from modelyard.errors import RunError
+
+AXES = {"model": ["mlp", "simple_cnn"], "dataset": ["digits"], "random_seed": [0, 1]}
+MAIN = """
+import sys, json, modelyard
+from modelyard.cli.matrix import matrix
+matrix(None, {"output": "m", "axes": json.loads(sys.argv[1]), "jobs": int(sys.argv[2])}, {}, as_json=False)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HERE", str(tmp_path))
+
+
+def run(tmp_path: Path, jobs: int = 2, **options: Any) -> MatrixResult:
+    return modelyard.matrix(axes=AXES, output="m", jobs=jobs, program=stand_in(tmp_path), **options)
+
+
+def noted(name: str, what: str = "starts") -> list[dict[str, Any]]:
+    path = Path(f"{name}.{what}")
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def wait_for(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+
+
+def test_cells_that_fail_do_not_stop_the_others_and_are_tried_again(tmp_path: Path) -> None:
+    Path("mlp-digits-seed0").write_text("error")
+    Path("simple_cnn-digits-seed0").write_text("crash")
+    Path("mlp-digits-seed1").write_text("traceback")
+    result = run(tmp_path)
+    assert {cell.name: cell.reason for cell in result.failed} == {
+        "mlp-digits-seed0": "2 mistakes in the config: here: it is wrong.",
+        "simple_cnn-digits-seed0": "killed by SIGSEGV",
+        "mlp-digits-seed1": "KeyError: 'nobody expected that'",
+    }
+    assert "nobody expected" in Path(result.failed[-1].log).read_text()
+    assert result.leaderboard is not None
+    assert {(run.name, run.status) for run in result.leaderboard.unfinished} == {
+        (f"cells/{cell.name}", "failed") for cell in result.failed
+    }
+    for name in ("mlp-digits-seed0", "simple_cnn-digits-seed0", "mlp-digits-seed1"):
+        Path(name).unlink()
+    again = modelyard.matrix(output="m", program=stand_in(tmp_path))
+    assert again.failed == ()
+    assert len(noted("mlp-digits-seed0")) == 2
+    assert len(noted("simple_cnn-digits-seed1")) == 1  # it was finished
+    assert again.leaderboard is not None
+    assert again.leaderboard.unfinished == ()
+
+
+def test_threads_that_are_asked_for_are_kept_whatever_runs_side_by_side(tmp_path: Path) -> None:
+    run(tmp_path, threads=3)
+    assert {start["threads"] for name in ("mlp", "simple_cnn") for start in noted(f"{name}-digits-seed0")} == {"3"}
+
+
+def start(jobs: int, tmp_path: Path) -> subprocess.Popen[str]:
+    stand_in(tmp_path)
+    code = MAIN.replace("matrix(None", "sys.argv[0] = 'stand_in.py'; matrix(None")
+    return subprocess.Popen(
+        [sys.executable, "-c", code, json.dumps(AXES), str(jobs)],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_lets_the_cells_save_and_says_how_to_go_on(
+    tmp_path: Path, number: signal.Signals, status: int
+) -> None:
+    Path("mlp-digits-seed0").write_text("hang")
+    process = start(1, tmp_path)
+    wait_for(lambda: noted("mlp-digits-seed0", "hangs"))
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == status, errors
+    assert len(noted("mlp-digits-seed0", "saved")) == 1
+    assert "matrix --output m --jobs 1" in errors
+    assert not Path("m/failed.json").exists()
+    assert noted("simple_cnn-digits-seed0") == []
+
+
+def test_a_second_matrix_is_refused_and_nobody_outlives_one_that_is_killed(tmp_path: Path) -> None:
+    Path("mlp-digits-seed0").write_text("hang")
+    Path("simple_cnn-digits-seed0").write_text("hang")
+    process = start(2, tmp_path)
+    wait_for(lambda: noted("mlp-digits-seed0", "hangs") and noted("simple_cnn-digits-seed0", "hangs"))
+    with pytest.raises(RunError, match="is running already"):
+        run(tmp_path)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    children = [noted(f"{model}-digits-seed0")[0]["pid"] for model in AXES["model"]]
+    wait_for(lambda: not any(is_alive(pid) for pid in children))
+    for model in AXES["model"]:
+        Path(f"{model}-digits-seed0").unlink()
+    assert run(tmp_path).failed == ()
+    assert len(noted("mlp-digits-seed1")) == 1
+
+
+def test_cores_and_gpus_are_dealt_out() -> None:
+    alone = slots_of(1, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, 8)
+    assert [(slot.environ["CUDA_VISIBLE_DEVICES"], slot.threads) for slot in alone] == [("0,1,2,3", 8)]
+    two = slots_of(2, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, 8)
+    assert [(slot.environ["CUDA_VISIBLE_DEVICES"], slot.threads) for slot in two] == [("0,1", 4), ("2,3", 4)]
+    many = slots_of(3, {"CUDA_VISIBLE_DEVICES": "5"}, 2)
+    assert [slot.environ["CUDA_VISIBLE_DEVICES"] for slot in many] == ["5", "5", "5"]
+    assert many[0].environ["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
+    assert [slot.threads for slot in many] == [1, 1, 1]
+    assert slots_of(2, {"CUDA_VISIBLE_DEVICES": "-1"}, 4)[0].environ == {"CUDA_VISIBLE_DEVICES": "-1"}
+
+
+def test_the_reason_of_a_failure_is_a_line() -> None:
+    assert reason_of(-9, []) == "killed by SIGKILL – perhaps out of memory"
+    assert reason_of(2, ["error: the data is gone.", "more"]) == "the data is gone."
+    assert (
+        reason_of(1, ["Traceback", "  File x", "modelyard.errors.UserError: so", "note"])
+        == "modelyard.errors.UserError: so"
+    )
+    assert reason_of(1, ["something"]) == "ended with status 1"
+    assert reason_of(0, []) == "ended before it was finished"
