@@ -28,7 +28,8 @@ Run = Annotated[str, typer.Argument(metavar="RUN", help="the run folder")]
 
 @dataclass(frozen=True)
 class Command:
-    """A command: its function, its panel in the help, and which options of the config it takes (all, data, show)."""
+    """A command: its function, its panel in the help, and which options of the config it takes (all, data, show,
+    model)."""
 
     function: Callable[..., None]
     panel: str | None = None
@@ -100,13 +101,23 @@ def config(ctx: typer.Context, json: Json = False) -> None:
 
 
 def models(
-    plugins: Annotated[Optional[str], typer.Option(help="your own modules or .py files")] = None,  # noqa: UP045
+    ctx: typer.Context,
+    name: Annotated[Optional[str], typer.Argument(metavar="[NAME]", help="the one to look at")] = None,  # noqa: UP045
+    image_shape: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--image_shape", metavar="H,W,C", help="build it for such images (default: its usual ones)"),
+    ] = None,
+    classes: Annotated[Optional[int], typer.Option(help="and so many classes", min=1)] = None,  # noqa: UP045
     json: Json = False,
 ) -> None:
-    """List the models with their options."""
-    from modelyard.cli import commands
+    """List the models with parameters and FLOPs, or show the layers and options of one."""
+    from modelyard.cli import models as listing
 
-    commands.list_parts("model", plugins, as_json=json)
+    options = _given(ctx)
+    if name is None:
+        listing.show_all(options, as_json=json)
+    else:
+        listing.show(name, image_shape, classes, options, as_json=json)
 
 
 def datasets(
@@ -381,7 +392,7 @@ COMMANDS: dict[str, Command] = {
     "stop": Command(stop, _CLUSTER),
     "submit": Command(submit, _CLUSTER),
     "config": Command(config, _LOOK, "all"),
-    "models": Command(models, _LOOK),
+    "models": Command(models, _LOOK, "model"),
     "datasets": Command(datasets, _LOOK),
     "hooks": Command(hooks, _LOOK),
     "runs": Command(runs, _LOOK),
@@ -409,9 +420,13 @@ def build_app(command: str | None = None) -> typer.Typer:
         if entry.takes and command in (name, None):
             from modelyard.cli.options import Taken, with_config_options
 
-            core = {"all": None, "data": _OF_DATA, "show": (*_OF_DATA, "augment", "preprocess", "random_seed")}
-            parts = {} if entry.takes == "all" else {"parts": ("dataset",)}
-            function = with_config_options(function, Taken(core[entry.takes], **parts))
+            taken = {
+                "all": Taken(),
+                "data": Taken(_OF_DATA, ("dataset",)),
+                "show": Taken((*_OF_DATA, "augment", "preprocess", "random_seed"), ("dataset",)),
+                "model": Taken(("plugins", "engine"), ("model",)),
+            }
+            function = with_config_options(function, taken[entry.takes])
         *above, last = name.split()
         place = group if above else app
         place.command(last, context_settings=_EXTRA if entry.takes else None, rich_help_panel=entry.panel)(function)

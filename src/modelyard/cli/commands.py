@@ -145,7 +145,7 @@ def list_parts(kind: str, plugins: str | None, *, as_json: bool) -> None:
                 {
                     "name": e.name,
                     "summary": e.summary,
-                    "options": {k: _default(f) for k, f in e.options.model_fields.items()},
+                    "options": {k: default_of(f) for k, f in e.options.model_fields.items()},
                 }
                 for e in entries
             ]
@@ -153,12 +153,13 @@ def list_parts(kind: str, plugins: str | None, *, as_json: bool) -> None:
         return
     table = Table(kind, "what it is", "options and defaults", show_lines=True)
     for entry in entries:
-        listed = "\n".join(f"{key} = {_default(info)}" for key, info in entry.options.model_fields.items())
+        listed = "\n".join(f"{key} = {default_of(info)}" for key, info in entry.options.model_fields.items())
         table.add_row(entry.name, entry.summary, listed)
     stdout().print(table)
 
 
-def _default(info: Any) -> Any:
+def default_of(info: Any) -> Any:
+    """What an option has if nobody sets it."""
     if info.is_required():
         return "(needed)"
     return list(info.default) if isinstance(info.default, tuple) else info.default

@@ -14,7 +14,9 @@ from pydantic.fields import FieldInfo
 from modelyard.config.resolve import COMMAND_LINE, field_kind
 from modelyard.config.schema import CORE_FIELDS, GROUPS, PARTS
 from modelyard.errors import ConfigError, Problem, nearest
+from modelyard.registry import MODELS
 
+_OWNERS_SHOWN = 5
 _TRUE, _FALSE = {"true", "yes", "on", "1"}, {"false", "no", "off", "0"}
 
 
@@ -126,7 +128,7 @@ def _parameter(name: str, info: FieldInfo, panel: str, owners: Sequence[str] = (
     kind = field_kind(info.annotation)
     default = _shown_default(info) if len(owners) <= 1 else ""  # others may have others
     text = (info.description or "") + (f" (default: {default})" if default else "")
-    text += f" – of {', '.join(owners)}" if owners else ""
+    text += f" – of {_shortened(owners)}" if owners else ""
     if kind == "flag":
         flags = typer.Option(f"--{name}/--no_{name}", help=text, rich_help_panel=panel, show_default=False)
         annotation: Any = Annotated[Optional[bool], flags]  # noqa: UP045 - typer reads it at run time
@@ -135,6 +137,13 @@ def _parameter(name: str, info: FieldInfo, panel: str, owners: Sequence[str] = (
         flags = typer.Option(f"--{name}", help=text, rich_help_panel=panel, metavar=shown, show_default=False)
         annotation = Annotated[Optional[str], flags]  # noqa: UP045
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _shortened(owners: Sequence[str]) -> str:
+    if set(MODELS.names()) <= set(owners):
+        return "every model"
+    rest = len(owners) - _OWNERS_SHOWN
+    return ", ".join(owners[:_OWNERS_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _choices(annotation: Any) -> list[str]:

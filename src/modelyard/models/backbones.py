@@ -1,4 +1,4 @@
-"""Networks of keras.applications as classifiers: images in their own range and size, a head for the classes at hand.
+"""Networks of keras.applications: images in their own range and size, a head for the classes at hand.
 
     modelyard.models.backbones:mobilenet_v2
 
@@ -8,8 +8,9 @@ is made on demand for every name of the table.
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import keras
 import numpy as np
@@ -20,7 +21,7 @@ from modelyard.data.dataset import IMAGE
 from modelyard.errors import CheckpointError, DataError, UserError
 from modelyard.models.backbone_table import BACKBONES, Backbone
 from modelyard.models.catalog import BackboneOptions, WidenedOptions
-from modelyard.models.task import Classifier
+from modelyard.models.task import DataInfo
 
 log = logging.getLogger("modelyard")
 IMAGENET = "imagenet"
@@ -65,49 +66,54 @@ class Pixels(layers.Layer):
         return {**super().get_config(), "kind": self.kind, "scale": self.scale}
 
 
-class BackboneClassifier(Classifier):
-    """A network of keras.applications without its top, global average pooling, and a dense layer."""
+@dataclass(frozen=True)
+class BackboneNetwork:
+    """A network of keras.applications without its top, global average pooling, and a dense layer.
 
-    name: ClassVar[str]
-    backbone: ClassVar[Backbone]
-    options: BackboneOptions
+    Args:
+        name: what it is called here.
+        backbone: what it is.
+    """
 
-    def network(self) -> keras.Model:
+    name: str
+    backbone: Backbone
+
+    def __call__(self, data: DataInfo, options: BackboneOptions) -> keras.Model:
         """The network on images as they are, or scaled to ``input_size``."""
-        inputs = keras.Input(self.data.image_shape, dtype=self.data.features[IMAGE].dtype, name=IMAGE)
-        self._check_size()
-        x = Pixels(self.backbone.pixels, self._scale(), name="pixels")(inputs)
-        if self.options.input_size is not None:
-            x = layers.Resizing(self.options.input_size, self.options.input_size, name="resize")(x)
-        body = self._body(input_tensor=x)
+        inputs = keras.Input(data.image_shape, dtype=data.features[IMAGE].dtype, name=IMAGE)
+        self._check_size(data.image_shape, options)
+        x = Pixels(self.backbone.pixels, _scale(data), name="pixels")(inputs)
+        if options.input_size is not None:
+            x = layers.Resizing(options.input_size, options.input_size, name="resize")(x)
+        body = self._body(options, input_tensor=x)
         for layer in body.layers:
-            if isinstance(layer, layers.BatchNormalization) and self.options.batch_norm_momentum is not None:
-                layer.momentum = self.options.batch_norm_momentum
+            if isinstance(layer, layers.BatchNormalization) and options.batch_norm_momentum is not None:
+                layer.momentum = options.batch_norm_momentum
         x = body.output
-        if self.options.dropout_rate:
-            x = layers.Dropout(self.options.dropout_rate, name="dropout")(x)
-        return keras.Model(inputs, layers.Dense(self.data.num_classes, name=_HEAD)(x), name=self.name)
+        if options.dropout_rate:
+            x = layers.Dropout(options.dropout_rate, name="dropout")(x)
+        return keras.Model(inputs, layers.Dense(data.num_classes, name=_HEAD)(x), name=self.name)
 
-    def first_weights(self, model: keras.Model) -> dict[str, NDArray[Any]]:
+    def first_weights(self, model: keras.Model, options: BackboneOptions) -> dict[str, NDArray[Any]]:
         """Those of ``pretrained``; the head begins anew."""
-        if self.options.pretrained is None:
+        if options.pretrained is None:
             return {}
-        log.info("starting from the weights of %s: %s", self.name, self.options.pretrained)
+        log.info("starting from the weights of %s: %s", self.name, options.pretrained)
         mine = [v for layer in model.layers if layer.name != _HEAD for v in layer.weights]
-        published = self._published()
+        published = self._published(options)
         if [tuple(v.shape) for v in mine] != [array.shape for array in published]:
-            raise CheckpointError(f"pretrained {self.options.pretrained} is not of {self.name}{self._width()}.")
+            raise CheckpointError(f"pretrained {options.pretrained} is not of {self.name}{_width(options)}.")
         return {v.path.removeprefix(f"{model.name}/"): a for v, a in zip(mine, published, strict=True)}
 
-    def _published(self) -> list[NDArray[Any]]:
+    def _published(self, options: BackboneOptions) -> list[NDArray[Any]]:
         """The weights without the top, in the order of the layers."""
-        wanted = str(self.options.pretrained)
+        wanted = str(options.pretrained)
         if wanted == IMAGENET:
             try:
-                source = self._body(weights=IMAGENET, input_shape=(self.backbone.size, self.backbone.size, 3))
+                source = self._body(options, weights=IMAGENET, input_shape=(self.backbone.size, self.backbone.size, 3))
             except Exception as error:
                 raise UserError(
-                    f"the published weights of {self.name}{self._width()} can't be had: {error}. If this machine has "
+                    f"the published weights of {self.name}{_width(options)} can't be had: {error}. If this machine has "
                     "no network, bring the file and give its path: --pretrained FILE.weights.h5"
                 ) from error
             return _arrays(source)
@@ -121,34 +127,31 @@ class BackboneClassifier(Classifier):
             )
         side = self.backbone.size
         for top in ({}, {"include_top": True, "pooling": None}):
-            source = self._body(input_shape=(side, side, 3), **top)
+            source = self._body(options, input_shape=(side, side, 3), **top)
             try:
                 source.load_weights(path)
             except (ValueError, KeyError, OSError) as error:
                 problem = error
                 continue
-            return _arrays(source)[: len(self._body(input_shape=(side, side, 3)).weights)]
+            return _arrays(source)[: len(self._body(options, input_shape=(side, side, 3)).weights)]
         raise CheckpointError(
-            f"pretrained {path} is not of {self.name}{self._width()}: {str(problem).splitlines()[0]}"
+            f"pretrained {path} is not of {self.name}{_width(options)}: {str(problem).splitlines()[0]}"
         ) from problem
 
-    def _body(self, **given: Any) -> keras.Model:
+    def _body(self, options: BackboneOptions, **given: Any) -> keras.Model:
         build = getattr(keras.applications, self.backbone.keras_name)
         settings: dict[str, Any] = {"weights": None, "include_top": False, "pooling": "avg", **given}
-        if isinstance(self.options, WidenedOptions):
-            settings["alpha"] = self.options.alpha
+        if isinstance(options, WidenedOptions):
+            settings["alpha"] = options.alpha
         body: keras.Model = build(**settings)
         return body
 
-    def _width(self) -> str:
-        return f" with alpha {self.options.alpha}" if isinstance(self.options, WidenedOptions) else ""
-
-    def _check_size(self) -> None:
-        shape, smallest = self.data.image_shape, self.backbone.smallest
+    def _check_size(self, shape: tuple[int, ...], options: BackboneOptions) -> None:
+        smallest = self.backbone.smallest
         if len(shape) != 3 or shape[-1] not in (1, 3):
             shown = "×".join(map(str, shape))
             raise DataError(f"{self.name} takes images of 1 or 3 channels, channels last; the examples are {shown}.")
-        size = self.options.input_size or min(shape[:2])
+        size = options.input_size or min(shape[:2])
         if size < smallest:
             raise DataError(
                 f"{self.name} takes images of at least {smallest}×{smallest}; those of this dataset have "
@@ -156,21 +159,24 @@ class BackboneClassifier(Classifier):
                 f"{self.backbone.size})."
             )
 
-    def _scale(self) -> float:
-        """Images that are no bytes and go up to 1 are taken for shares of 255."""
-        images = self.data.images
-        if images is None or images.dtype == np.uint8 or images.max(initial=0) > 1:
-            return 1.0
-        return 255.0
+
+def _width(options: BackboneOptions) -> str:
+    return f" with alpha {options.alpha}" if isinstance(options, WidenedOptions) else ""
+
+
+def _scale(data: DataInfo) -> float:
+    """Images that are no bytes and go up to 1 are taken for shares of 255."""
+    images = data.images
+    if images is None or images.dtype == np.uint8 or images.max(initial=0) > 1:
+        return 1.0
+    return 255.0
 
 
 def _arrays(model: keras.Model) -> list[NDArray[Any]]:
     return [ops.convert_to_numpy(v.value) for layer in model.layers for v in layer.weights]
 
 
-def __getattr__(name: str) -> type[BackboneClassifier]:
+def __getattr__(name: str) -> BackboneNetwork:
     if name not in BACKBONES:
         raise AttributeError(name)
-    backbone = BACKBONES[name]
-    options = WidenedOptions if backbone.widens else BackboneOptions
-    return type(name, (BackboneClassifier,), {"name": name, "backbone": backbone, "Options": options})
+    return BackboneNetwork(name, BACKBONES[name])

@@ -227,6 +227,11 @@ class _FunctionClassifier(Classifier):
         """The model that the function builds."""
         return self._build(self.data, self.options)
 
+    def first_weights(self, model: keras.Model) -> dict[str, NDArray[Any]]:
+        """Those that the function knows of, if it is more than a function."""
+        know = getattr(self._build, "first_weights", None)
+        return know(model, self.options) if know is not None else {}
+
 
 def build_task(config: Config, dataset: Dataset) -> Task:
     """The task of the model that ``config`` names, for ``dataset``."""
