@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         register_preprocessing,
         register_schedule,
     )
+    from modelyard.run.weights.read import load_weights
 
 # Imported when first used: `import modelyard` must not fix Keras's backend, and must be quick.
 _HOMES = {
@@ -49,6 +50,7 @@ _HOMES = {
     "modelyard.loop.result": ("Result",),
     "modelyard.models.catalog": ("ClassifierOptions",),
     "modelyard.models.task": ("Classifier", "DataInfo", "Task", "any_input", "image_input"),
+    "modelyard.run.weights.read": ("load_weights",),
     "modelyard.registry": (
         "Options",
         "register_augmentation",
@@ -86,6 +88,7 @@ __all__ = [
     "image_input",
     "launch",
     "load_config",
+    "load_weights",
     "main",
     "register_augmentation",
     "register_dataset",
