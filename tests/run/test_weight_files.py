@@ -216,7 +216,7 @@ def test_long_lists_of_layers_are_in_pieces(tmp_path: Path) -> None:
     with h5py.File(path, "a") as file:
         names = file.attrs.pop("layer_names")
         file.attrs["layer_names0"], file.attrs["layer_names1"] = names[:2], names[2:]
-    assert len(read_weights(path)) == len(WEIGHTS)
+    assert set(read_weights(path)) == set(WEIGHTS)
 
 
 def test_something_else_is_an_error_that_lists_what_would_be_right(tmp_path: Path) -> None:
