@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         register_preprocessing,
         register_schedule,
     )
+    from modelyard.run.weights.read import load_weights
 
 # Imported when first used: `import modelyard` must not fix Keras's backend, and must be quick.
 _HOMES = {
@@ -53,6 +54,7 @@ _HOMES = {
     "modelyard.comparison.run": ("MatrixResult", "matrix"),
     "modelyard.models.catalog": ("ClassifierOptions",),
     "modelyard.models.task": ("Classifier", "DataInfo", "Task", "any_input", "image_input"),
+    "modelyard.run.weights.read": ("load_weights",),
     "modelyard.registry": (
         "Options",
         "register_augmentation",
@@ -93,6 +95,7 @@ __all__ = [
     "launch",
     "leaderboard",
     "load_config",
+    "load_weights",
     "main",
     "matrix",
     "register_augmentation",

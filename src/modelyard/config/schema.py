@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from modelyard.config.calls import Call, CallList, parse_list
 from modelyard.config.durations import DurationField, StepDuration
+from modelyard.config.renames import Renames
 from modelyard.registry import DATASETS, MODELS, OPTIMIZERS, SCHEDULES, Entry, Options, Registry
 
 PARTS: dict[str, Registry] = {
@@ -246,8 +247,16 @@ class Saving(Group):
         "auto", "what to do with a model_dir that exists: auto and must go on with it, never refuses", free=True
     )
     checkpoint_path: str | None = option(
-        None, "weights to start from: a run folder, a checkpoint folder or a .safetensors file"
+        None,
+        "weights to start from: a run or checkpoint folder, a file .safetensors, .keras, .weights.h5 or .h5, "
+        "a TensorFlow checkpoint",
     )
+    checkpoint_include: Names = option((), "weights of the model to take from there, such as 'conv*,*/kernel'; all")
+    checkpoint_exclude: Names = option((), "weights of the model not to take from there, such as 'logits/*'")
+    checkpoint_rename: Renames = option(
+        (), "turns names there into the model's: 'regex=replacement', such as '^backbone/=,weights$=kernel'"
+    )
+    strict: bool = option(False, "everything in the model must be loaded from checkpoint_path, in its shape")
     save_every: DurationField = option(
         "5 min", "save a checkpoint after every '500 steps', '1 epochs', '10 min'", free=True
     )

@@ -16,7 +16,7 @@ from modelyard.config import Config, load_config, resolve
 from modelyard.config.backend import select_engine
 from modelyard.config.durations import Run
 from modelyard.data.dataset import VALIDATION, Dataset
-from modelyard.errors import CheckpointError, ConfigError, Problem, RunError
+from modelyard.errors import ConfigError, Problem, RunError
 from modelyard.loop.crew import form_crew, in_cluster
 from modelyard.loop.members import compare_devices, gather, take_part
 from modelyard.loop.result import Result, best_of, conclude
@@ -29,6 +29,7 @@ from modelyard.loop.start import (
     settle_config,
     tidy_after_a_false_start,
 )
+from modelyard.loop.warm_start import read_warm, warm_start
 from modelyard.run.checkpoint import (
     Checkpoint,
     best_first,
@@ -163,7 +164,7 @@ def _lead(config: Config, evaluates: bool, crew: Crew) -> Result:
     with directory, log_to(directory.logs, crew.cluster.me.file_name), tidy:
         config = settle_config(directory, config)
         checkpoint = load_newest(directory.checkpoints)
-        warm = None if checkpoint is not None else _warm_weights(config)
+        warm = None if checkpoint is not None else read_warm(config)
         dataset = open_dataset(config)
         if evaluates:
             _check_validation(config, dataset, crew)
@@ -183,7 +184,7 @@ def _lead(config: Config, evaluates: bool, crew: Crew) -> Result:
         if checkpoint is not None:
             load_state(engine, checkpoint)
         elif warm is not None:
-            _warm_start(engine, warm)
+            warm_start(engine, warm)
         elif engine.processes > 1:
             engine.load(engine.state())  # the lead's first weights are everyone's, whatever each machine drew
         run_id = record_start(directory, config, dataset, engine, run, checkpoint, evaluates)
@@ -218,27 +219,6 @@ def _as_config(config: Config | Mapping[str, Any] | None, options: Mapping[str, 
             raise TypeError("give a Config or options by name, not both; load_config(...) takes options.")
         return config
     return load_config(**{**(config or {}), **options})
-
-
-def _warm_weights(config: Config) -> dict[str, Any] | None:
-    """Weights to begin with; never on resume."""
-    if config.checkpoint_path is None:
-        return None
-    from modelyard.run.weights import read_weights
-
-    log.info("starting from the weights in %s", config.checkpoint_path)
-    return read_weights(config.checkpoint_path, config.cache_dir)
-
-
-def _warm_start(engine: Engine, weights: dict[str, Any]) -> None:
-    from modelyard.engine.base import State
-
-    try:
-        engine.load(State(weights, {}), weights_only=True)
-    except CheckpointError as error:
-        raise CheckpointError(
-            f"checkpoint_path {engine.config.checkpoint_path}: {error} Choose the model, options and classes it has."
-        ) from None
 
 
 def _trainer(

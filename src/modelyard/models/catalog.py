@@ -131,6 +131,19 @@ class WhitenedCnnOptions(ClassifierOptions):
         return int(value) if isinstance(value, str) and value.strip().isdecimal() else value
 
 
+class SavedModelOptions(ClassifierOptions):
+    """The SavedModel, and the head on it."""
+
+    saved_model_path: str = Field(
+        json_schema_extra={"path": True}, description="folder of a SavedModel that turns images into feature vectors"
+    )
+    signature: str | None = Field(
+        None, description="signature of it to call (default: serving_default, or the model itself without one)"
+    )
+    hidden_units: Widths = Field((), description="units of dense layers between the features and the last layer")
+    dropout_rate: float = Field(0.0, ge=0, lt=1, description="dropout before the last layer")
+
+
 MODELS.declare(
     "simple_cnn",
     "modelyard.models.simple:simple_cnn",
@@ -192,6 +205,12 @@ MODELS.declare(
     "modelyard.models.whitened:whitened_cnn",
     options=WhitenedCnnOptions,
     summary="whitened 2×2 patches and three groups of convolutions: learns CIFAR-10 in few epochs (K. Jordan, 2024)",
+)
+MODELS.declare(
+    "saved_model",
+    "modelyard.models.saved_model:saved_model",
+    options=SavedModelOptions,
+    summary="a SavedModel, as from TensorFlow Hub, as frozen features under a head that is trained (engine tensorflow)",
 )
 
 

@@ -315,8 +315,8 @@ def differences(directory: RunDirectory, config: Config) -> list[tuple[str, Any,
 
 
 def path_options(config: Config) -> set[str]:
-    """Options of the chosen dataset that name files."""
-    fields = config.entry("dataset").options.model_fields.items()
+    """Options of the chosen dataset and model that name files."""
+    fields = [f for part in ("dataset", "model") for f in config.entry(part).options.model_fields.items()]
     return {key for key, info in fields if isinstance(e := info.json_schema_extra, dict) and e.get("path")}
 
 

@@ -1,0 +1,102 @@
+"""A run that begins with weights from elsewhere: read, matched, shown, brought into the engine. Once, at step 0."""
+
+from __future__ import annotations
+
+import io
+import logging
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from modelyard.config import Config
+from modelyard.errors import CheckpointError
+from modelyard.run.weights.match import SHOWN, Matched, differing, match
+
+if TYPE_CHECKING:
+    from modelyard.engine.base import Engine
+    from modelyard.run.weights.named import NamedWeights
+
+log = logging.getLogger("modelyard")
+
+
+def read_warm(config: Config) -> NamedWeights | None:
+    """The weights to begin with, read before anything is built; None if the config names none."""
+    if config.checkpoint_path is None:
+        return None
+    from modelyard.run.weights.read import read_weights
+
+    log.info("starting from the weights in %s", config.checkpoint_path)
+    return read_weights(config.checkpoint_path, config.cache_dir)
+
+
+def warm_start(engine: Engine, weights: NamedWeights) -> Matched:
+    """Brings what fits of ``weights`` into the engine; the rest keeps its first values.
+
+    Raises:
+        CheckpointError: if nothing fits, or ``strict`` is not met.
+    """
+    from modelyard.engine.base import State
+    from modelyard.engine.naming import name_weights
+    from modelyard.models.places import places
+
+    config = engine.config
+    expected = engine.shapes()[0]
+    try:
+        matched = match(
+            weights,
+            expected,
+            include=config.checkpoint_include,
+            exclude=config.checkpoint_exclude,
+            rename=config.checkpoint_rename,
+            strict=config.strict,
+            places=places(engine.model, name_weights(engine.model)) if weights.places else None,
+        )
+    except CheckpointError as error:
+        raise CheckpointError(f"checkpoint_path {config.checkpoint_path}: {error}") from None
+    _show(matched, expected)
+    engine.load(State({**engine.state().weights, **matched.loaded}, {}), weights_only=True)
+    return matched
+
+
+def _show(matched: Matched, expected: Mapping[str, tuple[int, ...]]) -> None:
+    """A table for people, and every name for the log file."""
+    done, all_ = (sum(math.prod(expected[name]) for name in names) for names in (matched.loaded, expected))
+    share = done / max(all_, 1)
+    say = log.warning if share < 0.5 and not matched.skipped else log.info
+    say("loaded %d of %d weights, %.1f %% of the parameters", len(matched.loaded), len(expected), 100 * share)
+    kinds = {
+        "loaded": [_renamed(name, matched.sources[name]) for name in matched.loaded],
+        "excluded": list(matched.skipped),
+        "missing in the file": list(matched.missing),
+        "of another shape": differing(matched.wrong_shape),
+        "unused in the file": list(matched.unused),
+    }
+    if len(matched.loaded) < len(expected) or matched.unused:
+        log.info("%s", table(kinds))
+    for kind, names in kinds.items():
+        if names:
+            log.debug("%s: %s", kind, ", ".join(names))
+
+
+def _renamed(name: str, source: str) -> str:
+    return name if name == source else f"{name} (there {source})"
+
+
+def table(kinds: Mapping[str, list[str]]) -> str:
+    """Kinds of weights, how many there are, and the first names of each, as text."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    made = Table("weights", Column("number", justify="right"), Column("names", overflow="fold"), box=box.SIMPLE_HEAD)
+    for kind, names in kinds.items():
+        if names:
+            shown: list[str] = names[:SHOWN] if kind != "loaded" else names[:3]
+            rest: list[str] = [f"… and {len(names) - len(shown)} more"] if len(names) > len(shown) else []
+            made.add_row(kind, str(len(names)), "\n".join([*shown, *rest]))
+    page = Console(file=io.StringIO(), width=110, highlight=False, markup=False)
+    page.print(made)
+    lines: Any = page.file
+    return "what became of the weights:\n" + "\n".join(
+        line.rstrip() for line in lines.getvalue().splitlines() if line.strip()
+    )

@@ -1,0 +1,137 @@
+"""TensorFlow checkpoints: of objects (``tf.train.Checkpoint``, Keras) and of names (``tf.compat.v1.train.Saver``)."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from modelyard.errors import CheckpointError
+from modelyard.run.weights.named import NamedWeights
+
+STATE_FILE = "checkpoint"
+"""What TensorFlow writes beside its checkpoints: which one is the newest."""
+
+_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+_VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
+_NUMBERED = re.compile(r"(?:layer_with_weights-|layer-|_operations/|_layers/|layers/)(\d+)(?:/|$)")
+_NOT_LEARNED = {"global_step", "save_counter", "beta1_power", "beta2_power", "optimizer", "keras_api", "_optimizer"}
+
+
+def find_prefix(path: Path) -> Path | None:
+    """The prefix of the checkpoint that ``path`` means: itself, its ``.index`` file, or the newest of a folder.
+
+    Raises:
+        CheckpointError: if a folder has several and does not say which is the newest.
+    """
+    if path.suffix == ".index" and path.is_file():
+        return path.with_suffix("")
+    if path.with_name(path.name + ".index").is_file():
+        return path
+    if not path.is_dir():
+        return None
+    state = path / STATE_FILE
+    if state.is_file():
+        newest = newest_of(state.read_text(encoding="utf-8", errors="replace"))
+        if newest is not None and (path / f"{newest}.index").is_file():
+            return path / newest
+    found = sorted(path.glob("*.index"))
+    if len(found) > 1:
+        names = ", ".join(file.stem for file in found[:5])
+        raise CheckpointError(
+            f"{path} has several TensorFlow checkpoints ({names}). Name one: {path / found[-1].stem}."
+        )
+    return found[0].with_suffix("") if found else None
+
+
+def newest_of(state: str) -> str | None:
+    """The name of the newest checkpoint in TensorFlow's file ``checkpoint``; no path, which could lead elsewhere."""
+    line = re.search(r'^model_checkpoint_path:\s*"([^"\n]+)"', state, re.MULTILINE)
+    return re.split(r"[/\\]", line[1])[-1] if line else None
+
+
+def read_tensorflow(prefix: Path) -> NamedWeights:
+    """The weights of the checkpoint with this prefix; slots of optimizers and counters are left out."""
+    try:
+        import tensorflow as tf
+    except ImportError as error:
+        raise CheckpointError(
+            f"{prefix} is a TensorFlow checkpoint, and only TensorFlow reads it: pip install 'modelyard[cpu]', or save "
+            "the weights as .weights.h5 or .safetensors where it is installed."
+        ) from error
+
+    try:
+        reader = tf.train.load_checkpoint(str(prefix))
+        shapes, types = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
+        numbers = [key for key in sorted(shapes) if types[key].is_floating or types[key].is_integer]
+        stored = sum(file.stat().st_size for file in prefix.parent.glob(f"{_literal(prefix.name)}.data-*"))
+        claimed = sum(math.prod(shapes[key]) * types[key].size for key in numbers)
+        if claimed > stored:
+            raise CheckpointError(f"{prefix} claims {claimed:,} bytes of arrays but has {stored:,}; it is not read.")
+        full_names = _full_names(reader.get_tensor(_GRAPH)) if _GRAPH in shapes else None
+        keys = _keys_by_name(numbers, full_names)
+        weights = {name: reader.get_tensor(key) for name, key in keys.items()}
+    except (tf.errors.OpError, ValueError, RuntimeError, OSError) as error:
+        raise CheckpointError(f"{prefix} is damaged or no TensorFlow checkpoint: {error}.") from error
+    return NamedWeights(weights, order=_order(keys) if full_names is not None else None)
+
+
+def _keys_by_name(keys: list[str], full_names: dict[str, str] | None) -> dict[str, str]:
+    """What is learned: names to the keys of the file."""
+    if full_names is None:
+        weights = set(keys)
+        # Slots are named after their weight: conv1/kernel/Momentum, conv1/kernel/Adam_1.
+        slots = {key for key in keys if any(key[:at] in weights for at in _slashes(key))}
+        return {k.removesuffix(":0"): k for k in keys if k not in slots and not _NOT_LEARNED & set(k.split("/"))}
+    learned = [
+        key
+        for key in keys
+        if key.endswith(_VALUE) and "/.OPTIMIZER_SLOT/" not in key and not _NOT_LEARNED & set(key.split("/"))
+    ]
+    often = Counter(full_names.get(key) for key in learned)
+    named = {}
+    for key in learned:
+        name = full_names.get(key)
+        named[name if name and often[name] == 1 else key.removesuffix(_VALUE)] = key
+    return {name: key for name, key in named.items() if "seed_generator" not in name}
+
+
+def _slashes(key: str) -> list[int]:
+    return [at for at, letter in enumerate(key) if letter == "/"]
+
+
+def _full_names(graph: bytes) -> dict[str, str]:
+    """The names that variables had in the program that saved them, by key."""
+    from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
+
+    try:
+        nodes: Any = TrackableObjectGraph.FromString(graph).nodes
+    except Exception as error:  # protobuf's own, from a package that is not among ours
+        raise ValueError("its table of objects can't be read") from error
+    return {
+        attribute.checkpoint_key: attribute.full_name.removesuffix(":0")
+        for node in nodes
+        for attribute in node.attributes
+    }
+
+
+def _order(keys: dict[str, str]) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Where keys tell layers by number, the numbers and the attribute: layer_with_weights-2/kernel is (2,), kernel."""
+    order = {}
+    for name, key in keys.items():
+        rest = key.removesuffix(_VALUE)
+        start = _NUMBERED.search(rest)
+        numbers: list[int] = []
+        at = start.start() if start else len(rest)
+        while found := _NUMBERED.match(rest, at):
+            numbers.append(int(found[1]))
+            at = found.end()
+        if numbers and rest[at:]:
+            order[name] = (tuple(numbers), rest[at:].removeprefix("_"))
+    return order
+
+
+def _literal(name: str) -> str:
+    return re.sub(r"([*?\[])", r"[\1]", name)
