@@ -179,14 +179,14 @@ def _lead(config: Config, evaluates: bool, crew: Crew) -> Result:
             )
         log_machine(directory, config, dataset, engine)
         build(engine, config, dataset, run)
-        if checkpoint is None:
-            engine.begin()
         if checkpoint is not None:
             load_state(engine, checkpoint)
-        elif warm is not None:
-            warm_start(engine, warm)
-        elif engine.processes > 1:
-            engine.load(engine.state())  # the lead's first weights are everyone's, whatever each machine drew
+        else:
+            engine.begin()
+            if warm is not None:
+                warm_start(engine, warm)
+            elif engine.processes > 1:
+                engine.load(engine.state())  # the lead's first weights are everyone's, whatever each machine drew
         run_id = record_start(directory, config, dataset, engine, run, checkpoint, evaluates)
         here = evaluates and not crew.cluster.has_evaluator
         if crew.cluster.has_evaluator:
