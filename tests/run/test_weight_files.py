@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 
 import modelyard
-from modelyard.errors import CheckpointError
+from modelyard import storage
+from modelyard.errors import CheckpointError, UserError
 from modelyard.run.weights import read_weights
+from object_store import BUCKET, object_store
 from weight_files import applications_h5, objects, safetensors, saver
 
 pytestmark = pytest.mark.usefixtures("two_devices")
@@ -225,3 +227,16 @@ def test_something_else_is_an_error_that_lists_what_would_be_right(tmp_path: Pat
         read_weights(tmp_path / "w.pth")
     with pytest.raises(CheckpointError, match="nothing is there"):
         read_weights(tmp_path / "nowhere.weights.h5")
+
+
+def test_remote_files_and_tensorflow_checkpoints_are_brought_whole(tmp_path: Path) -> None:
+    prefix, file = saver(tmp_path, WEIGHTS, None), applications_h5(tmp_path, WEIGHTS, None)
+    with object_store():
+        folder = f"s3://{BUCKET}/weights"
+        for path in tmp_path.iterdir():
+            storage.upload(path, f"{folder}/{path.name}")
+        for name in (file.name, prefix.name, f"{prefix.name}.index"):
+            assert set(read_weights(f"{folder}/{name}", str(tmp_path / "cache"))) == set(WEIGHTS), name
+        assert set(read_weights(folder, str(tmp_path / "cache"))) == set(WEIGHTS)
+        with pytest.raises(UserError, match="nowhere"):
+            read_weights(f"{folder}/nowhere", str(tmp_path / "cache"))
