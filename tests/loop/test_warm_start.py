@@ -159,3 +159,12 @@ def test_a_little_that_fits_by_chance_is_a_warning(caplog: pytest.LogCaptureFixt
     assert [r.message for r in caplog.records if "weights" in r.message] == [
         "loaded 3 of 6 weights, 2.0 % of the parameters"
     ]
+
+
+def test_options_without_checkpoint_path_are_said_to_have_no_use(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "modelyard"):
+        assert read_warm(modelyard.load_config(strict=True, checkpoint_exclude="logits/*")) is None
+    assert [r.message for r in caplog.records] == [
+        "checkpoint_exclude (Python) has no use without checkpoint_path",
+        "strict (Python) has no use without checkpoint_path",
+    ]

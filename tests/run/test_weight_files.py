@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 
 import modelyard
-from modelyard.errors import CheckpointError
-from modelyard.run.weights import read_weights
+from modelyard import storage
+from modelyard.errors import CheckpointError, UserError
+from modelyard.run.weights import match, read_weights
+from object_store import BUCKET, object_store
 from weight_files import applications_h5, objects, safetensors, saver
 
 pytestmark = pytest.mark.usefixtures("two_devices")
@@ -211,6 +213,17 @@ def test_bfloat16_is_read_as_float32(tmp_path: Path) -> None:
     np.testing.assert_equal(found["layers/x/vars/0"], np.array([1.5, -2.0], np.float32))
 
 
+def test_weights_with_names_of_keras_1_are_found_by_their_layer_and_number(tmp_path: Path) -> None:
+    """As in the VGG16 of keras.applications."""
+    with h5py.File(tmp_path / "w.h5", "w") as file:
+        file.attrs["layer_names"] = np.array(["conv1"], "S")
+        group = file.create_group("conv1")
+        group.attrs["weight_names"] = np.array(["conv1_W_1:0", "conv1_b_1:0"], "S")
+        group["conv1_W_1:0"], group["conv1_b_1:0"] = np.ones((3, 3, 3, 8)), np.zeros(8)
+    found = match(read_weights(tmp_path / "w.h5"), {"conv1/kernel": (3, 3, 3, 8), "conv1/bias": (8,)}, strict=True)
+    assert found.sources == {"conv1/kernel": "conv1/conv1_W_1", "conv1/bias": "conv1/conv1_b_1"}
+
+
 def test_long_lists_of_layers_are_in_pieces(tmp_path: Path) -> None:
     path = applications_h5(tmp_path, WEIGHTS, None)
     with h5py.File(path, "a") as file:
@@ -225,3 +238,16 @@ def test_something_else_is_an_error_that_lists_what_would_be_right(tmp_path: Pat
         read_weights(tmp_path / "w.pth")
     with pytest.raises(CheckpointError, match="nothing is there"):
         read_weights(tmp_path / "nowhere.weights.h5")
+
+
+def test_remote_files_and_tensorflow_checkpoints_are_brought_whole(tmp_path: Path) -> None:
+    prefix, file = saver(tmp_path, WEIGHTS, None), applications_h5(tmp_path, WEIGHTS, None)
+    with object_store():
+        folder = f"s3://{BUCKET}/weights"
+        for path in tmp_path.iterdir():
+            storage.upload(path, f"{folder}/{path.name}")
+        for name in (file.name, prefix.name, f"{prefix.name}.index"):
+            assert set(read_weights(f"{folder}/{name}", str(tmp_path / "cache"))) == set(WEIGHTS), name
+        assert set(read_weights(folder, str(tmp_path / "cache"))) == set(WEIGHTS)
+        with pytest.raises(UserError, match="nowhere"):
+            read_weights(f"{folder}/nowhere", str(tmp_path / "cache"))

@@ -22,6 +22,9 @@ log = logging.getLogger("modelyard")
 def read_warm(config: Config) -> NamedWeights | None:
     """The weights to begin with, read before anything is built; None if the config names none."""
     if config.checkpoint_path is None:
+        for key in ("checkpoint_include", "checkpoint_exclude", "checkpoint_rename", "strict"):
+            if getattr(config, key):
+                log.warning("%s (%s) has no use without checkpoint_path", key, config.origin(key))
         return None
     from modelyard.run.weights.read import read_weights
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def read_keras(path: Path) -> NamedWeights:
                 )
             with archive.open(info) as packed:
                 data = packed.read(info.file_size + 1)
-    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
+    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError, ValueError, zlib.error) as error:
         raise CheckpointError(f"{path} is damaged or no .keras file: {error}.") from error
     with open_hdf5(io.BytesIO(data), str(path)) as root:
         return _read(root, str(path))
