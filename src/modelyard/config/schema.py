@@ -156,7 +156,9 @@ class Training(Group):
         (),
         "optimizers for some weights, the first that matches: \"sgd(match='logits/*|*/bias', learning_rate=0.1)\"",
     )
-    learning_rate_schedule: str = option("constant", "constant, piecewise, exponential, polynomial, cosine, triangular")
+    learning_rate_schedule: str = option(
+        "constant", "constant, piecewise, exponential, polynomial, cosine, triangular, one_cycle"
+    )
     warmup: StepDuration | None = option(None, "linear warm-up from zero, such as '5 epochs' or '3 %'")
     l2_regularization: float = option(
         0.0, "adds this times the weight to the gradient of every kernel (torch calls it weight_decay)", ge=0

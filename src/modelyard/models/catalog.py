@@ -232,6 +232,19 @@ class TriangularOptions(CosineOptions):
     peak_at: StepDuration = Field("20 %", description="where the peak is reached", validate_default=True)
 
 
+class OneCycleOptions(TriangularOptions):
+    """Up and down in half cosines."""
+
+    start_factor: float = Field(0.04, ge=0, le=1, description="share of the peak learning rate at the first step")
+    peak_at: StepDuration = Field("30 %", description="where the peak is reached", validate_default=True)
+
+
+class RangeTestOptions(Options):
+    """Exponential growth."""
+
+    lowest_learning_rate: float = Field(1e-6, gt=0, description="learning rate at the first step")
+
+
 SCHEDULES.declare("constant", "modelyard.models.schedules:constant", summary="the same learning rate all along")
 SCHEDULES.declare(
     "piecewise", "modelyard.models.schedules:piecewise", options=PiecewiseOptions, summary="cut at given points"
@@ -253,4 +266,16 @@ SCHEDULES.declare(
     "modelyard.models.schedules:triangular",
     options=TriangularOptions,
     summary="straight up to the peak, then straight down to an end value",
+)
+SCHEDULES.declare(
+    "one_cycle",
+    "modelyard.models.schedules:one_cycle",
+    options=OneCycleOptions,
+    summary="half a cosine up to the peak, then one down to an end value (L. Smith); the momentum stays as it is",
+)
+SCHEDULES.declare(
+    "range_test",
+    "modelyard.models.schedules:range_test",
+    options=RangeTestOptions,
+    summary="grows by the same factor each step, to the peak at the last: for `modelyard find-learning-rate`",
 )
