@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, field_validator
 
 from modelyard.config.calls import parse_list
 from modelyard.config.durations import StepDuration
+from modelyard.models.class_weights import ClassWeights
 from modelyard.registry import MODELS, OPTIMIZERS, SCHEDULES, Options
 
 Positive = Annotated[int, Field(ge=1)]
@@ -22,6 +23,10 @@ class ClassifierOptions(Options):
     """What every classifier has."""
 
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the target spread over all classes")
+    class_weights: ClassWeights = Field(
+        None, description="weights in the training loss: balanced, 'cat=2,dog=0.5' (others 1), or one for each class"
+    )
+    focal_gamma: float = Field(0.0, ge=0, le=20, description="focal loss: what is right already counts less; 0: off")
 
 
 MODELS.default_options = ClassifierOptions

@@ -15,6 +15,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import keras
@@ -28,10 +29,12 @@ from modelyard.data.dataset import ID, IMAGE, LABEL, TRAIN, Dataset, Feature
 from modelyard.data.preprocess import batch_preprocessing
 from modelyard.errors import DataError, UserError
 from modelyard.models.catalog import ClassifierOptions
+from modelyard.models.class_loss import class_weights, cross_entropy
 from modelyard.registry import Options as BaseOptions
 
 Tensor = Any
 Batch = dict[str, Any]
+WEIGHTED = "weighted"
 _STATISTICS_EXAMPLES = 4096
 
 
@@ -46,11 +49,24 @@ class DataInfo:
     mean: NDArray[np.float32]
     spread: NDArray[np.float32]
     images: NDArray[Any] | None = field(default=None, repr=False, compare=False)
+    count: Callable[[], NDArray[np.int64]] | None = field(default=None, repr=False, compare=False)
 
     @property
     def num_classes(self) -> int:
         """How many classes there are."""
         return len(self.classes)
+
+    @cached_property
+    def counts(self) -> NDArray[np.int64]:
+        """How many training examples each class has; counted when first asked for.
+
+        Raises:
+            DataError: if examples have no class as a label.
+        """
+        label = self.features.get(LABEL)
+        if self.count is None or label is None or label.shape != () or "int" not in label.dtype:
+            raise DataError("these examples have no class as a label that could be counted.")
+        return self.count()
 
     @property
     def image_shape(self) -> tuple[int, ...]:
@@ -83,7 +99,19 @@ def describe(dataset: Dataset, preprocess: Sequence[Call] = ()) -> DataInfo:
         mean = np.broadcast_to(np.array(means), channels).astype(np.float32)
         spread = np.broadcast_to(np.maximum(spreads, 1e-6), channels).astype(np.float32)
     images = np.asarray(found[IMAGE]) if IMAGE in features and len(features[IMAGE].shape) == 3 else None
-    return DataInfo(features, dataset.classes, mean, spread, images)
+    return DataInfo(features, dataset.classes, mean, spread, images, lambda: _count(dataset))
+
+
+def _count(dataset: Dataset) -> NDArray[np.int64]:
+    """How many training examples each class has; where labels are not known without reading, only they are read."""
+    labels = dataset.labels(TRAIN)
+    if labels is None:
+        size, at_once = dataset.size(TRAIN), 1024
+        labels = np.empty(size, np.int32)
+        for start in range(0, size, at_once):
+            rows = np.arange(start, min(start + at_once, size))
+            dataset.read_into(TRAIN, rows, {LABEL: labels[start : start + at_once]})
+    return np.bincount(labels, minlength=len(dataset.classes)).astype(np.int64)
 
 
 def _moments(values: NDArray[Any]) -> tuple[float, float]:
@@ -173,6 +201,7 @@ class Classifier(Task):
     def checked_network(self) -> keras.Model:
         """The network, if it has one output for each class."""
         model = super().checked_network()
+        _ = self._weights  # what is wrong with them is said before training
         shape = getattr(model, "output_shape", None)
         if shape is not None and not isinstance(shape, list | dict) and shape[-1] != self.data.num_classes:
             raise UserError(
@@ -181,16 +210,40 @@ class Classifier(Task):
             )
         return model
 
-    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """Cross-entropy, with label smoothing where it is asked for. Labels are classes, or shares of the classes."""
+    def preprocess(self, batch: Batch, training: bool) -> Batch:
+        """Where classes have weights, training batches get ``weighted``: the shares of the classes times their weights.
+
+        So that evaluation goes without: its loss compares with that of other weights.
+        """
+        if not training or self._weights is None or LABEL not in batch:
+            return batch
         labels = batch[LABEL]
-        smoothing = getattr(self.options, "label_smoothing", 0.0)
-        if _are_shares(labels):
-            target = ops.cast(labels, outputs.dtype)
-        elif not smoothing:
+        if not _are_shares(labels):
+            labels = ops.one_hot(labels, self.data.num_classes)
+        wide = keras.config.floatx()
+        return {**batch, WEIGHTED: ops.cast(labels, wide) * ops.cast(self._weights, wide)}
+
+    @cached_property
+    def _weights(self) -> NDArray[np.float32] | None:
+        given = getattr(self.options, "class_weights", None)
+        return None if given is None else class_weights(given, self.data.classes, self.data.counts)
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """Cross-entropy, with label smoothing, focal loss and, in training, weights of classes where they are wanted.
+
+        Labels are classes, or shares of the classes.
+        """
+        labels = batch[LABEL]
+        smoothing, gamma = (getattr(self.options, name, 0.0) for name in ("label_smoothing", "focal_gamma"))
+        shares = WEIGHTED in batch or _are_shares(labels)
+        if not shares and not smoothing and not gamma:
             return ops.sparse_categorical_crossentropy(labels, outputs, from_logits=True)
+        if shares:
+            target = ops.cast(batch.get(WEIGHTED, labels), outputs.dtype)
         else:
             target = ops.one_hot(labels, self.data.num_classes, dtype=outputs.dtype)
+        if WEIGHTED in batch or gamma:
+            return cross_entropy(target, outputs, smoothing, gamma)
         target = target * (1.0 - smoothing) + smoothing / self.data.num_classes
         return ops.categorical_crossentropy(target, outputs, from_logits=True)
 
