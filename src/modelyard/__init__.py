@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from modelyard.loop.experiment import evaluate, resume, train, train_and_evaluate
     from modelyard.loop.hooks import Hook
     from modelyard.loop.result import Result
-    from modelyard.models.catalog import ClassifierOptions
+    from modelyard.models.catalog import ClassifierOptions, RegressorOptions
+    from modelyard.models.multi_label import MultiLabel
+    from modelyard.models.regression import Regressor
     from modelyard.models.task import Classifier, DataInfo, Task, any_input, image_input
     from modelyard.registry import (
         Options,
@@ -47,7 +49,9 @@ _HOMES = {
     "modelyard.loop.experiment": ("evaluate", "resume", "train", "train_and_evaluate"),
     "modelyard.loop.hooks": ("Hook",),
     "modelyard.loop.result": ("Result",),
-    "modelyard.models.catalog": ("ClassifierOptions",),
+    "modelyard.models.catalog": ("ClassifierOptions", "RegressorOptions"),
+    "modelyard.models.multi_label": ("MultiLabel",),
+    "modelyard.models.regression": ("Regressor",),
     "modelyard.models.task": ("Classifier", "DataInfo", "Task", "any_input", "image_input"),
     "modelyard.registry": (
         "Options",
@@ -61,7 +65,12 @@ _HOMES = {
     ),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
-_NEED_KERAS = ("modelyard.models.task", "modelyard.loop.hooks")
+_NEED_KERAS = (
+    "modelyard.models.task",
+    "modelyard.models.multi_label",
+    "modelyard.models.regression",
+    "modelyard.loop.hooks",
+)
 
 __all__ = [
     "ArrayDataset",
@@ -74,7 +83,10 @@ __all__ = [
     "Feature",
     "GeneratorDataset",
     "Hook",
+    "MultiLabel",
     "Options",
+    "Regressor",
+    "RegressorOptions",
     "Result",
     "Task",
     "UserError",

@@ -97,6 +97,9 @@ class Experiment(Group):
         "digits",
         "dataset by name, or the path of your files (a folder, .csv, .npz, records); `modelyard datasets` lists",
     )
+    task: Literal["auto", "classification", "regression", "multi_label"] = option(
+        "auto", "what a network is trained as; auto: by the labels (whole numbers, floats, rows of 0 and 1)"
+    )
     recipe: str | None = option(None, "recipe to start from: a name or a YAML file")
     random_seed: int = option(0, "seed of initial weights, order, augmentation and dropout", ge=0, lt=2**63)
     plugins: Names = option((), "your own code to import first: modules or .py files, separated by commas", free=True)

@@ -19,8 +19,19 @@ StepDurations = Annotated[tuple[StepDuration, ...], BeforeValidator(parse_list)]
 # -- models ---------------------------------------------------------------------------------------------------------
 
 
-class ClassifierOptions(Options):
-    """What every classifier has."""
+class RegressorOptions(Options):
+    """What every regression has."""
+
+    regression_loss: Literal["mse", "mae", "huber"] = Field(
+        "mse", description="task regression: mean squared, mean absolute or Huber's error"
+    )
+    huber_delta: float = Field(
+        1.0, gt=0, description="where Huber's error becomes a straight line, in units of the labels' spread"
+    )
+
+
+class ClassifierOptions(RegressorOptions):
+    """What every classifier has, and networks that may be trained as something else."""
 
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the target spread over all classes")
     class_weights: ClassWeights = Field(

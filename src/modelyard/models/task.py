@@ -40,8 +40,8 @@ _STATISTICS_EXAMPLES = 4096
 
 @dataclass(frozen=True)
 class DataInfo:
-    """What a model may know of its data: the shapes, the classes, the mean and spread of the training images, and a
-    sample of them (None where examples are no images).
+    """What a model may know of its data: the shapes, the classes, the mean and spread of the training images, a sample
+    of them (None where examples are no images), and the mean and spread of the training labels.
     """
 
     features: dict[str, Feature]
@@ -50,11 +50,14 @@ class DataInfo:
     spread: NDArray[np.float32]
     images: NDArray[Any] | None = field(default=None, repr=False, compare=False)
     count: Callable[[], NDArray[np.int64]] | None = field(default=None, repr=False, compare=False)
+    label_mean: NDArray[np.float32] | float = 0.0
+    label_spread: NDArray[np.float32] | float = 1.0
+    outputs: int | None = None
 
     @property
     def num_classes(self) -> int:
-        """How many classes there are."""
-        return len(self.classes)
+        """How many outputs a network needs: one for each class, or for each number to predict."""
+        return len(self.classes) if self.outputs is None else self.outputs
 
     @cached_property
     def counts(self) -> NDArray[np.int64]:
@@ -99,7 +102,15 @@ def describe(dataset: Dataset, preprocess: Sequence[Call] = ()) -> DataInfo:
         mean = np.broadcast_to(np.array(means), channels).astype(np.float32)
         spread = np.broadcast_to(np.maximum(spreads, 1e-6), channels).astype(np.float32)
     images = np.asarray(found[IMAGE]) if IMAGE in features and len(features[IMAGE].shape) == 3 else None
-    return DataInfo(features, dataset.classes, mean, spread, images, lambda: _count(dataset))
+    labels = np.asarray(found[LABEL], np.float64) if LABEL in features and len(features[LABEL].shape) < 2 else None
+    label_mean = 0.0 if labels is None else labels.mean(axis=0).astype(np.float32)
+    label_spread = 1.0 if labels is None else _at_least(labels.std(axis=0))
+    return DataInfo(features, dataset.classes, mean, spread, images, lambda: _count(dataset), label_mean, label_spread)
+
+
+def _at_least(spread: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Labels that are all the same have no spread to divide by."""
+    return np.where(spread > 0, np.maximum(spread, 1e-12), 1.0).astype(np.float32)
 
 
 def _count(dataset: Dataset) -> NDArray[np.int64]:
@@ -203,11 +214,8 @@ class Classifier(Task):
         model = super().checked_network()
         _ = self._weights  # what is wrong with them is said before training
         shape = getattr(model, "output_shape", None)
-        if shape is not None and not isinstance(shape, list | dict) and shape[-1] != self.data.num_classes:
-            raise UserError(
-                f"the model has {shape[-1]} outputs, but there are {self.data.num_classes} classes. "
-                "Its last layer should have data.num_classes units."
-            )
+        if shape is not None and not isinstance(shape, list | dict):  # others are the business of an own loss
+            check_outputs(model, self.data.num_classes, "classes")
         return model
 
     def preprocess(self, batch: Batch, training: bool) -> Batch:
@@ -265,26 +273,32 @@ def _are_shares(labels: Tensor) -> bool:
     return len(labels.shape) == 2 and "float" in keras.backend.standardize_dtype(labels.dtype)
 
 
-class _FunctionClassifier(Classifier):
-    """A classifier whose network is one registered function."""
-
-    def __init__(self, build: Callable[[DataInfo, Any], keras.Model], options: BaseOptions, data: DataInfo) -> None:
-        super().__init__(options, data)
-        self._build = build
-
-    def network(self) -> keras.Model:
-        """The model that the function builds."""
-        return self._build(self.data, self.options)
+def check_outputs(model: keras.Model, count: int, what: str) -> None:
+    """Refuses a network that has not ``count`` outputs."""
+    shape = getattr(model, "output_shape", None)
+    if isinstance(shape, list | dict):
+        raise UserError(f"the model has {len(shape)} outputs; it should have one, of {count} numbers.")
+    if shape is not None and shape[-1] != count:
+        raise UserError(
+            f"the model has {shape[-1]} outputs, but there are {count} {what}. "
+            "Its last layer should have data.num_classes units."
+        )
 
 
 def build_task(config: Config, dataset: Dataset) -> Task:
     """The task of the model that ``config`` names, for ``dataset``."""
     target = config.entry("model").load()
+    from modelyard.models.kinds import check_options, kind_of_network  # those are tasks themselves
+
     options, data = config.options_of("model"), describe(dataset, config.preprocess)
     if not inspect.isclass(target):
-        return _FunctionClassifier(target, options, data)
+        kind = kind_of_network(config, data, dataset.features.get(LABEL))
+        check_options(config, kind)
+        kind = type(kind.__name__, (kind,), {"network": lambda task: target(task.data, task.options)})
+        return kind(options, data)
     if not issubclass(target, Task):
         raise UserError(f"the model {config.model!r} is a class that is no modelyard.Task.")
+    check_options(config, target)
     return target(options, data)
 
 
