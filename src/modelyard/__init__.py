@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from modelyard.launcher.submit import submit
     from modelyard.loop.experiment import evaluate, resume, train, train_and_evaluate
     from modelyard.loop.hooks import Hook
+    from modelyard.loop.learning_rate import LearningRates, find_learning_rate
     from modelyard.loop.result import Result
     from modelyard.models.catalog import ClassifierOptions, RegressorOptions
     from modelyard.models.multi_label import MultiLabel
@@ -48,6 +49,7 @@ _HOMES = {
     "modelyard.launcher.submit": ("submit",),
     "modelyard.loop.experiment": ("evaluate", "resume", "train", "train_and_evaluate"),
     "modelyard.loop.hooks": ("Hook",),
+    "modelyard.loop.learning_rate": ("LearningRates", "find_learning_rate"),
     "modelyard.loop.result": ("Result",),
     "modelyard.models.catalog": ("ClassifierOptions", "RegressorOptions"),
     "modelyard.models.multi_label": ("MultiLabel",),
@@ -83,6 +85,7 @@ __all__ = [
     "Feature",
     "GeneratorDataset",
     "Hook",
+    "LearningRates",
     "MultiLabel",
     "Options",
     "Regressor",
@@ -95,6 +98,7 @@ __all__ = [
     "data_info",
     "evaluate",
     "fetch",
+    "find_learning_rate",
     "image_input",
     "launch",
     "load_config",
