@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -82,6 +83,12 @@ def test_smoothing_spreads_the_target_before_the_focal_factor() -> None:
     plain = -(0.7 * LOGS[ROW, LABELS] + 0.3 * LOGS.mean(axis=1))
     found = loss(LABELS, LOGITS, label_smoothing=0.3, class_weights=[1, 1, 1])
     np.testing.assert_allclose(found, plain, rtol=1e-5)
+
+
+def test_the_weight_of_a_class_multiplies_the_smoothed_loss() -> None:
+    options = {"label_smoothing": 0.3, "focal_gamma": 1.0}
+    found = loss(LABELS, LOGITS, class_weights="1,2,4", **options) / loss(LABELS, LOGITS, **options)
+    np.testing.assert_allclose(found, np.array([1, 2, 4, 4]) / 1.6, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -211,6 +218,18 @@ def test_weights_survive_the_config_of_a_run(given: str) -> None:
     config = modelyard.load_config(model="mlp", class_weights=given)
     again = modelyard.load_config(model="mlp", class_weights=config.flat()["class_weights"])
     assert config.options_of("model") == again.options_of("model")
+
+
+def test_a_run_with_weights_goes_on(tmp_path: Path) -> None:
+    from conftest import engine_name
+
+    modelyard.train(
+        model="mlp", dataset="digits", class_weights={"3": 2, "8": 0.5}, focal_gamma=1.0, train_steps=3,
+        model_dir=str(tmp_path / "run"), engine=engine_name(), hooks="-tensorboard",
+    )  # fmt: skip
+    assert modelyard.resume(tmp_path / "run", train_steps=6, engine=engine_name()).step == 6
+    with pytest.raises(ConfigError, match="class_weights"):
+        modelyard.resume(tmp_path / "run", class_weights="balanced")
 
 
 def test_classes_are_counted_from_labels_alone_where_they_are_not_known() -> None:

@@ -276,6 +276,15 @@ def test_photos_may_have_values_as_labels(tmp_path: Path) -> None:
         modelyard.convert(str(tmp_path / "ages.csv"), tmp_path / "records", label_kind="numbers")
 
 
+def test_images_in_arrays_may_be_resized_with_values_as_labels(tmp_path: Path) -> None:
+    images = np.arange(10, dtype=np.uint8)[:, None, None].repeat(6, 1).repeat(6, 2)
+    np.savez(tmp_path / "a.npz", x_train=images, y_train=np.arange(10) + 0.5)
+    data = load_dataset(modelyard.load_config(dataset=str(tmp_path / "a.npz"), image_size=3))
+    found = data.read("train", np.arange(9))
+    assert np.asarray(found["image"]).shape == (9, 3, 3, 1)
+    assert found["label"] == pytest.approx(np.asarray(found["image"])[:, 0, 0, 0] + 0.5)
+
+
 def test_classes_saved_as_something_else_are_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     np.savez(tmp_path / "a.npz", x_train=VALUES, y_train=(np.arange(200) % 5).astype(float))
     np.savez(tmp_path / "b.npz", x_train=VALUES, y_train=np.eye(5, dtype=int)[np.arange(200) % 5])

@@ -99,6 +99,8 @@ def find_learning_rate(
         raise UserError(f"lowest {lowest:g} and highest {highest:g} must be more than 0, and lowest the smaller.")
     if steps < 10:
         raise UserError(f"steps is {steps}; fewer than 10 show nothing.")
+    if given.checkpoint_path is not None:
+        log.warning("checkpoint_path is not used here: the search trains fresh weights")
     folder = _folder(given, output)
     rates, losses = _measure(_range_test(given, lowest, highest, steps), steps)
     found = _read(rates, losses, steps, folder)
