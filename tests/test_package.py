@@ -53,7 +53,8 @@ def test_every_option_is_read_somewhere() -> None:
     """An attribute of that name is read in the package, outside the schema that declares it."""
     # These are looked up by name, before there is a config.
     read = {"config_file", "config_set", "hyperparameter_file", "hyperparameter_set", "recipe"}
-    read |= {"learning_rate_schedule", "label_smoothing"}  # by `options_of` and by `getattr`
+    read |= {"learning_rate_schedule", "label_smoothing", "class_weights", "focal_gamma"}
+    read |= {"regression_loss", "huber_delta"}  # by `options_of` and by `getattr`
     for path, tree in sources().items():
         if path.name in ("schema.py", "catalog.py"):
             continue

@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from modelyard.launcher.submit import submit
     from modelyard.loop.experiment import evaluate, resume, train, train_and_evaluate
     from modelyard.loop.hooks import Hook
+    from modelyard.loop.learning_rate import LearningRates, find_learning_rate
     from modelyard.loop.result import Result
-    from modelyard.models.catalog import ClassifierOptions
+    from modelyard.models.catalog import ClassifierOptions, RegressorOptions
+    from modelyard.models.multi_label import MultiLabel
+    from modelyard.models.regression import Regressor
     from modelyard.models.task import Classifier, DataInfo, Task, any_input, image_input
     from modelyard.registry import (
         Options,
@@ -49,10 +52,13 @@ _HOMES = {
     "modelyard.launcher.submit": ("submit",),
     "modelyard.loop.experiment": ("evaluate", "resume", "train", "train_and_evaluate"),
     "modelyard.loop.hooks": ("Hook",),
+    "modelyard.loop.learning_rate": ("LearningRates", "find_learning_rate"),
     "modelyard.loop.result": ("Result",),
     "modelyard.comparison.board": ("Leaderboard", "leaderboard"),
     "modelyard.comparison.run": ("MatrixResult", "matrix"),
-    "modelyard.models.catalog": ("ClassifierOptions",),
+    "modelyard.models.catalog": ("ClassifierOptions", "RegressorOptions"),
+    "modelyard.models.multi_label": ("MultiLabel",),
+    "modelyard.models.regression": ("Regressor",),
     "modelyard.models.task": ("Classifier", "DataInfo", "Task", "any_input", "image_input"),
     "modelyard.run.weights.read": ("load_weights",),
     "modelyard.registry": (
@@ -67,7 +73,12 @@ _HOMES = {
     ),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
-_NEED_KERAS = ("modelyard.models.task", "modelyard.loop.hooks")
+_NEED_KERAS = (
+    "modelyard.models.task",
+    "modelyard.models.multi_label",
+    "modelyard.models.regression",
+    "modelyard.loop.hooks",
+)
 
 __all__ = [
     "ArrayDataset",
@@ -81,8 +92,12 @@ __all__ = [
     "GeneratorDataset",
     "Hook",
     "Leaderboard",
+    "LearningRates",
     "MatrixResult",
+    "MultiLabel",
     "Options",
+    "Regressor",
+    "RegressorOptions",
     "Result",
     "Task",
     "UserError",
@@ -91,6 +106,7 @@ __all__ = [
     "data_info",
     "evaluate",
     "fetch",
+    "find_learning_rate",
     "image_input",
     "launch",
     "leaderboard",

@@ -327,7 +327,8 @@ def test_wall_clock_time_is_refused_where_it_would_change_training() -> None:
 def test_options_of_the_chosen_parts_are_complete() -> None:
     config = resolve({"model": "mlp", "optimizer": "sgd", "learning_rate_schedule": "cosine", "dataset": "synthetic"})
     assert set(config.part_options) == {
-        "hidden_units", "dropout_rate", "label_smoothing", "momentum", "nesterov", "weight_decay",
+        "hidden_units", "dropout_rate", "label_smoothing", "class_weights", "focal_gamma", "regression_loss",
+            "huber_delta", "momentum", "nesterov", "weight_decay",
         "end_learning_rate", "synthetic_examples", "synthetic_shape", "synthetic_classes", "synthetic_noise",
     }  # fmt: skip
     assert set(config.part_options) <= set(config.flat())

@@ -44,11 +44,14 @@ def test_labels_in_a_column_become_a_row() -> None:
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (LABELS.astype(float), "must be whole numbers"),
+        (LABELS + 1j, "must be whole numbers"),
         (LABELS.astype(str), "must be whole numbers"),
         (LABELS.astype(bool), "must be whole numbers"),
         (LABELS.astype(object), "must be whole numbers"),
-        (np.eye(4, dtype=int), "must be whole numbers"),
+        (np.ones((4, 2, 2), int), "must be whole numbers"),
+        (np.eye(4, dtype=int) * 2, "each must be 0 or 1 .* example 0 has 2. For regression give floats"),
+        (np.array([0, 1, np.nan, 1]), "label nan of example 2 of the train split is not finite"),
+        (np.array([[0, 1], [1, 1e300], [0, 0], [0, 0]]), "label 1e.300 of example 1 of the train split is not finite"),
         (np.array([0, -3, 1, 1]), "label -3 of example 1 of the train split is below 0"),
         (np.array([0, 1, 1 << 20, 1]), "label 1048576 of example 2 of the train split is out of range"),
         (np.array([0, 1, 2]), "differ in length"),
@@ -59,6 +62,40 @@ def test_labels_in_a_column_become_a_row() -> None:
 def test_labels_that_do_not_fit_are_explained(labels: np.ndarray, message: str) -> None:
     with pytest.raises(DataError, match=message):
         ArrayDataset(train(label=labels))
+
+
+def test_floats_are_values_to_predict() -> None:
+    data = ArrayDataset(train(label=LABELS.astype(float)))
+    assert (data.features["label"].dtype, data.features["label"].shape) == ("float32", ())
+    assert data.classes == ()
+    assert data.labels("train") is None
+    assert ArrayDataset(train(label=LABELS[:, None] / 2)).features["label"].shape == ()
+    two = ArrayDataset(train(label=np.ones((4, 2), np.float16)), ["width", "height"])
+    assert two.features["label"].shape == (2,)
+    assert two.classes == ("width", "height")
+    with pytest.raises(DataError, match=r"3 names are given, but a label has 2 number\(s\)"):
+        ArrayDataset(train(label=np.ones((4, 2), np.float16)), ["a", "b", "c"])
+
+
+@pytest.mark.parametrize("dtype", [int, bool, np.uint8])
+def test_rows_of_0_and_1_are_classes_that_apply(dtype: type) -> None:
+    data = ArrayDataset(train(label=np.eye(4, dtype=dtype)))
+    assert (data.features["label"].dtype, data.features["label"].shape) == ("uint8", (4,))
+    assert data.classes == ("0", "1", "2", "3")
+    assert data.labels("train") is None
+    with pytest.raises(DataError, match="1 names are given, but a label has 4"):
+        ArrayDataset(train(label=np.eye(4, dtype=dtype)), ["cat"])
+
+
+def test_splits_must_have_labels_of_one_kind() -> None:
+    splits = train() | {"test": {"image": IMAGES, "label": LABELS / 2}}
+    with pytest.raises(
+        DataError, match=r"examples of the test split are .*label float32 single, those of train .*label int32"
+    ):
+        ArrayDataset(splits)
+    splits = train(label=LABELS / 2) | {"test": {"image": IMAGES, "label": LABELS}}
+    with pytest.raises(DataError, match="examples of the test split are"):
+        ArrayDataset(splits)
 
 
 def test_a_label_beyond_the_named_classes_is_out_of_range() -> None:

@@ -88,13 +88,25 @@ def test_a_validation_split_that_is_there_stays() -> None:
     assert with_validation(dict(splits), 0.2, 0) == splits
 
 
+@pytest.mark.parametrize("labels", [np.linspace(0, 1, 50), np.eye(50, dtype=int), np.zeros((50, 3), bool)])
+def test_labels_that_are_no_classes_are_split_by_chance(labels: np.ndarray) -> None:
+    found = with_validation({"train": {"label": labels, "image": np.arange(50)}}, 0.1, 0)
+    train, validation = (found[split]["image"].tolist() for split in ("train", "validation"))
+    assert len(validation) == 5
+    assert sorted(train + validation) == list(range(50))
+    assert validation != list(range(5))
+    again = with_validation({"train": {"label": labels, "image": np.arange(50)}}, 0.1, 1)
+    assert again["validation"]["image"].tolist() != validation
+    assert (found["validation"]["label"] == labels[validation]).all()
+
+
 @pytest.mark.parametrize(
     "train",
     [
         {"label": np.array(5)},
         {"label": np.array(["a", "b"])},
         {"label": np.array([np.nan, 1.0])},
-        {"label": np.zeros((4, 3), int)},
+        {"label": np.zeros((4, 3, 2), int)},
         {"label": np.zeros((4, 0), int)},
         {"label": np.zeros(4, int), "image": np.zeros((5, 2, 2))},
         {"label": np.zeros(1, int)},

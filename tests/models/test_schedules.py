@@ -53,12 +53,31 @@ class TestSchedules:
         got = rates([0, 50, 100, 550, 1000], learning_rate_schedule="triangular", **options)
         assert got == pytest.approx([0.0, 0.25, 0.5, 0.3, 0.1], abs=1e-6)
 
+    def test_one_cycle_goes_up_and_down_in_half_cosines(self) -> None:
+        got = rates([0, 150, 300, 650, 1000, 1200], learning_rate_schedule="one_cycle")
+        assert got == pytest.approx([0.02, (0.02 + 0.5) / 2, 0.5, 0.25, 0.0, 0.0], abs=1e-6)
+        assert rates([75], learning_rate_schedule="one_cycle") == pytest.approx(
+            [0.02 + 0.48 * 0.5 * (1 - math.cos(math.pi / 4))]
+        )
+        options = {"start_factor": 0.5, "peak_at": "1 epochs", "end_learning_rate": 0.1}
+        got = rates([0, 50, 100, 325, 550, 1000], learning_rate_schedule="one_cycle", **options)
+        quarter = 0.1 + 0.4 * 0.5 * (1 + math.cos(math.pi / 4))
+        assert got == pytest.approx([0.25, 0.375, 0.5, quarter, 0.3, 0.1], abs=1e-6)
+
+    def test_one_cycle_may_peak_at_the_last_step(self) -> None:
+        got = rates([0, 500, 999, 1000], learning_rate_schedule="one_cycle", peak_at="100 %")
+        assert got == pytest.approx([0.02, 0.26, 0.5, 0.5], abs=1e-4)
+
+    def test_a_range_test_grows_by_the_same_factor_each_step(self) -> None:
+        got = rates([0, 1, 333, 666, 999], learning_rate_schedule="range_test", lowest_learning_rate=5e-4)
+        assert got == pytest.approx([5e-4, 5e-4 * 1000 ** (1 / 999), 5e-3, 5e-2, 0.5], rel=1e-5)
+
     def test_cosine_is_half_a_cosine_after_the_warm_up(self) -> None:
         got = rates([0, 49, 99, 100, 550, 1000], learning_rate_schedule="cosine", warmup="10 %")
         half = 0.25 * (1 + math.cos(math.pi * 0.5))
         assert got == pytest.approx([0.005, 0.25, 0.5, 0.5, half, 0.0], abs=1e-6)
 
     def test_every_schedule_takes_a_warm_up(self) -> None:
-        for name in ("constant", "piecewise", "exponential", "polynomial", "cosine", "triangular"):
+        for name in ("constant", "piecewise", "exponential", "polynomial", "cosine", "triangular", "one_cycle"):
             first, second = rates([0, 9], learning_rate_schedule=name, warmup="20 steps")
             assert 0 < first < second < 0.3

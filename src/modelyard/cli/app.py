@@ -18,11 +18,13 @@ _ALIASES = {
     "train_and_evaluate": "train-and-evaluate",
     "train_and_eval": "train-and-evaluate",
     "train-and-eval": "train-and-evaluate",
+    "find_learning_rate": "find-learning-rate",
 }
 Json = Annotated[
     bool,
     typer.Option("--json", help="print one JSON object as the last line of standard output", rich_help_panel="Output"),
 ]
+_FINDER = "Learning rates"
 Run = Annotated[str, typer.Argument(metavar="RUN", help="the run folder")]
 
 
@@ -91,6 +93,24 @@ def evaluate(
     if folder is None:
         raise UserError("which run? Give its folder: modelyard evaluate RUN")
     commands.evaluate(str(folder), checkpoint, split, options, as_json=json)
+
+
+def find_learning_rate(
+    ctx: typer.Context,
+    lowest: Annotated[float, typer.Option(help="learning rate of the first step", rich_help_panel=_FINDER)] = 1e-6,
+    highest: Annotated[float, typer.Option(help="learning rate of the last step", rich_help_panel=_FINDER)] = 1.0,
+    steps: Annotated[int, typer.Option(help="how many steps at most", rich_help_panel=_FINDER)] = 100,
+    output: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="folder for table and plot (default: a new one in runs_dir)", rich_help_panel=_FINDER),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Train a few steps with a growing learning rate and suggest one; takes the options of a run."""
+    from modelyard.cli import learning_rate
+
+    settings = {"lowest": lowest, "highest": highest, "steps": steps, "output": output}
+    learning_rate.find(_resolve(_given(ctx)), settings, as_json=json)
 
 
 def config(ctx: typer.Context, json: Json = False) -> None:
@@ -383,6 +403,7 @@ COMMANDS: dict[str, Command] = {
     "resume": Command(resume, _RUN, "all"),
     "evaluate": Command(evaluate, _RUN, "all"),
     "matrix": Command(matrix, _RUN, "all"),
+    "find-learning-rate": Command(find_learning_rate, _RUN, "all"),
     "convert": Command(convert, _DATA, "data"),
     "data fetch": Command(data_fetch),
     "data info": Command(data_info, takes="data"),

@@ -98,6 +98,9 @@ class Experiment(Group):
         "digits",
         "dataset by name, or the path of your files (a folder, .csv, .npz, records); `modelyard datasets` lists",
     )
+    task: Literal["auto", "classification", "regression", "multi_label"] = option(
+        "auto", "what a network is trained as; auto: by the labels (whole numbers, floats, rows of 0 and 1)"
+    )
     recipe: str | None = option(None, "recipe to start from: a name or a YAML file")
     random_seed: int = option(0, "seed of initial weights, order, augmentation and dropout", ge=0, lt=2**63)
     plugins: Names = option((), "your own code to import first: modules or .py files, separated by commas", free=True)
@@ -163,7 +166,9 @@ class Training(Group):
         "\"head(until='30 %'), all(factor=0.1)\"",
     )
     freeze_batch_norm: bool = option(False, "batch norm keeps the statistics, scale and offset that it begins with")
-    learning_rate_schedule: str = option("constant", "constant, piecewise, exponential, polynomial, cosine, triangular")
+    learning_rate_schedule: str = option(
+        "constant", "constant, piecewise, exponential, polynomial, cosine, triangular, one_cycle"
+    )
     warmup: StepDuration | None = option(None, "linear warm-up from zero, such as '5 epochs' or '3 %'")
     l2_regularization: float = option(
         0.0, "adds this times the weight to the gradient of every kernel (torch calls it weight_decay)", ge=0

@@ -65,7 +65,10 @@ class FilesOptions(Options):
         None, json_schema_extra=_PATH, description="names of the classes, one a line, in the order of their numbers"
     )
     image_column: str = Field("path", description=".csv: column of image paths, relative to the file")
-    label_column: str = Field("label", description=".csv: column of labels")
+    label_column: str = Field("label", description=".csv: column of labels; several, with commas, of numbers or flags")
+    label_kind: Literal["class", "numbers", "flags"] = Field(
+        "class", description=".csv: labels are names of classes, numbers to predict, or 0 and 1 in a column a class"
+    )
     split_column: str = Field("split", description=".csv: column that says train, validation or test, if it is there")
     value_columns: Names = Field((), description=".csv: columns of numbers instead of images; 'all' for all others")
     record_image: str = Field("image/encoded", description="records: feature that holds the image")

@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,20 @@ class Feature:
 
     shape: tuple[int, ...]
     dtype: str
+
+
+LabelKind = Literal["class", "values", "flags", "none"]
+
+
+def label_kind(feature: Feature | None) -> LabelKind:
+    """What labels are: a class (a whole number an example), values (floats), flags (whole numbers, one for each class)
+    or nothing.
+    """
+    if feature is None:
+        return "none"
+    if "float" in feature.dtype:
+        return "values"
+    return "flags" if feature.shape else "class"
 
 
 @dataclass(frozen=True)
@@ -105,9 +120,11 @@ class Dataset(ABC):
         return None
 
     def labels(self, split: str) -> NDArray[np.int32] | None:
-        """The class of every example, if that is known without reading them."""
+        """The class of every example, if it has one and that is known without reading them."""
         arrays = self.arrays(split)
-        return None if arrays is None or LABEL not in arrays else np.asarray(arrays[LABEL], np.int32)
+        if arrays is None or label_kind(self.features.get(LABEL)) != "class":
+            return None
+        return np.asarray(arrays[LABEL], np.int32)
 
     def name(self, split: str, index: int) -> str:
         """Where an example comes from, for people: a path, or its number."""
@@ -125,9 +142,10 @@ class ArrayDataset(Dataset):
     """A dataset in memory.
 
     Args:
-        splits: for each split the named arrays: ``image`` (uint8 or float), ``label`` (whole numbers from 0) and,
-            if there are ids to pass through to predictions, ``id``.
-        classes: names of the classes; by default their numbers.
+        splits: for each split the named arrays: ``image`` (uint8 or float), ``label`` (whole numbers from 0; floats,
+            one or several an example, for regression; rows of 0 and 1, one for each class, for several classes an
+            example) and, if there are ids to pass through to predictions, ``id``.
+        classes: names of the classes, by default their numbers; or of the values that are predicted.
 
     Raises:
         DataError: if a split is empty, arrays differ in length, or a label is out of range.
@@ -137,19 +155,28 @@ class ArrayDataset(Dataset):
         if TRAIN not in splits:
             raise DataError(f"a dataset needs a train split; this one has: {', '.join(splits) or 'nothing'}.")
         self._splits = {name: _checked(name, arrays) for name, arrays in splits.items()}
-        highest = max((int(a[LABEL].max()) for a in self._splits.values() if LABEL in a), default=-1)
-        self.classes = tuple(classes) if classes is not None else tuple(str(i) for i in range(highest + 1))
-        for name, arrays in self._splits.items():
-            if LABEL in arrays and int(arrays[LABEL].max()) >= len(self.classes):
-                worst = int(arrays[LABEL].argmax())
-                raise DataError(
-                    f"label {int(arrays[LABEL][worst])} of example {worst} of the {name} split is out of range: "
-                    f"there are {len(self.classes)} classes, 0 to {len(self.classes) - 1}."
-                )
+        kind = label_kind(self.features.get(LABEL))
+        if kind in ("values", "flags"):
+            self.classes = _names(classes, self.features[LABEL], kind)
+        else:
+            self.classes = self._classes(classes)
         looks = {name: _looks(arrays) for name, arrays in self._splits.items()}
         for name, look in looks.items():
             if look != looks[TRAIN]:
                 raise DataError(f"examples of the {name} split are {look}, those of train {looks[TRAIN]}.")
+
+    def _classes(self, named: Sequence[str] | None) -> tuple[str, ...]:
+        labels = {name: arrays[LABEL] for name, arrays in self._splits.items() if LABEL in arrays}
+        highest = max((int(label.max()) for label in labels.values()), default=-1)
+        classes = tuple(named) if named is not None else tuple(str(i) for i in range(highest + 1))
+        for name, label in labels.items():
+            worst = int(label.argmax())
+            if label.ndim == 1 and int(label[worst]) >= len(classes):
+                raise DataError(
+                    f"label {int(label[worst])} of example {worst} of the {name} split is out of range: "
+                    f"there are {len(classes)} classes, 0 to {len(classes) - 1}."
+                )
+        return classes
 
     @property
     def features(self) -> dict[str, Feature]:
@@ -216,12 +243,17 @@ def _checked(split: str, arrays: Arrays) -> dict[str, NDArray[np.generic]]:
 
 
 def _labels(split: str, labels: NDArray[np.generic]) -> NDArray[np.generic]:
-    if labels.ndim == 2 and labels.shape[1] == 1:
+    if labels.ndim == 2 and labels.shape[1] == 1 and labels.dtype.kind != "b":
         labels = labels[:, 0]
+    if labels.ndim in (1, 2) and labels.dtype.kind == "f":
+        return _values(split, labels)
+    if labels.ndim == 2 and labels.dtype.kind in "iub":
+        return _flags(split, labels)
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise DataError(
-            f"labels of the {split} split must be whole numbers, one an example; "
-            f"got {labels.dtype} of shape {labels.shape}. Of one-hot labels take the argmax; give names as classes."
+            f"labels of the {split} split must be whole numbers, one an example (or floats, for regression; or rows of "
+            f"0 and 1, for several classes an example); got {labels.dtype} of shape {labels.shape}. "
+            "Give names as classes."
         )
     wide = labels.astype(np.int64)
     if wide.min() < 0:
@@ -231,6 +263,37 @@ def _labels(split: str, labels: NDArray[np.generic]) -> NDArray[np.generic]:
         worst = int(wide.argmax())
         raise DataError(f"label {int(wide[worst])} of example {worst} of the {split} split is out of range.")
     return wide.astype(np.int32)
+
+
+def _values(split: str, labels: NDArray[np.generic]) -> NDArray[np.generic]:
+    """Floats to predict."""
+    with np.errstate(over="ignore"):
+        values = labels.astype(np.float32)
+    wrong = np.argwhere(~np.isfinite(values))
+    if len(wrong):
+        raise DataError(f"label {labels[tuple(wrong[0])]} of example {wrong[0][0]} of the {split} split is not finite.")
+    return values
+
+
+def _flags(split: str, labels: NDArray[np.generic]) -> NDArray[np.generic]:
+    """For each class, whether it applies."""
+    wrong = np.argwhere((labels != 0) & (labels != 1))
+    if len(wrong):
+        raise DataError(
+            f"labels of the {split} split are rows of whole numbers, so each must be 0 or 1 (whether that class "
+            f"applies), but example {wrong[0][0]} has {labels[tuple(wrong[0])]}. For regression give floats."
+        )
+    return labels.astype(np.uint8)
+
+
+def _names(given: Sequence[str] | None, label: Feature, kind: str) -> tuple[str, ...]:
+    """Names of the classes that apply or not, or of the values."""
+    count = label.shape[0] if label.shape else 1
+    if given is None:
+        return tuple(str(i) for i in range(count)) if kind == "flags" else ()
+    if len(given) != count:
+        raise DataError(f"{len(given)} names are given, but a label has {count} number(s).")
+    return tuple(given)
 
 
 def _images(split: str, images: NDArray[np.generic]) -> NDArray[np.generic]:

@@ -10,6 +10,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,8 @@ Stored = bytes | NDArray[np.generic]
 class Items(ABC):
     """The stored examples of one split. `load` may be called from several threads at once."""
 
-    labels: NDArray[np.int32]
+    labels: NDArray[Any]
+    """A class number each; or float values, or 0 and 1 for each class."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -56,12 +58,12 @@ class FileItems(Items):
     Args:
         root: the folder that the paths are relative to.
         paths: of the files, with forward slashes.
-        labels: a class number each.
+        labels: a class number each, or an array of other labels.
     """
 
-    def __init__(self, root: Path, paths: Sequence[str], labels: Sequence[int] | NDArray[np.int32]) -> None:
+    def __init__(self, root: Path, paths: Sequence[str], labels: Sequence[int] | NDArray[Any]) -> None:
         self.root, self.paths = root, list(paths)
-        self.labels = np.asarray(labels, np.int32)
+        self.labels = labels if isinstance(labels, np.ndarray) else np.asarray(labels, np.int32)
 
     def load(self, index: int) -> bytes:
         """The bytes of the file."""
@@ -90,7 +92,7 @@ class FileItems(Items):
 class ArrayItems(Items):
     """Arrays in memory, or memory-mapped."""
 
-    def __init__(self, images: NDArray[np.generic], labels: NDArray[np.int32]) -> None:
+    def __init__(self, images: NDArray[np.generic], labels: NDArray[Any]) -> None:
         self.images, self.labels = images, labels
 
     def load(self, index: int) -> NDArray[np.generic]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from modelyard.config.schema import Config, is_path
-from modelyard.data.dataset import TRAIN, VALIDATION, DataContext, Dataset
+from modelyard.data.dataset import LABEL, TRAIN, VALIDATION, DataContext, Dataset, label_kind
 from modelyard.data.preprocess import with_example_preprocessing
 from modelyard.data.sources.generator import GeneratorDataset
 from modelyard.errors import DataError
@@ -26,6 +26,7 @@ def load_dataset(config: Config) -> Dataset:
 
 def _warn(dataset: Dataset) -> None:
     """Says what may be meant so, but makes poor results."""
+    _warn_of_labels(dataset)
     labels = dataset.labels(TRAIN)
     if labels is not None and dataset.classes:
         counts = np.bincount(labels, minlength=len(dataset.classes))
@@ -42,6 +43,19 @@ def _warn(dataset: Dataset) -> None:
             validation,
             len(dataset.classes),
         )
+
+
+def _warn_of_labels(dataset: Dataset) -> None:
+    """Classes that were saved as something else."""
+    kind, arrays = label_kind(dataset.features.get(LABEL)), dataset.arrays(TRAIN)
+    if kind in ("class", "none") or arrays is None:
+        return
+    labels = np.asarray(arrays[LABEL])
+    if kind == "flags" and bool((labels.sum(axis=1) == 1).all()):
+        log.warning("every training example has exactly one class: if that is so by nature, save labels.argmax(axis=1)")
+    whole = labels.ndim == 1 and kind == "values" and bool((labels == np.rint(labels)).all())
+    if whole and labels.min() >= 0 and len(np.unique(labels)) < 100:
+        log.warning("labels are floats, so they are taken for values; if they are classes, save them as whole numbers")
 
 
 def open_dataset(config: Config, validation_fraction: float) -> Dataset:

@@ -13,12 +13,13 @@ from modelyard.config import Config, resolve
 from modelyard.config.backend import select_engine
 from modelyard.config.durations import Run
 from modelyard.config.schema import PATH_DATASET, is_path
-from modelyard.data.dataset import IMAGE, LABEL, TRAIN, VALIDATION, Dataset
+from modelyard.data.dataset import IMAGE, LABEL, TRAIN, VALIDATION, Dataset, label_kind
 from modelyard.data.load import load_dataset, open_dataset
 from modelyard.data.records.convert import ConvertReport, convert_items
 from modelyard.data.records.converted import DATASET_JSON, read_dataset_json
 from modelyard.data.records.items import RecordItems, describe_record
 from modelyard.data.sources.remote import local_tree
+from modelyard.data.splits import are_classes
 from modelyard.data.stored import StoredDataset, items_of
 from modelyard.data.verify import VerifyReport, verify, verify_folder
 from modelyard.errors import DataError
@@ -72,10 +73,13 @@ def convert(
         raise DataError(f"{source} has a validation split already; leave --validation_fraction out.")
     if not isinstance(dataset, StoredDataset):
         processes = 1  # the examples are in this process
+    items = items_of(dataset)
+    if not all(are_classes(each.labels) for each in items.values()):
+        raise DataError(f"the labels of {source} are no classes, and records hold one class an example. Train from it.")
     told = {"dataset": source, "split_seed": config.split_seed, "validation_fraction": validation_fraction}
     with bar("converting", sum(dataset.sizes().values())) as progress:
         return convert_items(
-            items_of(dataset),
+            items,
             dataset.classes,
             Path(to).expanduser(),
             encoding=encoding,
@@ -196,7 +200,7 @@ def show_data(
             strip.append(image)
     labels = np.asarray(found[LABEL]) if LABEL in found else None
     captions = [
-        f"{dataset.classes[int(labels[place])]}\n{dataset.name(split, int(row))}" if labels is not None else str(row)
+        f"{_caption(dataset, labels[place])}\n{dataset.name(split, int(row))}" if labels is not None else str(row)
         for place, row in enumerate(rows)
     ]
     shape = "×".join(map(str, dataset.features[IMAGE].shape))
@@ -210,6 +214,16 @@ def show_data(
     with explain(path, "write", DataError), whole_file(path) as file:
         file.write(data)
     return path
+
+
+def _caption(dataset: Dataset, label: Any) -> str:
+    """The class; the classes that apply; or the values."""
+    kind = label_kind(dataset.features.get(LABEL))
+    if kind == "class":
+        return dataset.classes[int(label)]
+    if kind == "flags":
+        return ", ".join(name for name, applies in zip(dataset.classes, label, strict=True) if applies) or "none"
+    return ", ".join(f"{value:.4g}" for value in np.ravel(label))
 
 
 def _originals(dataset: Dataset, split: str, rows: NDArray[np.int64], read: NDArray[Any]) -> list[NDArray[Any]]:

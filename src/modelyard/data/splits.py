@@ -31,6 +31,18 @@ def stratified(labels: NDArray[np.generic], fraction: float, seed: int) -> tuple
     return larger.astype(np.int64), smaller.astype(np.int64)
 
 
+def by_chance(count: int, fraction: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The same for labels that are no classes."""
+    order = permutation(seed, _SPLIT_DOMAIN, -1, count)
+    smaller = min(max(round(count * fraction), 1), count - 1)
+    return np.sort(order[smaller:]), np.sort(order[:smaller])
+
+
+def are_classes(labels: NDArray[np.generic]) -> bool:
+    """Whether labels are one whole number an example."""
+    return labels.ndim == 1 and labels.dtype.kind in "iu"
+
+
 def with_validation(splits: dict[str, Arrays], fraction: float, seed: int) -> dict[str, Arrays]:
     """``splits`` with a validation split, taken from train where there is none; ids stay those of the whole.
 
@@ -42,12 +54,17 @@ def with_validation(splits: dict[str, Arrays], fraction: float, seed: int) -> di
     whole = {name: np.asarray(array) for name, array in splits[TRAIN].items()}
     labels = whole[LABEL]
     count = labels.shape[0] if labels.ndim else 0
-    if count < 2 or labels.size != count or labels.dtype.kind not in "iu":
+    if count < 2 or labels.ndim > 2 or labels.size == 0 or labels.dtype.kind not in "iufb":
+        return splits
+    if not np.isfinite(labels).all():
         return splits
     if any(array.shape[:1] != (count,) for array in whole.values()):
         return splits
     whole.setdefault(ID, np.arange(count, dtype=np.int64))
-    larger, smaller = stratified(labels.reshape(count), fraction, seed)
+    if labels.size == count and labels.dtype.kind in "iu":
+        larger, smaller = stratified(labels.reshape(count), fraction, seed)
+    else:
+        larger, smaller = by_chance(count, fraction, seed)
     return {
         **splits,
         TRAIN: {name: array[larger] for name, array in whole.items()},

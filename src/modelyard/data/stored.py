@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from modelyard.data.dataset import ID, IMAGE, LABEL, TRAIN, VALIDATION, Arrays, Crop, DataContext, Dataset, Feature
 from modelyard.data.images import Box, Choose, Fit, UndecodableError, fill, size_of
 from modelyard.data.items import ChosenItems, Items, Stored
-from modelyard.data.splits import stratified
+from modelyard.data.splits import are_classes, by_chance, stratified
 from modelyard.errors import DataError
 
 
@@ -48,7 +49,9 @@ class StoredDataset(Dataset):
         """What an example looks like, from the first one. Converting and checking go without: it may be damaged."""
         first = self.splits[TRAIN].load(0)
         shape, dtype = _shape(first, self._size, self._channels, self.splits[TRAIN].name(0))
-        return {IMAGE: Feature(shape, dtype), LABEL: Feature((), "int32"), ID: Feature((), "int64")}
+        labels = self.splits[TRAIN].labels
+        label = Feature(labels.shape[1:], labels.dtype.name)
+        return {IMAGE: Feature(shape, dtype), LABEL: label, ID: Feature((), "int64")}
 
     @property
     def crops(self) -> bool:
@@ -59,10 +62,11 @@ class StoredDataset(Dataset):
         """How many examples each split has."""
         return {name: len(items) for name, items in self.splits.items()}
 
-    def labels(self, split: str) -> NDArray[np.int32]:
-        """The class of every example."""
+    def labels(self, split: str) -> NDArray[np.int32] | None:
+        """The class of every example, if it has one."""
         self.size(split)
-        return self.splits[split].labels
+        labels = self.splits[split].labels
+        return labels if are_classes(labels) else None
 
     def name(self, split: str, index: int) -> str:
         """The path of the file, or the place in it."""
@@ -129,11 +133,11 @@ class _ReadItems(Items):
 
     def __init__(self, dataset: Dataset, split: str) -> None:
         self.dataset, self.split = dataset, split
-        labels = dataset.labels(split)
+        labels: Any = dataset.labels(split)
         if labels is None:
             rows = np.arange(dataset.size(split))
             labels = np.concatenate([dataset.read(split, rows[i : i + 512])[LABEL] for i in range(0, len(rows), 512)])
-        self.labels = np.asarray(labels, np.int32)
+        self.labels = np.asarray(labels)
 
     def load(self, index: int) -> Stored:
         """The values of one example."""
@@ -163,8 +167,11 @@ def with_validation_items(splits: Mapping[str, Items], context: DataContext) -> 
     """``splits`` with a validation split, taken from train where there is none."""
     if context.validation_fraction <= 0 or VALIDATION in splits or len(splits.get(TRAIN, ())) < 2:
         return dict(splits)
-    larger, smaller = stratified(splits[TRAIN].labels, context.validation_fraction, context.split_seed)
     whole = splits[TRAIN]
+    if are_classes(whole.labels):
+        larger, smaller = stratified(whole.labels, context.validation_fraction, context.split_seed)
+    else:
+        larger, smaller = by_chance(len(whole), context.validation_fraction, context.split_seed)
     return {**splits, TRAIN: ChosenItems(whole, larger), VALIDATION: ChosenItems(whole, smaller)}
 
 

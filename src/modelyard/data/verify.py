@@ -17,6 +17,7 @@ from modelyard.data.images import decode as decode_image
 from modelyard.data.items import Items, Stored
 from modelyard.data.records.converted import DATASET_JSON, LABELS, ConvertedInfo, ShardInfo, read_dataset_json
 from modelyard.data.records.items import RecordItems
+from modelyard.data.splits import are_classes
 from modelyard.errors import DataError
 from modelyard.run.files import explain
 
@@ -174,7 +175,8 @@ def _verify_split(
         for problem in items.index_problems():
             report.add(problem)
     found = report.splits[name] = SplitReport(len(items), _histogram(items, len(classes)))
-    for worst in np.flatnonzero((items.labels < 0) | (items.labels >= len(classes))).tolist():
+    outside = (items.labels < 0) | (items.labels >= len(classes)) if are_classes(items.labels) else np.zeros(0, bool)
+    for worst in np.flatnonzero(outside).tolist():
         label = int(items.labels[worst])
         report.add(f"{items.name(worst)}: label {label} is out of range, there are {len(classes)} classes.")
     digests = np.zeros(len(items), np.uint64)
@@ -231,6 +233,8 @@ def _digest(stored: Stored) -> int:
 
 
 def _histogram(items: Items, classes: int) -> list[int]:
+    if not are_classes(items.labels):
+        return []
     sound = items.labels[(items.labels >= 0) & (items.labels < classes)]
     counts: list[int] = np.bincount(sound, minlength=classes).tolist()
     return counts
@@ -259,6 +263,8 @@ def _find_repeated(
                 f"{len(both):,} of {len(digests[other]):,} {other} examples are also in {one}, the first: "
                 f"{splits[other].name(index)} is {splits[one].name(twin)}."
             )
+    if not all(are_classes(items.labels) for items in splits.values()):
+        return
     labels = np.concatenate([items.labels for items in splits.values()]) if splits else np.empty(0, np.int32)
     every = np.concatenate(list(digests.values())) if digests else np.empty(0, np.uint64)
     order = np.lexsort((labels, every))

@@ -99,7 +99,8 @@ class BackboneNetwork:
         if options.pretrained is None:
             return {}
         log.info("starting from the weights of %s: %s", self.name, options.pretrained)
-        mine = [v for layer in model.layers if layer.name != _HEAD for v in layer.weights]
+        body = model.layers[: [layer.name for layer in model.layers].index(_HEAD)]
+        mine = [v for layer in body for v in layer.weights]
         published = self._published(options)
         if [tuple(v.shape) for v in mine] != [array.shape for array in published]:
             raise CheckpointError(f"pretrained {options.pretrained} is not of {self.name}{_width(options)}.")

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, field_validator
 from modelyard.config.calls import parse_list
 from modelyard.config.durations import StepDuration
 from modelyard.models.backbone_table import BACKBONES
+from modelyard.models.class_weights import ClassWeights
 from modelyard.registry import MODELS, OPTIMIZERS, SCHEDULES, Options
 
 Positive = Annotated[int, Field(ge=1)]
@@ -19,10 +20,25 @@ StepDurations = Annotated[tuple[StepDuration, ...], BeforeValidator(parse_list)]
 # -- models ---------------------------------------------------------------------------------------------------------
 
 
-class ClassifierOptions(Options):
-    """What every classifier has."""
+class RegressorOptions(Options):
+    """What every regression has."""
+
+    regression_loss: Literal["mse", "mae", "huber"] = Field(
+        "mse", description="task regression: mean squared, mean absolute or Huber's error"
+    )
+    huber_delta: float = Field(
+        1.0, gt=0, description="where Huber's error becomes a straight line, in units of the labels' spread"
+    )
+
+
+class ClassifierOptions(RegressorOptions):
+    """What every classifier has, and networks that may be trained as something else."""
 
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the target spread over all classes")
+    class_weights: ClassWeights = Field(
+        None, description="weights in the training loss: balanced, 'cat=2,dog=0.5' (others 1), or one for each class"
+    )
+    focal_gamma: float = Field(0.0, ge=0, le=20, description="focal loss: what is right already counts less; 0: off")
 
 
 MODELS.default_options = ClassifierOptions
@@ -315,6 +331,19 @@ class TriangularOptions(CosineOptions):
     peak_at: StepDuration = Field("20 %", description="where the peak is reached", validate_default=True)
 
 
+class OneCycleOptions(TriangularOptions):
+    """Up and down in half cosines."""
+
+    start_factor: float = Field(0.04, ge=0, le=1, description="share of the peak learning rate at the first step")
+    peak_at: StepDuration = Field("30 %", description="where the peak is reached", validate_default=True)
+
+
+class RangeTestOptions(Options):
+    """Exponential growth."""
+
+    lowest_learning_rate: float = Field(1e-6, gt=0, description="learning rate at the first step")
+
+
 SCHEDULES.declare("constant", "modelyard.models.schedules:constant", summary="the same learning rate all along")
 SCHEDULES.declare(
     "piecewise", "modelyard.models.schedules:piecewise", options=PiecewiseOptions, summary="cut at given points"
@@ -336,4 +365,16 @@ SCHEDULES.declare(
     "modelyard.models.schedules:triangular",
     options=TriangularOptions,
     summary="straight up to the peak, then straight down to an end value",
+)
+SCHEDULES.declare(
+    "one_cycle",
+    "modelyard.models.schedules:one_cycle",
+    options=OneCycleOptions,
+    summary="half a cosine up to the peak, then one down to an end value (L. Smith); the momentum stays as it is",
+)
+SCHEDULES.declare(
+    "range_test",
+    "modelyard.models.schedules:range_test",
+    options=RangeTestOptions,
+    summary="grows by the same factor each step, to the peak at the last: for `modelyard find-learning-rate`",
 )

@@ -14,8 +14,10 @@ from modelyard.config.schema import Config
 from modelyard.models.catalog import (
     CosineOptions,
     ExponentialOptions,
+    OneCycleOptions,
     PiecewiseOptions,
     PolynomialOptions,
+    RangeTestOptions,
     TriangularOptions,
 )
 from modelyard.registry import Options
@@ -88,6 +90,24 @@ def triangular(options: TriangularOptions, run: Run, warmup: int, peak: float) -
         return ops.where(step < top, up, end + (1 - end) * (1 - _progress(step, run, top)))
 
     return factor
+
+
+def one_cycle(options: OneCycleOptions, run: Run, warmup: int, peak: float) -> Schedule:
+    """From a share of the peak to the peak, then to the end value at the end, each in half a cosine."""
+    top, start, end = options.peak_at.steps(run), options.start_factor, options.end_learning_rate / peak
+
+    def factor(step: Any) -> Any:
+        up = 0.5 * (1 - ops.cos(math.pi * ops.clip(step / top, 0.0, 1.0)))
+        down = 0.5 * (1 + ops.cos(math.pi * _progress(step, run, top)))
+        return ops.where(step < top, start + (1 - start) * up, end + (1 - end) * down)
+
+    return factor
+
+
+def range_test(options: RangeTestOptions, run: Run, warmup: int, peak: float) -> Schedule:
+    """From the lowest learning rate at the first step to the peak at the last, the same factor each step."""
+    decades = math.log(peak / options.lowest_learning_rate)
+    return lambda step: ops.exp(decades * (step / max(run.total_steps - 1, 1) - 1))
 
 
 def _progress(step: Any, run: Run, warmup: int) -> Any:

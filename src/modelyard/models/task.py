@@ -15,6 +15,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import keras
@@ -28,17 +29,19 @@ from modelyard.data.dataset import ID, IMAGE, LABEL, TRAIN, Dataset, Feature
 from modelyard.data.preprocess import batch_preprocessing
 from modelyard.errors import DataError, UserError
 from modelyard.models.catalog import ClassifierOptions
+from modelyard.models.class_loss import class_weights, cross_entropy
 from modelyard.registry import Options as BaseOptions
 
 Tensor = Any
 Batch = dict[str, Any]
+WEIGHTED = "weighted"
 _STATISTICS_EXAMPLES = 4096
 
 
 @dataclass(frozen=True)
 class DataInfo:
-    """What a model may know of its data: the shapes, the classes, the mean and spread of the training images, and a
-    sample of them (None where examples are no images).
+    """What a model may know of its data: the shapes, the classes, the mean and spread of the training images, a sample
+    of them (None where examples are no images), and the mean and spread of the training labels.
     """
 
     features: dict[str, Feature]
@@ -46,11 +49,27 @@ class DataInfo:
     mean: NDArray[np.float32]
     spread: NDArray[np.float32]
     images: NDArray[Any] | None = field(default=None, repr=False, compare=False)
+    count: Callable[[], NDArray[np.int64]] | None = field(default=None, repr=False, compare=False)
+    label_mean: NDArray[np.float32] | float = 0.0
+    label_spread: NDArray[np.float32] | float = 1.0
+    outputs: int | None = None
 
     @property
     def num_classes(self) -> int:
-        """How many classes there are."""
-        return len(self.classes)
+        """How many outputs a network needs: one for each class, or for each number to predict."""
+        return len(self.classes) if self.outputs is None else self.outputs
+
+    @cached_property
+    def counts(self) -> NDArray[np.int64]:
+        """How many training examples each class has; counted when first asked for.
+
+        Raises:
+            DataError: if examples have no class as a label.
+        """
+        label = self.features.get(LABEL)
+        if self.count is None or label is None or label.shape != () or "int" not in label.dtype:
+            raise DataError("these examples have no class as a label that could be counted.")
+        return self.count()
 
     @property
     def image_shape(self) -> tuple[int, ...]:
@@ -83,7 +102,27 @@ def describe(dataset: Dataset, preprocess: Sequence[Call] = ()) -> DataInfo:
         mean = np.broadcast_to(np.array(means), channels).astype(np.float32)
         spread = np.broadcast_to(np.maximum(spreads, 1e-6), channels).astype(np.float32)
     images = np.asarray(found[IMAGE]) if IMAGE in features and len(features[IMAGE].shape) == 3 else None
-    return DataInfo(features, dataset.classes, mean, spread, images)
+    labels = np.asarray(found[LABEL], np.float64) if LABEL in features and len(features[LABEL].shape) < 2 else None
+    label_mean = 0.0 if labels is None else labels.mean(axis=0).astype(np.float32)
+    label_spread = 1.0 if labels is None else _at_least(labels.std(axis=0))
+    return DataInfo(features, dataset.classes, mean, spread, images, lambda: _count(dataset), label_mean, label_spread)
+
+
+def _at_least(spread: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Labels that are all the same have no spread to divide by."""
+    return np.where(spread > 0, np.maximum(spread, 1e-12), 1.0).astype(np.float32)
+
+
+def _count(dataset: Dataset) -> NDArray[np.int64]:
+    """How many training examples each class has; where labels are not known without reading, only they are read."""
+    labels = dataset.labels(TRAIN)
+    if labels is None:
+        size, at_once = dataset.size(TRAIN), 1024
+        labels = np.empty(size, np.int32)
+        for start in range(0, size, at_once):
+            rows = np.arange(start, min(start + at_once, size))
+            dataset.read_into(TRAIN, rows, {LABEL: labels[start : start + at_once]})
+    return np.bincount(labels, minlength=len(dataset.classes)).astype(np.int64)
 
 
 def _moments(values: NDArray[Any]) -> tuple[float, float]:
@@ -177,24 +216,46 @@ class Classifier(Task):
     def checked_network(self) -> keras.Model:
         """The network, if it has one output for each class."""
         model = super().checked_network()
+        _ = self._weights  # what is wrong with them is said before training
         shape = getattr(model, "output_shape", None)
-        if shape is not None and not isinstance(shape, list | dict) and shape[-1] != self.data.num_classes:
-            raise UserError(
-                f"the model has {shape[-1]} outputs, but there are {self.data.num_classes} classes. "
-                "Its last layer should have data.num_classes units."
-            )
+        if shape is not None and not isinstance(shape, list | dict):  # others are the business of an own loss
+            check_outputs(model, self.data.num_classes, "classes")
         return model
 
-    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """Cross-entropy, with label smoothing where it is asked for. Labels are classes, or shares of the classes."""
+    def preprocess(self, batch: Batch, training: bool) -> Batch:
+        """Where classes have weights, training batches get ``weighted``: the shares of the classes times their weights.
+
+        So that evaluation goes without: its loss compares with that of other weights.
+        """
+        if not training or self._weights is None or LABEL not in batch:
+            return batch
         labels = batch[LABEL]
-        smoothing = getattr(self.options, "label_smoothing", 0.0)
-        if _are_shares(labels):
-            target = ops.cast(labels, outputs.dtype)
-        elif not smoothing:
+        if not _are_shares(labels):
+            labels = ops.one_hot(labels, self.data.num_classes)
+        wide = keras.config.floatx()
+        return {**batch, WEIGHTED: ops.cast(labels, wide) * ops.cast(self._weights, wide)}
+
+    @cached_property
+    def _weights(self) -> NDArray[np.float32] | None:
+        given = getattr(self.options, "class_weights", None)
+        return None if given is None else class_weights(given, self.data.classes, self.data.counts)
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """Cross-entropy, with label smoothing, focal loss and, in training, weights of classes where they are wanted.
+
+        Labels are classes, or shares of the classes.
+        """
+        labels = batch[LABEL]
+        smoothing, gamma = (getattr(self.options, name, 0.0) for name in ("label_smoothing", "focal_gamma"))
+        shares = WEIGHTED in batch or _are_shares(labels)
+        if not shares and not smoothing and not gamma:
             return ops.sparse_categorical_crossentropy(labels, outputs, from_logits=True)
+        if shares:
+            target = ops.cast(batch.get(WEIGHTED, labels), outputs.dtype)
         else:
             target = ops.one_hot(labels, self.data.num_classes, dtype=outputs.dtype)
+        if WEIGHTED in batch or gamma:
+            return cross_entropy(target, outputs, smoothing, gamma)
         target = target * (1.0 - smoothing) + smoothing / self.data.num_classes
         return ops.categorical_crossentropy(target, outputs, from_logits=True)
 
@@ -216,31 +277,34 @@ def _are_shares(labels: Tensor) -> bool:
     return len(labels.shape) == 2 and "float" in keras.backend.standardize_dtype(labels.dtype)
 
 
-class _FunctionClassifier(Classifier):
-    """A classifier whose network is one registered function."""
-
-    def __init__(self, build: Callable[[DataInfo, Any], keras.Model], options: BaseOptions, data: DataInfo) -> None:
-        super().__init__(options, data)
-        self._build = build
-
-    def network(self) -> keras.Model:
-        """The model that the function builds."""
-        return self._build(self.data, self.options)
-
-    def first_weights(self, model: keras.Model) -> dict[str, NDArray[Any]]:
-        """Those that the function knows of, if it is more than a function."""
-        know = getattr(self._build, "first_weights", None)
-        return know(model, self.options) if know is not None else {}
+def check_outputs(model: keras.Model, count: int, what: str) -> None:
+    """Refuses a network that has not ``count`` outputs."""
+    shape = getattr(model, "output_shape", None)
+    if isinstance(shape, list | dict):
+        raise UserError(f"the model has {len(shape)} outputs; it should have one, of {count} numbers.")
+    if shape is not None and shape[-1] != count:
+        raise UserError(
+            f"the model has {shape[-1]} outputs, but there are {count} {what}. "
+            "Its last layer should have data.num_classes units."
+        )
 
 
 def build_task(config: Config, dataset: Dataset) -> Task:
     """The task of the model that ``config`` names, for ``dataset``."""
     target = config.entry("model").load()
+    from modelyard.models.kinds import check_options, kind_of_network  # those are tasks themselves
+
     options, data = config.options_of("model"), describe(dataset, config.preprocess)
     if not inspect.isclass(target):
-        return _FunctionClassifier(target, options, data)
+        kind = kind_of_network(config, data, dataset.features.get(LABEL))
+        check_options(config, kind)
+        own: dict[str, Any] = {"network": lambda task: target(task.data, task.options)}
+        if hasattr(target, "first_weights"):  # it is more than a function
+            own["first_weights"] = lambda task, model: target.first_weights(model, task.options)
+        return type(kind.__name__, (kind,), own)(options, data)
     if not issubclass(target, Task):
         raise UserError(f"the model {config.model!r} is a class that is no modelyard.Task.")
+    check_options(config, target)
     return target(options, data)
 
 

@@ -22,9 +22,10 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 @dataclass
 class CsvRows:
-    """The rows of one split: labels, and paths of images or values."""
+    """The rows of one split: names of classes or numbers as labels, and paths of images or values."""
 
     labels: list[str] = field(default_factory=list)
+    targets: list[NDArray[np.float32]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     values: list[NDArray[np.float32]] = field(default_factory=list)
 
@@ -72,7 +73,8 @@ def read_csv(path: Path, options: FilesOptions, split: str = TRAIN, look: bool =
 
 @dataclass(frozen=True)
 class _Columns:
-    label: int
+    labels: list[int]
+    label_kind: str
     image: int | None
     split: int | None
     values: list[int]
@@ -93,21 +95,28 @@ def _columns(path: Path, columns: Sequence[str], options: FilesOptions) -> _Colu
             )
         return columns.index(name)
 
-    label = place(options.label_column, "label_column")
+    labels = [place(name, "label_column") for name in label_columns(options, columns)]
     split = None
     if options.split_column in columns and options.split_column:  # tables of pandas have a column without a name
         split = columns.index(options.split_column)
     elif options.split_column not in ("", FilesOptions.model_fields["split_column"].default):
         split = place(options.split_column, "split_column")
     if not options.value_columns:
-        return _Columns(label, place(options.image_column, "image_column"), split, [])
+        return _Columns(labels, options.label_kind, place(options.image_column, "image_column"), split, [])
     if options.value_columns == ("all",):
-        values = [i for i in range(len(columns)) if i not in (label, split)]
+        values = [i for i in range(len(columns)) if i not in (*labels, split)]
     else:
         values = [place(name, "value_columns") for name in options.value_columns]
     if not values:
         raise DataError(f"{path}:1: there are no columns of values beside the label.")
-    return _Columns(label, None, split, values)
+    return _Columns(labels, options.label_kind, None, split, values)
+
+
+def label_columns(options: FilesOptions, columns: Sequence[str] = ()) -> list[str]:
+    """The names of the columns of labels: one of classes, any number of others."""
+    if options.label_kind == "class" or options.label_column in columns:
+        return [options.label_column]
+    return [name.strip() for name in options.label_column.split(",") if name.strip()]
 
 
 def _add_row(
@@ -120,10 +129,7 @@ def _add_row(
             raise DataError(f"{where}: {unknown('split', named, known)}")
         split = next(s for s, names in SPLIT_NAMES.items() if named in names)
     rows = found.setdefault(split, CsvRows())
-    label = row[columns.label].strip()
-    if not label:
-        raise DataError(f"{where}: the label is empty.")
-    rows.labels.append(label)
+    _add_label([row[column].strip() for column in columns.labels], rows, columns.label_kind, where)
     if columns.image is not None:
         image = row[columns.image].strip()
         if not image:
@@ -132,13 +138,30 @@ def _add_row(
             raise DataError(f"{where}: there is no file {folder / image}.")
         rows.paths.append(image)
         return
-    values = np.empty(len(columns.values), np.float32)
-    for number, column in enumerate(columns.values):
+    rows.values.append(_numbers([row[column] for column in columns.values], where))
+
+
+def _add_label(texts: list[str], rows: CsvRows, kind: str, where: str) -> None:
+    if not all(texts):
+        raise DataError(f"{where}: the label is empty.")
+    if kind == "class":
+        rows.labels.append(texts[0])
+        return
+    numbers = _numbers(texts, where)
+    if kind == "flags" and not np.isin(numbers, (0, 1)).all():
+        wrong = texts[int(np.flatnonzero(~np.isin(numbers, (0, 1)))[0])]
+        raise DataError(f"{where}: the label {wrong!r} must be 0 or 1 (--label_kind flags).")
+    rows.targets.append(numbers)
+
+
+def _numbers(texts: Sequence[str], where: str) -> NDArray[np.float32]:
+    values = np.empty(len(texts), np.float32)
+    for number, text in enumerate(texts):
         try:
-            value = float(row[column])
+            value = float(text)
         except ValueError:
             value = math.nan
         if not abs(value) <= _LARGEST:
-            raise DataError(f"{where}: {row[column]!r} is not a finite number.")
+            raise DataError(f"{where}: {text!r} is not a finite number.")
         values[number] = value
-    rows.values.append(values)
+    return values

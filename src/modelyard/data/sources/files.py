@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from modelyard.config.schema import PATH_DATASET
 from modelyard.data.catalog import FilesOptions
 from modelyard.data.dataset import TEST, TRAIN, VALIDATION, ArrayDataset, DataContext, Dataset
 from modelyard.data.items import ArrayItems, FileItems, Items
-from modelyard.data.sources.csv_file import CsvRows, named_images, read_csv
+from modelyard.data.sources.csv_file import CsvRows, label_columns, named_images, read_csv
 from modelyard.data.sources.folder import IMAGE_ENDINGS, Labelled, class_names, images_by_class, split_folders
 from modelyard.data.sources.npz import read_npy_folder, read_npz
 from modelyard.data.sources.remote import local_tree
@@ -34,7 +35,7 @@ RECORD_ENDINGS = (".tfrecord", ".tfrecords", ".tfrec", ".record", ".records")
 _SHARD = re.compile(r"-[\d?*\[\]-]+-of-[\d?*\[\]-]+")
 """train-00000-of-01024, or a pattern of such."""
 _OWN = {
-    "csv": ("image_column", "label_column", "split_column", "value_columns"),
+    "csv": ("image_column", "label_column", "label_kind", "split_column", "value_columns"),
     "records": tuple(name for name in FilesOptions.model_fields if name.startswith("record_")),
 }
 """Options that only one kind of source has a use for."""
@@ -175,11 +176,20 @@ def _of_folders(found: dict[str, tuple[Path, Labelled]]) -> Source:
 
 def _of_csv(files: dict[Path, dict[str, CsvRows]], options: FilesOptions) -> Source:
     every = [(path, split, rows) for path, splits in files.items() for split, rows in splits.items()]
-    classes = class_names({str(number): rows.labels for number, (_, _, rows) in enumerate(every)})
+    names = label_columns(options)
+    if options.label_kind == "class":
+        classes = class_names({str(number): rows.labels for number, (_, _, rows) in enumerate(every)})
+    else:  # columns are classes that apply or not, or values; a single value needs no name
+        classes = names if options.label_kind == "flags" or len(names) > 1 else []
     numbers = {name: number for number, name in enumerate(classes)}
     splits: dict[str, Items] = {}
     for path, split, rows in every:
-        labels = np.array([numbers[name] for name in rows.labels], np.int32)
+        labels: Any = np.array([numbers[name] for name in rows.labels], np.int32)
+        if options.label_kind == "flags":
+            labels = np.stack(rows.targets).astype(np.uint8)
+        elif options.label_kind == "numbers":
+            labels = np.stack(rows.targets)
+            labels = labels[:, 0] if labels.shape[1] == 1 else labels
         if options.value_columns:
             splits[split] = ArrayItems(np.stack(rows.values), labels)
         else:

@@ -1,0 +1,226 @@
+"""Which learning rate to train with: a few steps with one that grows, and a look at the loss (L. Smith, 2015).
+
+It trains a fresh model with the schedule ``range_test``; no run folder is made or touched.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modelyard import storage
+from modelyard.cluster.crew import Crew
+from modelyard.config import Config, load_config
+from modelyard.errors import UserError
+from modelyard.loop.learning_rate_plot import draw
+from modelyard.loop.stages import build, create_engine, open_dataset, run_lengths
+from modelyard.run.console import bar
+from modelyard.run.files import whole_folder
+
+log = logging.getLogger("modelyard")
+
+DIVERGED = 4.0
+"""A smoothed loss that is so many times the best has diverged."""
+TABLE, PLOT = "learning_rates.csv", "learning_rates.svg"
+
+
+@dataclass(frozen=True)
+class LearningRates:
+    """What came out.
+
+    Args:
+        learning_rates: of each step.
+        losses: of each step's batch; the last may be infinite or no number.
+        smoothed: the same, averaged over neighbouring steps.
+        steepest: where the smoothed loss falls fastest; None where it never falls.
+        diverged: where it diverged; None if it did not.
+        tenth: one tenth of that.
+        suggestion: the smaller of ``steepest`` and ``tenth``; None where there is neither.
+        folder: of table and plot.
+    """
+
+    learning_rates: tuple[float, ...]
+    losses: tuple[float, ...]
+    smoothed: tuple[float, ...]
+    steepest: float | None
+    diverged: float | None
+    tenth: float | None
+    suggestion: float | None
+    folder: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values; a loss that is no finite number is None."""
+        values = asdict(self)
+        for key in ("losses", "smoothed"):
+            values[key] = [value if math.isfinite(value) else None for value in values[key]]
+        return values
+
+
+def find_learning_rate(
+    config: Config | Mapping[str, Any] | None = None,
+    *,
+    lowest: float = 1e-6,
+    highest: float = 1.0,
+    steps: int = 100,
+    output: str | Path | None = None,
+    **options: Any,
+) -> LearningRates:
+    """Trains a fresh model with a learning rate that grows from ``lowest`` to ``highest``, and suggests one.
+
+    It stops early when the loss diverges. Everything else is as ``config`` says: model, data, optimizer, batch size.
+
+    Args:
+        config: a config, or options as a dictionary.
+        lowest: learning rate of the first step.
+        highest: learning rate of the last step.
+        steps: how many steps at most.
+        output: folder for the table and the plot; by default a new one in ``runs_dir``.
+        **options: options of a run by name, instead of ``config``.
+
+    Example:
+        >>> found = modelyard.find_learning_rate(model="mlp", dataset="digits", optimizer="sgd")
+        >>> found.suggestion
+    """
+    if isinstance(config, Config):
+        if options:
+            raise TypeError("give a Config or options by name, not both; load_config(...) takes options.")
+        given = config
+    else:
+        given = load_config(**{**(config or {}), **options})
+    if not 0 < lowest < highest < math.inf:
+        raise UserError(f"lowest {lowest:g} and highest {highest:g} must be more than 0, and lowest the smaller.")
+    if steps < 10:
+        raise UserError(f"steps is {steps}; fewer than 10 show nothing.")
+    if given.checkpoint_path is not None:
+        log.warning("checkpoint_path is not used here: the search trains fresh weights")
+    folder = _folder(given, output)
+    rates, losses = _measure(_range_test(given, lowest, highest, steps), steps)
+    found = _read(rates, losses, steps, folder)
+    with whole_folder(folder) as place:
+        rows = zip(found.learning_rates, found.losses, found.smoothed, strict=True)
+        lines = [f"{step},{r:.9g},{raw:.9g},{s:.9g}\n" for step, (r, raw, s) in enumerate(rows)]
+        (place / TABLE).write_text("step,learning_rate,loss,smoothed_loss\n" + "".join(lines), encoding="utf-8")
+        (place / PLOT).write_text(draw(found, f"{given.model} on {given.dataset}, {given.optimizer}"), encoding="utf-8")
+    return found
+
+
+def smooth(losses: NDArray[np.float64], steps: int) -> NDArray[np.float64]:
+    """The mean over a window around each step, narrower at the ends: it does not lag behind as running means do."""
+    half = max(steps // 20, 1)
+    out = np.empty(len(losses))
+    for place in range(len(losses)):
+        reach = min(half, place, len(losses) - 1 - place)
+        out[place] = losses[place - reach : place + reach + 1].mean()
+    return out
+
+
+def divergence(losses: NDArray[np.float64], steps: int) -> int | None:
+    """The first step at which the smoothed loss is four times the best before it, or a loss is not finite."""
+    wrong = np.flatnonzero(~np.isfinite(losses))
+    sound = losses[: wrong[0]] if len(wrong) else losses
+    smoothed = smooth(sound, steps)
+    best = np.minimum.accumulate(smoothed)
+    over = np.flatnonzero(smoothed > best + (DIVERGED - 1) * np.abs(best))  # a loss of one's own may be below 0
+    if len(over):
+        return int(over[0])
+    return int(wrong[0]) if len(wrong) else None
+
+
+def _folder(config: Config, output: str | Path | None) -> Path:
+    if output is None and storage.is_remote(config.runs_dir):
+        raise UserError(f"runs_dir {config.runs_dir} is not on this machine; name a local folder with --output.")
+    if output is not None and storage.is_remote(str(output)):
+        raise UserError(f"{output} is not on this machine; --output names a local folder.")
+    if output is not None:
+        folder = Path(output).expanduser()
+        strange = [p.name for p in folder.iterdir() if p.name not in (TABLE, PLOT)] if folder.is_dir() else []
+        if strange or (folder.exists() and not folder.is_dir()):
+            held = f"holds {strange[0]}" if strange else "is a file"
+            raise UserError(f"{folder} {held}; name a new folder for the results with --output.")
+        return folder
+    stamp = f"lr-finder-{datetime.now():%Y-%m-%d-%H_%M_%S}"
+    place, number = Path(config.runs_dir).expanduser() / stamp, 1
+    while place.exists():
+        number += 1
+        place = place.with_name(f"{stamp}-{number}")
+    return place
+
+
+def _range_test(config: Config, lowest: float, highest: float, steps: int) -> Config:
+    """The same config, with a learning rate that grows."""
+    return config.model_copy(
+        update={
+            "learning_rate": highest,
+            "learning_rate_schedule": "range_test",
+            "part_options": {**config.part_options, "lowest_learning_rate": lowest},
+            "warmup": None,
+            "train_steps": steps,
+            "train_epochs": None,
+            "ema_decay": 0.0,
+            "cluster": "none",
+        }
+    )
+
+
+def _measure(config: Config, steps: int) -> tuple[list[float], list[float]]:
+    """Trains until the end or until it diverges; gives the learning rate and the loss of each step."""
+    dataset = open_dataset(config)
+    engine = create_engine(config, Crew())
+    build(engine, config, dataset, run_lengths(config, dataset))
+    rates: list[float] = []
+    losses: list[float] = []
+    try:
+        engine.prepare([steps, 10])
+        with bar("trying learning rates", steps) as show:
+            while len(losses) < steps:
+                count = min(max(engine.grain, 5), steps - len(losses))
+                metrics = engine.train(len(losses), count)
+                rates += metrics["learning_rate"].tolist()
+                losses += metrics["loss"].tolist()
+                show(len(losses), steps)
+                if divergence(np.array(losses, np.float64), steps) is not None:
+                    break
+    finally:
+        engine.close()
+    return rates, losses
+
+
+def _read(rates: list[float], losses: list[float], steps: int, folder: Path) -> LearningRates:
+    """What the losses say."""
+    raw = np.array(losses, np.float64)
+    wrong = np.flatnonzero(~np.isfinite(raw))
+    raw = raw[: wrong[0] + 1] if len(wrong) else raw  # what follows says nothing
+    at = divergence(raw, steps)
+    smoothed = smooth(raw, steps)
+    steepest = _steepest(np.log10(rates), smoothed, len(raw) if at is None else at)
+    diverged = None if at is None else rates[at]
+    tenth = None if diverged is None else diverged / 10
+    known = [rate for rate in (None if steepest is None else rates[steepest], tenth) if rate is not None]
+    return LearningRates(
+        tuple(rates[: len(raw)]),
+        tuple(raw.tolist()),
+        tuple(smoothed.tolist()),
+        None if steepest is None else rates[steepest],
+        diverged,
+        tenth,
+        min(known) if known else None,
+        str(folder),
+    )
+
+
+def _steepest(decades: NDArray[np.float64], smoothed: NDArray[np.float64], end: int) -> int | None:
+    """The step before ``end`` at which the smoothed loss falls fastest on its way to the least."""
+    sound = smoothed[:end][np.isfinite(smoothed[:end])]
+    lowest = int(sound.argmin()) if len(sound) else 0
+    if lowest < 2:
+        return None
+    slope = np.gradient(sound[: lowest + 1], decades[: lowest + 1])
+    return int(slope.argmin()) if slope.min() < 0 else None
