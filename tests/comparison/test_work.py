@@ -75,6 +75,7 @@ def test_cells_that_fail_do_not_stop_the_others_and_are_tried_again(tmp_path: Pa
         Path(name).unlink()
     again = modelyard.matrix(output="m", program=stand_in(tmp_path))
     assert again.failed == ()
+    assert json.loads(Path("m/failed.json").read_text()) == {}
     assert len(noted("mlp-digits-seed0")) == 2
     assert len(noted("simple_cnn-digits-seed1")) == 1  # it was finished
     assert again.leaderboard is not None
