@@ -169,6 +169,8 @@ def test_names_from_strangers_are_harmless_on_every_page() -> None:
     for seed in range(2):
         write(f"a{seed}", 0.9 + seed / 100, random_seed=seed, dataset=f"x/{evil}")
         write(f"<img src=x onerror=alert(1)>{seed}", 0.9, random_seed=seed, finished=False)
+        config = Path(f"runs/a{seed}/config.yaml")
+        config.write_text(config.read_text().replace("model: mlp", 'model: "<script>|mlp"'))
     manifest = json.loads(Path("runs/a0/manifest.json").read_text())
     Path("runs/a0/manifest.json").write_text(json.dumps({**manifest, "model": {"flops": "<b>", "parameters": None}}))
     modelyard.leaderboard("runs", output="board")
@@ -180,7 +182,7 @@ def test_names_from_strangers_are_harmless_on_every_page() -> None:
     assert rows[0]["dataset"].startswith("'=cmd")
     assert float(rows[0]["mean"]) == pytest.approx(0.905)
     text = Path("board/leaderboard.md").read_text()
-    assert "\n| mlp |" in text
+    assert "\n| \\<script\\>\\|mlp |" in text
     assert "<script>" not in text.replace("\\<", "")
     assert {len(line.replace("\\|", "").split("|")) for line in text.splitlines() if line.startswith("|")} == {9}
 
@@ -196,7 +198,8 @@ def test_numbers_below_zero_stay_numbers_in_csv() -> None:
 def test_names_in_a_plot_do_not_lie_on_each_other() -> None:
     import re
 
-    points = [Point(f"model_{n}", 100.0 * (1 + n / 50), 0.9 + n / 1000, 0.001, n) for n in range(6)]
+    points = [Point(f"model_{n}", 100.0, 0.9 + n / 1000, 0.0005, n) for n in range(5)]
+    points.append(Point("far", 1e6, 0.5, 0.001, 5))
     drawn = scatter(points, "FLOPs", "accuracy", 100)
     assert drawn.count("<circle") == 6
     assert drawn.count('class="bar ') == 6

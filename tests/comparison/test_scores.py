@@ -49,4 +49,6 @@ def test_what_does_not_differ_shares_the_mean_of_its_places() -> None:
     assert ranks(means, lambda value: -value, near) == [3, 1.5, 1.5, 4]
     assert ranks(means, lambda value: value, near) == [2, 3.5, 3.5, 1]
     assert ranks(means, lambda value: -value, lambda one, other: None) == [3, 1, 2, 4]
+    # The last is so noisy that it does not differ from the first, but it is no better than the second, which does.
+    assert ranks([0.97, 0.95, 0.91], lambda value: -value, lambda one, other: other == 1) == [1, 2.5, 2.5]
     assert ranks([0.5, 0.5], lambda value: -value, lambda one, other: None) == [1.5, 1.5]

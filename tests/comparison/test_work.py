@@ -75,6 +75,7 @@ def test_cells_that_fail_do_not_stop_the_others_and_are_tried_again(tmp_path: Pa
         Path(name).unlink()
     again = modelyard.matrix(output="m", program=stand_in(tmp_path))
     assert again.failed == ()
+    assert json.loads(Path("m/failed.json").read_text()) == {}
     assert len(noted("mlp-digits-seed0")) == 2
     assert len(noted("simple_cnn-digits-seed1")) == 1  # it was finished
     assert again.leaderboard is not None
@@ -151,3 +152,25 @@ def test_the_reason_of_a_failure_is_a_line() -> None:
     )
     assert reason_of(1, ["something"]) == "ended with status 1"
     assert reason_of(0, []) == "ended before it was finished"
+
+
+def test_the_table_shows_where_each_cell_is(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    from modelyard.comparison.folder import MatrixFolder
+    from modelyard.comparison.view import cell_table
+    from modelyard.comparison.work import State
+
+    run(tmp_path)
+    folder = MatrixFolder("m")
+    done, running, failed, waiting = (State(cell) for cell in folder.known_cells())
+    done.state, done.was_done = "done", True
+    running.state = "running"
+    failed.state, failed.reason, failed.seconds = "failed", "[bold]out of luck[/]", 12.0
+    console = Console(width=120, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(cell_table(folder, [done, running, failed, waiting]))
+    text = console.export_text()
+    assert "4 cells: 1 done, 1 running, 1 waiting, 1 failed" in text
+    assert "validation accuracy 0.5" in text
+    assert "[bold]out of luck[/]" in text
+    assert "12 s" in text

@@ -114,7 +114,7 @@ def leaderboard(
     runs, unfinished = gather(Path(folder).expanduser())
     board = compare(runs, unfinished, metric, split, str(folder))
     for note in board.notes:
-        log.info("%s", note)
+        log.debug("%s", note)  # whoever shows the board shows them
     write_pages(board, Path(output if output is not None else folder).expanduser())
     return board
 

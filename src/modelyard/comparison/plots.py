@@ -137,7 +137,7 @@ def _log_ticks(low: float, high: float) -> list[float]:
         found = [value for value in values if low <= math.log10(value) <= high]
         if len(found) >= 3:
             return found[:: -(-len(found) // 7)]
-    return [10**low * (10 ** (high - low)) ** (part / 3) for part in (0.5, 1.5, 2.5)]
+    return [float(f"{10 ** (low + part * (high - low)):.2g}") for part in (0.2, 0.5, 0.8)]
 
 
 def _linear_range(low: float, high: float) -> tuple[float, float, list[float]]:

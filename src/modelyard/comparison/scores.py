@@ -86,6 +86,8 @@ def ranks(
 ) -> list[float]:
     """Ranks from 1, the best first; those that don't differ from the best of their group share the mean of its places.
 
+    A group ends where one differs: nobody is ranked before another with a better mean only for being noisier.
+
     Args:
         means: the mean of each.
         key: sorts the best first.
@@ -96,7 +98,11 @@ def ranks(
     result = [0.0] * len(means)
     while order:
         first = order[0]
-        tied = [n for n in order if n == first or differ(first, n) is False or means[n] == means[first]]
+        tied = [first]
+        for number in order[1:]:
+            if differ(first, number) is not False and means[number] != means[first]:
+                break
+            tied.append(number)
         taken = sum(rank > 0 for rank in result)
         for number in tied:
             result[number] = taken + (len(tied) + 1) / 2

@@ -45,8 +45,9 @@ def progress(folder: MatrixFolder, state: State) -> tuple[str, str]:
     rows = last_rows(folder.run(state.cell.name).metrics) if state.state != WAITING else []
     if not rows:
         return "", ""
-    epoch = rows[-1].get("epoch")
-    step = f"{rows[-1].get('step')}" + (f" / {epoch:.3g}" if isinstance(epoch, int | float) else "")
+    newest = max(rows, key=lambda row: row.get("step") or 0)  # the last is of the best model, which may be older
+    epoch = newest.get("epoch")
+    step = f"{newest.get('step')}" + (f" / {epoch:.3g}" if isinstance(epoch, int | float) else "")
     for split in ("test", "validation", "train"):
         for row in reversed(rows):
             for metric in ("accuracy", "loss"):
