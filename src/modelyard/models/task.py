@@ -301,7 +301,8 @@ def build_task(config: Config, dataset: Dataset) -> Task:
         own: dict[str, Any] = {"network": lambda task: target(task.data, task.options)}
         if hasattr(target, "first_weights"):  # it is more than a function
             own["first_weights"] = lambda task, model: target.first_weights(model, task.options)
-        return type(kind.__name__, (kind,), own)(options, data)
+        kind = type(kind.__name__, (kind,), own)
+        return kind(options, data)
     if not issubclass(target, Task):
         raise UserError(f"the model {config.model!r} is a class that is no modelyard.Task.")
     check_options(config, target)
