@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 from keras import ops
 from numpy.typing import NDArray
@@ -34,9 +33,11 @@ from modelyard.data.draws import halves
 from modelyard.data.pipeline import Pipeline, share_of_batch
 from modelyard.data.preprocess import batch_preprocessing
 from modelyard.engine.averages import averages_to_load, is_average
+from modelyard.engine.naming import check_names
+from modelyard.engine.network import Network
 from modelyard.engine.phases import Phases
 from modelyard.engine.views import averaged
-from modelyard.errors import CheckpointError, ClusterError, TrainingError, UserError
+from modelyard.errors import ClusterError, TrainingError, UserError
 from modelyard.models.schedules import build_schedule
 from modelyard.models.task import Task
 
@@ -153,6 +154,12 @@ class Engine(ABC):
             numbers = [n for n in range(1, self.replicas) if batch % (n * pieces) == 0]
             others = f", or {_listed(numbers)} devices" if numbers else ""
             raise UserError(f"train_batch_size {batch} can't be divided evenly over {by}. Use {fitting}{others}.")
+
+    def adopt(self, network: Network) -> None:
+        """Takes what is trained for its own."""
+        self.network = network
+        self.task, self.model, self.optimizer = network.task, network.model, network.optimizer
+        self._weights, self._slots = network.weights, network.slots
 
     @abstractmethod
     def set_up_model(self, make_task: Callable[[], Task]) -> None:
@@ -326,12 +333,12 @@ class Engine(ABC):
             CheckpointError: if the names or shapes are not those of this model; nothing is changed then.
         """
         weights, slots = self.shapes()
-        _check_names("weights", weights, state.weights)
+        check_names("weights", weights, state.weights)
         optimizer = state.optimizer
         if weights_only:
             slots = {slot: shape for slot, shape in slots.items() if self.config.ema_decay and is_average(slot)}
             optimizer = averages_to_load(slots, state.weights, optimizer)
-        _check_names("optimizer slots", slots, optimizer)
+        check_names("optimizer slots", slots, optimizer)
         if self.processes > 1:
             both = ((_WEIGHTS, state.weights), (_OPTIMIZER, optimizer))
             named = {
@@ -381,28 +388,6 @@ class Engine(ABC):
         seen = self.compiled(lambda *given: self.preprocess(given[0], True, *given[1:]))(batch, low, high, rows, epochs)
         return {name: ops.convert_to_numpy(value) for name, value in seen.items()}
 
-    task: Task
-    model: keras.Model
-    _weights: dict[str, Any]
-    _slots: dict[str, Any]
-
 
 def _listed(numbers: list[int]) -> str:
     return " or ".join(map(str, numbers[-3:]))
-
-
-def _check_names(what: str, expected: dict[str, tuple[int, ...]], given: dict[str, NDArray[Any]]) -> None:
-    missing = sorted(set(expected) - set(given))
-    extra = sorted(set(given) - set(expected))
-    shapes = [
-        f"{name} is {given[name].shape}, not {shape}"
-        for name, shape in expected.items()
-        if name in given and tuple(given[name].shape) != tuple(shape)
-    ]
-    problems = [
-        f"{label}: {', '.join(names[:5])}{f' and {len(names) - 5} more' if len(names) > 5 else ''}"
-        for label, names in (("missing", missing), ("not in the model", extra), ("of another shape", shapes))
-        if names
-    ]
-    if problems:
-        raise CheckpointError(f"the checkpoint is of another model; {what} {'; '.join(problems)}.")

@@ -27,7 +27,6 @@ from modelyard.cluster.crew import Crew
 from modelyard.config.schema import Config
 from modelyard.data.dataset import TRAIN, Arrays
 from modelyard.data.draws import fold
-from modelyard.engine.averages import make_averages
 from modelyard.engine.base import Engine, State, StepMetrics
 from modelyard.engine.jax_cache import compile_all, counted_compilations
 from modelyard.engine.jax_devices import set_up_devices
@@ -35,11 +34,10 @@ from modelyard.engine.jax_initial import drawn_by_numpy
 from modelyard.engine.jax_moments import compute_moments_in_one_pass
 from modelyard.engine.jax_sharding import Layout
 from modelyard.engine.jax_step import Learned, StepFacts, TrainingStep
-from modelyard.engine.naming import name_optimizer_slots, name_weights, seed_states, slot_owners
+from modelyard.engine.naming import seed_states
+from modelyard.engine.network import build_network
 from modelyard.engine.precision import seed_initializers, set_precision
 from modelyard.errors import PeerLostError, UserError
-from modelyard.models.freezing import Freezing
-from modelyard.models.optimizers import build_optimizer
 from modelyard.models.task import Task
 from modelyard.run.machine import available_cores
 
@@ -61,6 +59,7 @@ class JaxEngine(Engine):
     """Many compiled steps a call, with state that never leaves the devices."""
 
     name = "jax"
+    step: TrainingStep
 
     def __init__(self, config: Config, crew: Crew | None = None) -> None:
         super().__init__(config, crew or Crew())
@@ -91,22 +90,8 @@ class JaxEngine(Engine):
         compute_moments_in_one_pass()
         seed_initializers(fold(self.config.random_seed, 1))
         with self._types(), jax.default_device(jax.local_devices(backend="cpu")[0]), drawn_by_numpy():
-            self.task = make_task()
-            self.model = self.task.checked_network()
-            optimizer = build_optimizer(self.config, lambda: self.step.learning_rate, self.model.name)
-            optimizer = self.task.optimizer(self.config, optimizer)
-            if self.config.precision == "float16":
-                optimizer = keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale")
-            self.freezing = Freezing(self.model, self.phases.all, self.config.freeze_batch_norm)
-            optimizer.build(self.freezing.trained)
-            self.optimizer = optimizer
-            self._weights = name_weights(self.model)
-            averages = make_averages(self._weights, self.freezing.trained) if self.config.ema_decay else {}
-        self._slots = name_optimizer_slots(optimizer, self._weights, averages)
-        learned = {id(v) for v in self.freezing.trained}
-        statistics = [v for v in self._weights.values() if id(v) not in learned]
-        owners = slot_owners(optimizer, self._weights, self._slots, self.freezing.trained)
-        self.step = TrainingStep(self, statistics, seed_states(self.model), list(averages.values()), owners)
+            self.adopt(build_network(self.config, make_task, self.phases, lambda: self.step.learning_rate))
+        self.step = TrainingStep(self, self.network, seed_states(self.model))
         self._places = {
             id(v): (part, number)
             for part, variables in enumerate(self.step.variables)
@@ -185,8 +170,8 @@ class JaxEngine(Engine):
         return self._programs[name]
 
     def _lowered(self, kind: str, count: int, phase: int) -> Any:
-        self.freezing.select(phase)
-        self.step.active = self.freezing.active[phase]
+        self.network.freezing.select(phase)
+        self.step.active = self.network.freezing.active[phase]
         facts = StepFacts.shapes(count, self.config.train_batch_size, self.layout)
         learned, seeds = jax.tree.map(self.layout.shape_of, (self._learned, self._seeds))
         if kind == "resident":

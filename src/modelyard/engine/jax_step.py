@@ -16,6 +16,8 @@ from modelyard.data.draws import fold
 from modelyard.data.pipeline import Pipeline
 from modelyard.engine.averages import next_average
 from modelyard.engine.jax_sharding import Layout
+from modelyard.engine.naming import slot_owners
+from modelyard.engine.network import Network
 from modelyard.engine.objective import Objective
 
 if TYPE_CHECKING:
@@ -78,32 +80,22 @@ class TrainingStep:
     """The step of an engine's task, with its optimizer.
 
     Args:
-        engine: whose model, task and optimizer it is.
-        statistics: the model's variables that are learned without gradients.
+        engine: whose step it is.
+        network: what is trained.
         generators: the states of its random generators.
-        averages: variables for the averages of what is trained, if there are any.
-        owners: for each of the optimizer's variables, the number of the weight it belongs to.
     """
 
     learning_rate: Any
     metric_names: list[str]
 
-    def __init__(
-        self,
-        engine: JaxEngine,
-        statistics: list[Any],
-        generators: list[Any],
-        averages: list[Any],
-        owners: list[int | None],
-    ) -> None:
+    def __init__(self, engine: JaxEngine, network: Network, generators: list[Any]) -> None:
         self.engine, self.config, self.layout = engine, engine.config, engine.layout
-        self.model, self.task, self.optimizer = engine.model, engine.task, engine.optimizer
-        self.trained = engine.freezing.trained
+        self.model, self.task, self.optimizer = network.model, network.task, network.optimizer
+        self.trained, self.statistics, self.generators = network.trained, network.statistics, generators
         self.active = [True] * len(self.trained)
         """Which of them are trained in the phase that is traced."""
-        self._owners = owners
-        self.statistics, self.generators = statistics, generators
-        self.variables = Learned(self.trained, statistics, list(self.optimizer.variables), averages)
+        self._owners = slot_owners(network.optimizer, network.weights, network.slots, network.trained)
+        self.variables = Learned(self.trained, self.statistics, list(self.optimizer.variables), network.averages)
         self._kernels = [i for i, v in enumerate(self.trained) if v.path.endswith("kernel")]
         self._inputs = [tensor.name for tensor in self.model.inputs]
         # Batch norm that sees only its own device's examples needs each device to run a program of its own.

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from modelyard.errors import UserError
+from numpy.typing import NDArray
+
+from modelyard.errors import CheckpointError, UserError
 
 SEED_STATE = "seed_generator_state"
 
@@ -46,6 +48,33 @@ def slot_owners(optimizer: Any, weights: dict[str, Any], slots: dict[str, Any], 
     numbers = {name: places[id(v)] for name, v in weights.items() if id(v) in places}
     names = {id(v): name for name, v in slots.items()}
     return [numbers.get(names[id(v)].rpartition("/")[0]) for v in optimizer.variables]
+
+
+def check_names(what: str, expected: dict[str, tuple[int, ...]], given: dict[str, NDArray[Any]]) -> None:
+    """Refuses tensors that are not those of this model.
+
+    Args:
+        what: they are, for the message.
+        expected: the shapes of the model's by name.
+        given: the tensors.
+
+    Raises:
+        CheckpointError: naming those that are missing, too many, or of another shape.
+    """
+    missing = sorted(set(expected) - set(given))
+    extra = sorted(set(given) - set(expected))
+    shapes = [
+        f"{name} is {given[name].shape}, not {shape}"
+        for name, shape in expected.items()
+        if name in given and tuple(given[name].shape) != tuple(shape)
+    ]
+    problems = [
+        f"{label}: {', '.join(names[:5])}{f' and {len(names) - 5} more' if len(names) > 5 else ''}"
+        for label, names in (("missing", missing), ("not in the model", extra), ("of another shape", shapes))
+        if names
+    ]
+    if problems:
+        raise CheckpointError(f"the checkpoint is of another model; {what} {'; '.join(problems)}.")
 
 
 def _without_prefix(path: str, prefix: str) -> str:

@@ -18,9 +18,10 @@ from modelyard.cluster.crew import Crew
 from modelyard.config.schema import Config
 from modelyard.data.dataset import TRAIN, Arrays
 from modelyard.data.draws import fold
-from modelyard.engine.averages import make_averages, next_average
+from modelyard.engine.averages import next_average
 from modelyard.engine.base import Engine, State, StepMetrics
-from modelyard.engine.naming import name_optimizer_slots, name_weights, seed_states
+from modelyard.engine.naming import seed_states
+from modelyard.engine.network import build_network
 from modelyard.engine.objective import Objective
 from modelyard.engine.precision import set_precision
 from modelyard.engine.tensorflow_devices import one_machine, set_up_devices, several_machines
@@ -31,8 +32,6 @@ from modelyard.engine.tensorflow_sync import (
     synchronise_in_one_journey,
 )
 from modelyard.errors import PeerLostError, TrainingError, UserError
-from modelyard.models.freezing import Freezing
-from modelyard.models.optimizers import build_optimizer
 from modelyard.models.task import Task
 
 tf.get_logger().setLevel("ERROR")  # its advice on retracing is for those who write the loop themselves
@@ -72,27 +71,14 @@ class TensorFlowEngine(Engine):
         set_precision(self.config)  # which that has forgotten
         keras.utils.set_random_seed(fold(self.config.random_seed, 1))
         with self.variable_scope():
-            self.task = make_task()
-            self.model = self.task.checked_network()
-            self._set_batch_norm()
-            optimizer = build_optimizer(self.config, lambda: self._learning_rate, self.model.name)
-            optimizer = self.task.optimizer(self.config, optimizer)
-            if self.config.precision == "float16":
-                optimizer = keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale")
-            self.freezing = Freezing(self.model, self.phases.all, self.config.freeze_batch_norm)
-            self._trained = self.freezing.trained
-            optimizer.build(self._trained)
-            leave_summing_to_the_engine(optimizer)
-            self.optimizer = optimizer
-            self._weights = name_weights(self.model)
-            averages = make_averages(self._weights, self._trained) if self.config.ema_decay else {}
+            self.adopt(build_network(self.config, make_task, self.phases, lambda: self._learning_rate))
+        self._set_batch_norm()
+        leave_summing_to_the_engine(self.optimizer)
         # Pairs of a weight and its average; none without ema_decay.
-        self._averages = list(zip(self._trained, averages.values(), strict=False))
-        self._slots = name_optimizer_slots(optimizer, self._weights, averages)
+        self._averages = list(zip(self.network.trained, self.network.averages, strict=False))
         self._seeds = seed_states(self.model)
-        learned = {id(v) for v in self._trained}
         self._changing: dict[int, Any] = {}
-        self._statistics = [v for v in self._weights.values() if id(v) not in learned]
+        self._statistics = self.network.statistics
         self._input_names = [tensor.name for tensor in self.model.inputs]
         self._resident: list[dict[str, Any]] | None = None
         self._train_functions: dict[int, Any] = {}
@@ -138,8 +124,10 @@ class TensorFlowEngine(Engine):
         phase = self.phases.of(step)
         if phase not in self._train_functions:
             # It is traced in its first call, and finds these then.
-            self.freezing.select(phase)
-            self._active = [v for v, on in zip(self._trained, self.freezing.active[phase], strict=True) if on]
+            self.network.freezing.select(phase)
+            self._active = [
+                v for v, on in zip(self.network.trained, self.network.freezing.active[phase], strict=True) if on
+            ]
             self._train_functions[phase] = make()
         return self._train_functions[phase]
 
