@@ -53,7 +53,7 @@ def show(name: str, image_shape: str | None, classes: int | None, options: dict[
     entry = MODELS.get(name)
     size = SIZES.get(name)
     shape = _shape(image_shape) if image_shape else size.shape if size else _USUAL
-    model = _built(entry, shape, classes or (size.classes if size else 10), options)
+    model = built(entry, shape, classes or (size.classes if size else 10), options)
     from modelyard.models.flops import flops
 
     layers = [
@@ -84,7 +84,7 @@ def show(name: str, image_shape: str | None, classes: int | None, options: dict[
     stdout().print(f"{parameters:,} parameters, {trained:,} of them trained; {cost}")
 
 
-def _built(entry: Entry, shape: tuple[int, ...], classes: int, options: Mapping[str, Any]) -> Any:
+def built(entry: Entry, shape: tuple[int, ...], classes: int, options: Mapping[str, Any]) -> Any:
     """The Keras model, for images that are not there."""
     from modelyard.config import load_config
     from modelyard.config.backend import select_engine
