@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.table import Column, Table
+from rich.text import Text
 
 from modelyard.cli.commands import print_json, program, stdout
 from modelyard.config.resolve import COMMAND_LINE
@@ -63,13 +64,13 @@ def _show(board: Any, folder: str, out: Any) -> None:
 
     share = is_share(board)
     columns = [
-        Column(name, justify="right") for name in ("mean rank", *board.datasets, *(n for n, _ in COSTS.values()))
+        Column(Text(name), justify="right") for name in ("mean rank", *board.datasets, *(n for n, _ in COSTS.values()))
     ]
-    table = Table(Column("model", overflow="fold"), *columns, title=heading(board), title_justify="left")
+    table = Table(Column("model", overflow="fold"), *columns, title=Text(heading(board)), title_justify="left")
     for entrant in board.entrants:
         scores = [result(entrant.scores.get(dataset), share) for dataset in board.datasets]
         costs = [over_datasets(entrant, of) for _, of in COSTS.values()]
-        table.add_row(entrant.name, rank(entrant.mean_rank), *scores, *costs)
+        table.add_row(*map(Text, (entrant.name, rank(entrant.mean_rank), *scores, *costs)))
     out.print(table)
     out.print(LEGEND, markup=False)
     for note in board.notes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -140,7 +141,7 @@ def _read(directory: RunDirectory, name: str) -> Run:
             scores[split] = {
                 key: float(value)
                 for key, value in row.items()
-                if key not in _NOT_METRICS and isinstance(value, int | float)
+                if key not in _NOT_METRICS and isinstance(value, int | float) and math.isfinite(value)
             }
     speeds = [row["average_examples_per_second"] for row in rows if row.get("average_examples_per_second")]
     size, starts = manifest.get("model") or {}, manifest.get("starts") or [{}]

@@ -25,7 +25,7 @@ NAME = re.compile(r"[A-Za-z0-9_][\w.+=,@-]*")
 """What a cell may be called: it is the name of a folder."""
 _OF_THE_MATRIX = ("model_dir", "runs_dir", "run_name", "resume", "best_model_dir")
 _ALWAYS = {"test_at_end": True, "cluster": "none"}
-"""Unless it is said otherwise: the test score is what is compared, and a cell never looks for other processes."""
+"""Unless the plan says otherwise: the test score is what is compared, and a cell never looks for other processes."""
 _RESULTS = (
     "train_steps", "train_epochs", "eval_every", "epochs_between_evals", "eval_throttle_secs",
     "test_time_augmentation", "test_at_end",

@@ -189,10 +189,16 @@ class Engine(ABC):
         for first, length in self.phases.cut(step, count):
             self.crew.tell("train", step=first, count=length)
             with self._explained():
-                stretches.append(self.train_stretch(first, length))
+                stretches.append(self._train_in_phase(first, length))
         if len(stretches) == 1:
             return stretches[0]
         return {name: np.concatenate([metrics[name] for metrics in stretches]) for name in stretches[0]}
+
+    def _train_in_phase(self, step: int, count: int) -> StepMetrics:
+        """Every process does this, at the same steps."""
+        if self.phases.begins_at(step):
+            self.assign({}, self.network.cleared_optimizer())
+        return self.train_stretch(step, count)
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -353,7 +359,7 @@ class Engine(ABC):
         while (order := crew.order()).kind != "end":
             if order.kind == "train":
                 with self._explained():
-                    self.train_stretch(order.fields["step"], order.fields["count"])
+                    self._train_in_phase(order.fields["step"], order.fields["count"])
                 step = order.fields["step"] + order.fields["count"]
             elif order.kind == "evaluate":
                 with contextlib.closing(self._evaluation_batches(order.fields["split"])) as batches:

@@ -181,7 +181,11 @@ class JaxEngine(Engine):
             data = self.layout.batch_shapes(self.pipeline.features, self._piece_shape())
             function = self.step.over_given
         outputs = (jax.tree.map(lambda s: s.sharding, learned), self.layout.everywhere)
-        return jax.jit(function, donate_argnums=0, out_shardings=outputs).lower(learned, data, facts, seeds)
+
+        def steps(*given: Any) -> Any:  # a function of its own: JAX may know the other from another phase
+            return function(*given)
+
+        return jax.jit(steps, donate_argnums=0, out_shardings=outputs).lower(learned, data, facts, seeds)
 
     def _lowered_evaluation(self, batch: dict[str, Any], weights: Any) -> Any:
         shapes = jax.tree.map(self.layout.shape_of, (*self._learned.evaluated, batch, weights))

@@ -224,7 +224,7 @@ class TrainingStep:
         statistics, gradients, sums = carried
         if self.apart:
             gradients, sums = lax.psum((gradients, sums), _AXIS)
-            statistics = [lax.pmean(s, _AXIS) if jnp.issubdtype(s.dtype, jnp.floating) else s for s in statistics]
+            statistics = [lax.pmean(s, _AXIS) if moved else s for s, moved in zip(statistics, self._moved, strict=True)]
         return statistics, gradients, sums
 
     def _objective(self, trained: Any, statistics: Any, noise: Any, slots: Any, batch: Any) -> tuple[Any, Any]:
@@ -238,6 +238,11 @@ class TrainingStep:
             total, shares = objective(outputs, batch, losses, kernels)
             total = self.optimizer.scale_loss(total)
         changed = [scope.get_current_value(v) for v in self.statistics]
+        # Others are the same on every device, and their mean would not be, to the last bit.
+        self._moved = [
+            new is not old and jnp.issubdtype(new.dtype, jnp.floating)
+            for new, old in zip(changed, statistics, strict=True)
+        ]
         self.metric_names = [*shares, "learning_rate"]
         return total, (changed, jnp.stack(list(shares.values())))
 

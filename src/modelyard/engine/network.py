@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
+import numpy as np
+from numpy.typing import NDArray
 
 from modelyard.config.schema import Config
 from modelyard.engine.averages import make_averages
@@ -49,6 +51,17 @@ class Network:
         """Those that have none."""
         learned = {id(v) for v in self.trained}
         return [v for v in self.weights.values() if id(v) not in learned]
+
+    def cleared_optimizer(self) -> dict[str, NDArray[Any]]:
+        """The optimizer's variables as they begin: what it knows of weights, and counts of steps; no loss scales.
+
+        It begins anew with each phase. Its means are of gradients that are over; and where it corrects for how few
+        steps it has seen, layers that were frozen until then would be moved several times too far.
+        """
+        averages = {id(v) for v in self.averages}
+        own = {name: v for name, v in self.slots.items() if id(v) not in averages}
+        known = {name: v for name, v in own.items() if name.rpartition("/")[0] in self.weights or "iteration" in name}
+        return {name: np.zeros(tuple(v.shape), np.float32) for name, v in known.items()}
 
 
 def build_network(

@@ -120,7 +120,7 @@ class ParameterServerEngine(TensorFlowEngine):
         with self._talking():
             table = np.stack(list(self._spread(lambda *_: function, self._training_batches(step, count))))
             for counter in self._counters:
-                counter.assign(step + count)
+                counter.assign(step + count - self.phases.start(step))
         return {name: table[:, column] for column, name in enumerate(self._metric_names)}
 
     def _trace(self) -> Any:
@@ -163,7 +163,8 @@ class ParameterServerEngine(TensorFlowEngine):
         """Changes the variables. The optimizer is told which step this is: its own count would miss steps, since
         workers read and write it at the same time.
         """
-        with keras.StatelessScope(state_mapping=[(counter, step) for counter in self._counters]) as scope:
+        counted = step - self._phase_start
+        with keras.StatelessScope(state_mapping=[(counter, counted) for counter in self._counters]) as scope:
             super().apply_gradients(gradients, step)
         # Slots were changed in place. What an optimizer changes by Keras's own means was only collected.
         counters = {id(counter) for counter in self._counters}

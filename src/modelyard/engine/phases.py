@@ -29,6 +29,14 @@ class Phases:
     def __len__(self) -> int:
         return len(self.all)
 
+    def begins_at(self, step: int) -> bool:
+        """Whether a phase but the first begins with ``step``."""
+        return step in self._starts
+
+    def start(self, step: int) -> int:
+        """The first step of the phase that ``step`` belongs to."""
+        return [0, *self._starts][self.of(step)]
+
     def of(self, step: int) -> int:
         """The phase of a step."""
         return bisect_right(self._starts, step)

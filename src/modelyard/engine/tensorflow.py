@@ -83,6 +83,7 @@ class TensorFlowEngine(Engine):
         self._resident: list[dict[str, Any]] | None = None
         self._train_functions: dict[int, Any] = {}
         self._active: list[Any] = []
+        self._phase_start = 0
         self._metric_names: list[str] = []
         self._evaluate_function = tf.function(self._evaluate_on_replicas, autograph=False)
 
@@ -124,10 +125,10 @@ class TensorFlowEngine(Engine):
         phase = self.phases.of(step)
         if phase not in self._train_functions:
             # It is traced in its first call, and finds these then.
-            self.network.freezing.select(phase)
-            self._active = [
-                v for v, on in zip(self.network.trained, self.network.freezing.active[phase], strict=True) if on
-            ]
+            freezing = self.network.freezing
+            freezing.select(phase)
+            self._phase_start, self._changing = self.phases.start(step), {}
+            self._active = [v for v, on in zip(freezing.trained, freezing.active[phase], strict=True) if on]
             self._train_functions[phase] = make()
         return self._train_functions[phase]
 

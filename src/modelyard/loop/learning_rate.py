@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from modelyard import storage
 from modelyard.cluster.crew import Crew
 from modelyard.config import Config, load_config
+from modelyard.config.calls import Call
 from modelyard.errors import UserError
 from modelyard.loop.learning_rate_plot import draw
 from modelyard.loop.stages import build, create_engine, open_dataset, run_lengths
@@ -166,8 +167,16 @@ def _range_test(config: Config, lowest: float, highest: float, steps: int) -> Co
             "train_epochs": None,
             "ema_decay": 0.0,
             "cluster": "none",
+            "fine_tune": _first_phase(config.fine_tune),
+            "scale_learning_rate": False,  # a run multiplies what is found here
         }
     )
+
+
+def _first_phase(calls: tuple[Call, ...]) -> tuple[Call, ...]:
+    """What the run begins with, for the whole search."""
+    kept = {key: value for call in calls[:1] for key, value in call.arguments.items() if key not in ("until", "factor")}
+    return tuple(Call(call.name, kept) for call in calls[:1])
 
 
 def _measure(config: Config, steps: int) -> tuple[list[float], list[float]]:
@@ -175,6 +184,7 @@ def _measure(config: Config, steps: int) -> tuple[list[float], list[float]]:
     dataset = open_dataset(config)
     engine = create_engine(config, Crew())
     build(engine, config, dataset, run_lengths(config, dataset))
+    engine.begin()
     rates: list[float] = []
     losses: list[float] = []
     try:

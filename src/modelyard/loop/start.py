@@ -232,9 +232,10 @@ def _say_what_is_not_exact(
     memory = checkpoint.memory
     if memory.get("total_steps", run.total_steps) != run.total_steps:
         log.info(
-            "the run now has %d steps, it had %d; the learning-rate schedule follows the new number",
+            "the run now has %d steps, it had %d; the learning-rate schedule%s the new number",
             run.total_steps,
             memory["total_steps"],
+            " and phases given in percent follow" if len(config.fine_tune) > 1 else " follows",
         )
     if not config.deterministic:
         return

@@ -12,7 +12,8 @@ class Backbone:
     Args:
         keras_name: its name in `keras.applications`.
         pixels: how it wants them: ``centred`` from -1 to 1, ``caffe`` BGR less a mean, ``torch`` standardised with the
-            mean and spread of ImageNet, ``bytes`` as they are, from 0 to 255.
+            mean and spread of ImageNet, ``torch_bytes`` that times 255, which the network divides by again, ``bytes``
+            as they are, from 0 to 255.
         size: height and width of the images it was made for.
         smallest: the least height and width it can take.
         widens: whether ``alpha`` makes it wider or narrower.
@@ -33,7 +34,7 @@ BACKBONES: dict[str, Backbone] = {
     **{f"resnet{n}": Backbone(f"ResNet{n}", "caffe") for n in (50, 101, 152)},
     **{f"resnet{n}_v2": Backbone(f"ResNet{n}V2", "centred") for n in (50, 101, 152)},
     **{
-        f"efficientnet_b{n}": Backbone(f"EfficientNetB{n}", "bytes", size)
+        f"efficientnet_b{n}": Backbone(f"EfficientNetB{n}", "torch_bytes", size)
         for n, size in enumerate((224, 240, 260, 300, 380, 456, 528, 600))
     },
     **{

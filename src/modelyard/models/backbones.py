@@ -22,6 +22,7 @@ from modelyard.errors import CheckpointError, DataError, UserError
 from modelyard.models.backbone_table import BACKBONES, Backbone
 from modelyard.models.catalog import BackboneOptions, WidenedOptions
 from modelyard.models.task import DataInfo
+from modelyard.run.weights.read import read_weights
 
 log = logging.getLogger("modelyard")
 IMAGENET = "imagenet"
@@ -52,9 +53,9 @@ class Pixels(layers.Layer):
             x = x / 127.5 - 1
         elif self.kind == "caffe":
             x = (x - np.array(_CAFFE_MEAN, np.float32))[..., ::-1]
-        elif self.kind == "torch":
+        elif self.kind in ("torch", "torch_bytes"):
             mean, spread = (np.array(values, np.float32) * 255 for values in _TORCH)
-            x = (x - mean) / spread
+            x = (x - mean) / spread * (255 if self.kind == "torch_bytes" else 1)
         return ops.cast(x, self.compute_dtype)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
@@ -100,7 +101,7 @@ class BackboneNetwork:
             return {}
         log.info("starting from the weights of %s: %s", self.name, options.pretrained)
         body = model.layers[: [layer.name for layer in model.layers].index(_HEAD)]
-        mine = [v for layer in body for v in layer.weights]
+        mine = [v for layer in body for v in _weights(layer)]
         published = self._published(options)
         if [tuple(v.shape) for v in mine] != [array.shape for array in published]:
             raise CheckpointError(f"pretrained {options.pretrained} is not of {self.name}{_width(options)}.")
@@ -126,6 +127,7 @@ class BackboneNetwork:
                 f"pretrained takes a file of Keras's, .weights.h5 or .h5; {path.name} is neither. Weights of a whole "
                 "network in other formats: --checkpoint_path"
             )
+        read_weights(path)  # refuses what is no plain file of arrays
         side = self.backbone.size
         for top in ({}, {"include_top": True, "pooling": None}):
             source = self._body(options, input_shape=(side, side, 3), **top)
@@ -134,7 +136,7 @@ class BackboneNetwork:
             except (ValueError, KeyError, OSError) as error:
                 problem = error
                 continue
-            return _arrays(source)[: len(self._body(options, input_shape=(side, side, 3)).weights)]
+            return _arrays(source)[: len(_arrays(self._body(options, input_shape=(side, side, 3))))]
         raise CheckpointError(
             f"pretrained {path} is not of {self.name}{_width(options)}: {str(problem).splitlines()[0]}"
         ) from problem
@@ -174,7 +176,12 @@ def _scale(data: DataInfo) -> float:
 
 
 def _arrays(model: keras.Model) -> list[NDArray[Any]]:
-    return [ops.convert_to_numpy(v.value) for layer in model.layers for v in layer.weights]
+    return [ops.convert_to_numpy(v.value) for layer in model.layers for v in _weights(layer)]
+
+
+def _weights(layer: Any) -> list[Any]:
+    """Those of a layer; normalisation of pixels, which some networks have weights for, is the work of `Pixels`."""
+    return [] if isinstance(layer, layers.Normalization) else list(layer.weights)
 
 
 def __getattr__(name: str) -> BackboneNetwork:

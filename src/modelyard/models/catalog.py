@@ -110,7 +110,11 @@ class VitOptions(ClassifierOptions):
 class BackboneOptions(ClassifierOptions):
     """What every backbone has."""
 
-    pretrained: str | None = Field(None, description="weights to begin with: imagenet, or a .weights.h5 file")
+    pretrained: str | None = Field(
+        None,
+        json_schema_extra={"path": True},
+        description="weights to begin with: imagenet, or the path of a .weights.h5 file",
+    )
     input_size: int | None = Field(None, ge=1, description="scale images to this height and width in the network")
     batch_norm_momentum: float | None = Field(
         None, ge=0, lt=1, description="momentum of the moving averages (default: its own, 0.99 or 0.999: for long runs)"

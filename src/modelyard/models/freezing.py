@@ -43,7 +43,7 @@ class Freezing:
         """For each phase, which of those are trained in it."""
         known = {id(v) for v in learnable}
         owners = [(layer, [self._short(v) for v in _own(layer) if id(v) in known]) for layer in _layers(model)]
-        self._flags = [[(layer, bool(some & set(own))) for layer, own in owners if own] for some in chosen]
+        self._flags = [_flags(owners, some, freeze_batch_norm) for some in chosen]
 
     def select(self, phase: int) -> None:
         """Freezes the layers that ``phase`` leaves alone, and no others; it is for whoever traces a step next."""
@@ -75,6 +75,18 @@ class Freezing:
         heads = ["/".join(parts[:n]) for n in range(1, len(parts) + 1)]
         wanted = self._head if pattern == _HEAD and _HEAD not in parts else pattern
         return any(fnmatchcase(head, wanted) for head in heads)
+
+
+def _flags(owners: list[tuple[Any, list[str]]], chosen: set[str], freeze_batch_norm: bool) -> list[tuple[Any, bool]]:
+    """Each layer that can be frozen, and whether it is trained. Batch norm without weights goes with what is before."""
+    flags, before = [], False
+    for layer, own in owners:
+        if own:
+            before = bool(chosen & set(own))
+            flags.append((layer, before))
+        elif _is_batch_norm(layer):
+            flags.append((layer, before and not freeze_batch_norm))
+    return flags
 
 
 def _layers(model: keras.Model) -> list[Any]:

@@ -72,6 +72,20 @@ class GroupedOptimizer(keras.optimizers.MultiOptimizer):
         self._optimizer_map.check(var_list)
         super().build(var_list)
 
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        """Hands each gradient to the optimizer of its weight; weights that are not given stay as they are."""
+        given = self._trainable_variables if trainable_variables is None else trainable_variables
+        if len(given) == len(self._trainable_variables):
+            super().apply(grads, given)
+            return
+        for optimizer in self._inner_optimizers:
+            mine = [(g, v) for g, v in zip(grads, given, strict=True) if self._optimizer_map(v) is optimizer]
+            if mine:
+                optimizer.apply(*map(list, zip(*mine, strict=True)))
+            else:
+                optimizer.iterations.assign_add(1)  # it counts steps, not those that it had something to do in
+        self._iterations.assign_add(1)
+
 
 def _no_match(pattern: str, names: Sequence[str]) -> str:
     near = nearest(pattern.replace("*", ""), names) or list(names)[:5]
