@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,12 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"<!-- test(?:: (\w+) ([\w.]+))? -->\n```(\w+)\n(.*?)```", re.DOTALL)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if BLOCK.search(page.read_text())], ids=lambda page: page.name)
+def _parameter(page: Path) -> Any:
+    """The README is tried every time; what the other pages show has tests of its own, too."""
+    return pytest.param(page, id=page.name, marks=[] if page.name == "README.md" else [pytest.mark.slow])
+
+
+@pytest.mark.parametrize("page", [_parameter(page) for page in PAGES if BLOCK.search(page.read_text())])
 def test_what_a_page_says_runs(page: Path) -> None:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     for verb, file, language, code in BLOCK.findall(page.read_text()):

@@ -75,6 +75,7 @@ def at_work(folder: Path) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_two_models_are_trained_tested_and_compared(command: Any) -> None:
     words = ["matrix", "--models", "mlp,simple_cnn", "--datasets", "digits", "--output", "m", "--jobs", "2"]
     words += ["--train_steps", "20", "--hidden_units", "16", "--train_batch_size", "32", *on_engine()]

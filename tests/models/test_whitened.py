@@ -88,11 +88,3 @@ def test_the_fixed_kernel_is_saved_with_the_model(tmp_path: Path) -> None:
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     images = np.random.default_rng(0).integers(0, 255, (2, 32, 32, 3), np.uint8)
     np.testing.assert_array_equal(np.asarray(loaded(images)), np.asarray(model(images)))
-
-
-def test_resnet18_and_resnet50_have_their_known_sizes() -> None:
-    small = network(model="resnet18", dataset="synthetic", synthetic_examples=50)
-    assert sum(int(np.prod(v.shape)) for v in small.trainable_variables) == 11_173_962
-    large = network(model="resnet50", dataset="synthetic", synthetic_examples=50, synthetic_classes=1000)
-    assert large.count_params() == 25_636_712 + 6  # those of keras.applications, and mean and spread
-    assert large.layers[-1].name == "logits"

@@ -296,7 +296,7 @@ def test_a_place_without_weights_is_explained(tmp_path: Path) -> None:
     (tmp_path / "torn.safetensors").write_bytes(b"torn")
     for place, words in (
         (tmp_path / "nowhere", "nothing is there"),
-        (tmp_path, "is no run folder, checkpoint folder or .safetensors file"),
+        (tmp_path, "is not a run folder, a checkpoint folder, a .safetensors"),
         (tmp_path / "torn.safetensors", "is damaged or no safetensors file"),
     ):
         with pytest.raises(CheckpointError, match=words):
