@@ -196,7 +196,11 @@ def test_the_programs_do_not_depend_on_the_seed(make: Make) -> None:
         engine._compile = lambda *_: None
         engine.prepare([10])  # brings the data to the device
         batch = engine._placed(*next(iter(engine._evaluation_batches("test"))))
-        lowered = engine._lowered("resident", 1), engine._lowered("streamed", 1), engine._lowered_evaluation(*batch)
+        lowered = (
+            engine._lowered("resident", 1, 0),
+            engine._lowered("streamed", 1, 0),
+            engine._lowered_evaluation(*batch),
+        )
         texts.append([program.as_text() for program in lowered])
     assert texts[0] == texts[1]
 

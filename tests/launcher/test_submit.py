@@ -66,7 +66,12 @@ def with_tools() -> dict[str, str]:
 
 def run_script(text: str, srun: str, tmp_path: Path, **more: str) -> subprocess.CompletedProcess[str]:
     """Runs a batch script with stand-ins for SLURM's commands."""
-    for name, code in (("srun", srun), ("scancel", ":"), ("scontrol", 'echo "$@" >> scontrol.txt'), ("sleep", ":")):
+    for name, code in (
+        ("srun", srun),
+        ("scancel", ": > told"),
+        ("scontrol", 'echo "$@" >> scontrol.txt'),
+        ("sleep", ":"),
+    ):
         tool(name, code)
     Path("job.sh").write_text(text)
     environ = {**os.environ, **with_tools(), "SLURM_JOB_ID": "7", **more}
@@ -328,7 +333,7 @@ def test_restarts_have_an_end(tmp_path: Path) -> None:
 def test_only_a_job_out_of_time_goes_back_into_the_queue(
     tmp_path: Path, number: str, requeued: bool, status: int
 ) -> None:
-    srun = f"kill -{number} $PPID; for i in 1 2 3; do read -t 0.1 < <(:); done; exit {status}"
+    srun = f"kill -{number} $PPID; until [ -e told ]; do :; done; exit {status}"  # until the script has noticed
     done = run_script(dry("slurm", MINE).text, srun, tmp_path)
     assert done.returncode == {0: 0, 250: 2}.get(status, 143), done.stderr
     expected = requeued and status in (143, 75)

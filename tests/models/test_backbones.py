@@ -36,7 +36,7 @@ def side_of(name: str) -> int:
 def test_a_network_trains_a_step_and_is_evaluated(make: Make, name: str) -> None:
     side = side_of(name)
     shape = f"{side},{side},3"
-    options = {**IMAGES, "model": name, "synthetic_shape": shape, "train_batch_size": 2, "optimizer": "sgd"}
+    options = {**IMAGES, "model": name, "synthetic_shape": shape, "train_batch_size": 8, "optimizer": "sgd"}
     options |= NARROW.get(name, {})
     engine = make(**options, train_steps=1, learning_rate=1e-4, eval_batch_size=4)
     losses = engine.train(0, 1)["loss"]
