@@ -101,6 +101,25 @@ def test_batch_norm_without_weights_is_frozen_with_the_layer_before_it(two_devic
     assert not norm.trainable
 
 
+def test_without_phases_a_model_is_trained_as_its_author_made_it(two_devices: None) -> None:
+    import keras
+
+    from modelyard.config.fine_tuning import read_phases
+    from modelyard.models.freezing import Freezing
+
+    inputs = keras.Input((4,))
+    first = keras.layers.BatchNormalization(center=False, scale=False, name="first")
+    frozen = keras.layers.BatchNormalization(trainable=False, name="frozen")
+    hidden = frozen(keras.layers.Dense(3, name="hidden")(first(inputs)))
+    model = keras.Model(inputs, keras.layers.Dense(2, name="logits")(hidden))
+    expected = [v.path for v in model.trainable_variables]
+    freezing = Freezing(model, read_phases([]))
+    freezing.select(0)
+    assert first.trainable, "nothing stands before it"
+    assert not frozen.trainable
+    assert [v.path for v in freezing.trained] == expected
+
+
 def test_frozen_batch_norm_keeps_all_it_began_with_while_the_rest_learns(make: Make) -> None:
     engine = make(freeze_batch_norm=True, train_steps=4)
     before = engine.state()

@@ -42,7 +42,9 @@ class Freezing:
         self.active = [[self._short(v) in some for v in self.trained] for some in chosen]
         """For each phase, which of those are trained in it."""
         known = {id(v) for v in learnable}
-        owners = [(layer, [self._short(v) for v in _own(layer) if id(v) in known]) for layer in _layers(model)]
+        # What its author has frozen is left alone.
+        free = [layer for layer in _layers(model) if layer.trainable]
+        owners = [(layer, [self._short(v) for v in _own(layer) if id(v) in known]) for layer in free]
         self._flags = [_flags(owners, some, freeze_batch_norm) for some in chosen]
 
     def select(self, phase: int) -> None:
@@ -79,7 +81,8 @@ class Freezing:
 
 def _flags(owners: list[tuple[Any, list[str]]], chosen: set[str], freeze_batch_norm: bool) -> list[tuple[Any, bool]]:
     """Each layer that can be frozen, and whether it is trained. Batch norm without weights goes with what is before."""
-    flags, before = [], False
+    flags = []
+    before = next((bool(chosen & set(own)) for _, own in owners if own), False)  # for one that nothing stands before
     for layer, own in owners:
         if own:
             before = bool(chosen & set(own))
