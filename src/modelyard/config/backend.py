@@ -83,7 +83,16 @@ def _has_parameter_servers() -> bool:
 
 
 def select_engine(name: str) -> str:
-    """Chooses the engine and sets the environment that it and Keras read when they are imported."""
+    """Chooses the engine and imports it and Keras."""
+    chosen = import_engine(name)
+    if "keras" not in sys.modules:
+        with _without_scikit_learn():
+            importlib.import_module("keras")
+    return chosen
+
+
+def import_engine(name: str) -> str:
+    """Chooses the engine, imports it, and sets the environment that it and Keras read when they are imported."""
     chosen, _ = choose_engine(name)
     fixed = keras_backend()
     if fixed not in (None, chosen):
@@ -105,9 +114,6 @@ def select_engine(name: str) -> str:
             raise UserError(
                 f"the engine {chosen!r} can't be imported: {error}. Install it: {INSTALL[chosen]}"
             ) from error
-    if fixed is None:
-        with _without_scikit_learn():
-            importlib.import_module("keras")
     return chosen
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import threading
 from typing import Any
 
 import jax
+import numpy as np
 
 from modelyard.cluster.crew import Crew
 from modelyard.config.schema import Config
@@ -57,6 +60,18 @@ def set_up_devices(config: Config, crew: Crew) -> list[Any]:
         return local
     meet(crew)
     return sorted(jax.devices(), key=lambda d: (d.process_index, d.id))
+
+
+def wake_devices(config: Config, crew: Crew) -> None:
+    """Lets accelerators begin, which takes two seconds, while Keras is imported and the model is built."""
+    waiting = [d for d in set_up_devices(config, crew) if d.platform != "cpu"]
+
+    def begin() -> None:
+        with contextlib.suppress(Exception):  # whoever needs them is told then
+            jax.block_until_ready([jax.device_put(np.zeros(1, np.float32), d) for d in waiting])
+
+    if waiting:
+        threading.Thread(target=begin, name="modelyard-devices", daemon=True).start()
 
 
 def _before_start(option: str, value: Any) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from modelyard.cluster.crew import Crew
 from modelyard.cluster.roles import PARAMETER_SERVERS
 from modelyard.config import Config
-from modelyard.config.backend import choose_engine, select_engine
+from modelyard.config.backend import choose_engine, import_engine, select_engine
 from modelyard.config.durations import Run
 from modelyard.data.dataset import TRAIN, Dataset
 from modelyard.errors import CheckpointError, ConfigError, Problem
@@ -34,7 +34,12 @@ def open_dataset(config: Config) -> Dataset:
 
 def create_engine(config: Config, crew: Crew) -> Engine:
     """The engine of this process, together with those of its crew."""
-    name = select_engine(config.engine)
+    name = import_engine(config.engine)
+    if name == "jax" and crew.size == 1:
+        from modelyard.engine.jax_devices import wake_devices
+
+        wake_devices(config, crew)
+    select_engine(name)
     log.info("engine %s (%s)", name, choose_engine(config.engine)[1])
     if crew.cluster.mode == PARAMETER_SERVERS and crew.cluster.leads:
         from modelyard.engine.parameter_server import ParameterServerEngine
