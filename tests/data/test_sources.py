@@ -362,11 +362,12 @@ def test_a_byte_order_mark_spaces_and_quotes_are_no_obstacle(pets: Path) -> None
         ([], {}, "is empty; its first line must name the columns"),
         ([("path", "label", "split"), ("images/0.png", "a", "val")], {}, "there are no training examples"),
         ([("x", "label"), ("1", "a")], {"value_columns": "y"}, r"no column 'y'.*--value_columns"),
+        ([("x", "label"), ("1", "2")], {"value_columns": "x,label"}, r"column 'label' is the label.*tells the answer"),
         ([("label",), ("a",)], {"value_columns": "all"}, "no columns of values beside the label"),
-        ([("x", "label"), ("1", "a"), ("one", "a")], {"value_columns": "all"}, r":3: 'one' is not a finite number"),
-        ([("x", "label"), ("nan", "a")], {"value_columns": "x"}, "'nan' is not a finite number"),
-        ([("x", "label"), ("1e39", "a")], {"value_columns": "x"}, "'1e39' is not a finite number"),
-        ([("x", "label"), ("", "a")], {"value_columns": "x"}, "'' is not a finite number"),
+        ([("x", "label"), ("1", "a"), ("one", "a")], {"value_columns": "all"}, r":3: 'one' in the column 'x' is not"),
+        ([("x", "label"), ("nan", "a")], {"value_columns": "x"}, "'nan' in the column 'x' is not"),
+        ([("x", "label"), ("1e39", "a")], {"value_columns": "x"}, "'1e39' in the column 'x' is not"),
+        ([("x", "label"), ("", "a")], {"value_columns": "x"}, "'' in the column 'x' is not"),
     ],
 )  # fmt: skip
 def test_a_mistake_in_a_table_is_named_by_its_line(

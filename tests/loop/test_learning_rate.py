@@ -49,6 +49,15 @@ def test_noise_does_not_hide_the_descent() -> None:
         assert found.steepest == pytest.approx(1e-3, rel=1.5)
 
 
+def test_noise_alone_is_no_descent() -> None:
+    suggested = 0
+    for seed in range(40):
+        for steps in (20, 100):
+            noise = np.random.default_rng(seed).normal(2.3, 0.1, steps)
+            suggested += _read(RATES[:steps], noise.tolist(), steps, Path("x")).suggestion is not None
+    assert suggested <= 2
+
+
 def test_a_loss_that_is_no_number_ends_it() -> None:
     losses = falling(1e-3, 10)
     losses[80:] = math.nan

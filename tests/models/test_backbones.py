@@ -109,6 +109,28 @@ def test_a_run_begins_with_pretrained_weights_and_goes_on_with_its_own(tmp_path:
     np.testing.assert_array_equal(modelyard_weights("run", 2)["Conv1/kernel"], expected["Conv1/kernel"])
 
 
+def test_imagenet_is_a_word_and_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import keras
+    from keras.src.utils import file_utils
+
+    body = keras.applications.MobileNetV2(alpha=0.35, weights=None, include_top=False, input_shape=(224, 224, 3))
+    body.save_weights(tmp_path / "published.weights.h5")
+    asked: list[str] = []
+
+    def fetch(name: str, *_: Any, **__: Any) -> str:
+        asked.append(name)
+        return str(tmp_path / "published.weights.h5")
+
+    monkeypatch.setattr(file_utils, "get_file", fetch)
+    options = {**IMAGES, "model": "mobilenet_v2", "alpha": 0.35, "pretrained": "imagenet", "fine_tune": "head"}
+    modelyard.train(**options, train_batch_size=4, train_steps=1, model_dir="run")
+    assert asked == ["mobilenet_v2_weights_tf_dim_ordering_tf_kernels_0.35_224_no_top.h5"]
+    np.testing.assert_array_equal(
+        modelyard_weights("run", 1)["Conv1/kernel"], np.asarray(body.get_layer("Conv1").kernel)
+    )
+    assert modelyard.load_config(config_file="run/config.yaml").part_options["pretrained"] == "imagenet"
+
+
 def modelyard_weights(folder: str, step: int) -> dict[str, Any]:
     from safetensors.numpy import load_file
 

@@ -167,9 +167,13 @@ def test_the_labels_decide_what_a_network_is_trained_as(labels: NDArray[Any], na
 @pytest.mark.parametrize(
     ("labels", "wanted", "message"),
     [
-        (HEIGHTS, "classification", "labels are float32 of shape single. Set --task regression"),
-        (FLAGS, "classification", r"labels are uint8 of shape \(3,\). Set --task multi_label, or of rows take the arg"),
-        (HEIGHTS, "multi_label", "multi_label needs labels of 0 and 1, a row an example; there are shape single"),
+        (HEIGHTS, "classification", "labels are float32, one for each example. Set --task regression"),
+        (
+            FLAGS,
+            "classification",
+            r"labels are uint8, of shape \(3,\). Set --task multi_label, or of rows take the arg",
+        ),
+        (HEIGHTS, "multi_label", "multi_label needs labels of 0 and 1, a row an example; there are single numbers"),
     ],
 )
 def test_a_task_that_does_not_fit_the_labels_is_refused(labels: NDArray[Any], wanted: str, message: str) -> None:

@@ -37,7 +37,9 @@ def find(config: Config, settings: dict[str, Any], *, as_json: bool) -> None:
     ):
         screen.print(f"{name:<26} {'–' if rate is None else f'{rate:.2g}'}")
     if found.suggestion is None:
-        screen.print("no suggestion: the loss neither fell nor diverged. Try more --steps or other limits.")
+        screen.print(
+            "no suggestion: the loss neither fell, beyond noise, nor diverged. Try a higher --highest or more --steps."
+        )
     else:
         which = "where the loss falls fastest" if found.suggestion == found.steepest else "a tenth of where it diverges"
         screen.print(f"suggestion: --learning_rate {found.suggestion:.2g} ({which})")

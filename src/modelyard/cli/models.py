@@ -86,10 +86,10 @@ def show(name: str, image_shape: str | None, classes: int | None, options: dict[
 
 def built(entry: Entry, shape: tuple[int, ...], classes: int, options: Mapping[str, Any]) -> Any:
     """The Keras model, for images that are not there."""
-    from modelyard.config import load_config
     from modelyard.config.backend import select_engine
+    from modelyard.config.resolve import resolve
 
-    config = load_config(**{**options, "model": entry.name, "engine": options.get("engine", "auto")})
+    config = resolve({**options, "model": entry.name, "engine": options.get("engine", "auto")}, pick_up_files=False)
     select_engine(config.engine)
     import numpy as np
 

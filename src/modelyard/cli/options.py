@@ -154,7 +154,13 @@ def _choices(annotation: Any) -> list[str]:
 
 def _shown_default(info: FieldInfo) -> str:
     default = info.default
-    if default is None or default == "" or default == () or "default:" in (info.description or ""):
+    if (
+        info.is_required()
+        or default is None
+        or default == ""
+        or default == ()
+        or "default:" in (info.description or "")
+    ):
         return ""
     if isinstance(default, tuple):
         return ",".join(map(str, default))

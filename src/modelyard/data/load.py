@@ -36,6 +36,8 @@ def _warn(dataset: Dataset) -> None:
             log.warning("no training example of: %s%s", ", ".join(empty[:5]), more)
         if len(dataset.classes) == 1:
             log.warning("there is only one class, %s: nothing to tell apart", dataset.classes[0])
+        if len(dataset.classes) > max(20, len(labels) // 4) and all(map(_is_number, dataset.classes)):
+            log.warning("each of %d numbers is a class; to learn values: --label_kind numbers", len(dataset.classes))
     validation = dataset.sizes().get(VALIDATION)
     if validation is not None and validation < len(dataset.classes):
         log.warning(
@@ -43,6 +45,14 @@ def _warn(dataset: Dataset) -> None:
             validation,
             len(dataset.classes),
         )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _warn_of_labels(dataset: Dataset) -> None:

@@ -30,6 +30,8 @@ log = logging.getLogger("modelyard")
 
 DIVERGED = 4.0
 """A smoothed loss that is so many times the best has diverged."""
+_CERTAIN = 4.0
+"""A fall of so many times what chance does to it is one."""
 TABLE, PLOT = "learning_rates.csv", "learning_rates.svg"
 
 
@@ -210,7 +212,7 @@ def _read(rates: list[float], losses: list[float], steps: int, folder: Path) -> 
     raw = raw[: wrong[0] + 1] if len(wrong) else raw  # what follows says nothing
     at = divergence(raw, steps)
     smoothed = smooth(raw, steps)
-    steepest = _steepest(np.log10(rates), smoothed, len(raw) if at is None else at)
+    steepest = _steepest(np.log10(rates), raw, smoothed, len(raw) if at is None else at)
     diverged = None if at is None else rates[at]
     tenth = None if diverged is None else diverged / 10
     known = [rate for rate in (None if steepest is None else rates[steepest], tenth) if rate is not None]
@@ -226,11 +228,20 @@ def _read(rates: list[float], losses: list[float], steps: int, folder: Path) -> 
     )
 
 
-def _steepest(decades: NDArray[np.float64], smoothed: NDArray[np.float64], end: int) -> int | None:
+def _falls(losses: NDArray[np.float64]) -> bool:
+    """Whether the last of some losses are lower than the first by more than the noise from one batch to the next."""
+    few = max(len(losses) // 5, 2)
+    noise = float(np.std(np.diff(losses))) / math.sqrt(2)
+    return bool(losses[:few].mean() - losses[-few:].mean() > _CERTAIN * noise * math.sqrt(2 / few))
+
+
+def _steepest(
+    decades: NDArray[np.float64], raw: NDArray[np.float64], smoothed: NDArray[np.float64], end: int
+) -> int | None:
     """The step before ``end`` at which the smoothed loss falls fastest on its way to the least."""
     sound = smoothed[:end][np.isfinite(smoothed[:end])]
     lowest = int(sound.argmin()) if len(sound) else 0
-    if lowest < 2:
+    if lowest < 2 or not _falls(raw[: lowest + 1]):
         return None
     slope = np.gradient(sound[: lowest + 1], decades[: lowest + 1])
     return int(slope.argmin()) if slope.min() < 0 else None

@@ -112,7 +112,7 @@ class BackboneOptions(ClassifierOptions):
 
     pretrained: str | None = Field(
         None,
-        json_schema_extra={"path": True},
+        json_schema_extra={"path": True, "words": ["imagenet"]},
         description="weights to begin with: imagenet, or the path of a .weights.h5 file",
     )
     input_size: int | None = Field(None, ge=1, description="scale images to this height and width in the network")

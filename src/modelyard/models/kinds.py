@@ -40,16 +40,20 @@ def kind_of_network(config: Config, data: DataInfo, stored: Feature | None) -> t
     if kind == "auto":
         kind = _BY_LABEL[label_kind(stored)]
         if kind != "classification" and stored is not None:
-            log.info("task %s: labels are %s of shape %s", kind, stored.dtype, stored.shape or "single")
+            log.info("task %s: labels are %s", kind, _in_words(stored))
     label = data.features.get(LABEL)
     found = label_kind(label)
     shares = label is not None and found == "values" and label.shape == (len(data.classes),)
     if kind == "classification" and label is not None and found != "class" and not shares:
         raise DataError(
-            f"classification needs a class (a whole number) for each example; labels are {label.dtype} of shape "
-            f"{label.shape or 'single'}. Set --task {_BY_LABEL[found]}, or of rows take the argmax."
+            f"classification needs a class (a whole number) for each example; labels are "
+            f"{_in_words(label)}. Set --task {_BY_LABEL[found]}, or of rows take the argmax."
         )
     return KINDS[kind]
+
+
+def _in_words(label: Feature) -> str:
+    return f"{label.dtype}, " + (f"of shape {label.shape}" if label.shape else "one for each example")
 
 
 def check_options(config: Config, kind: type[Task]) -> None:

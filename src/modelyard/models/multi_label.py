@@ -26,7 +26,13 @@ class MultiLabel(Task):
     def __init__(self, options: BaseOptions, data: DataInfo) -> None:
         label = data.features.get(LABEL)
         if label is None or len(label.shape) != 1:
-            found = "none" if label is None else f"shape {label.shape or 'single'}"
+            found = (
+                "none"
+                if label is None
+                else f"{label.dtype} of shape {label.shape}"
+                if label.shape
+                else "single numbers"
+            )
             raise DataError(f"multi_label needs labels of 0 and 1, a row an example; there are {found}.")
         super().__init__(options, replace(data, outputs=label.shape[0]))
 

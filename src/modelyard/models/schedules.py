@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,8 @@ from modelyard.models.catalog import (
 )
 from modelyard.registry import Options
 
+log = logging.getLogger("modelyard")
+
 Schedule = Callable[[Any], Any]
 """From a step (a float tensor) to a learning rate."""
 
@@ -30,6 +33,10 @@ def build_schedule(config: Config, run: Run) -> Schedule:
     """The learning rate of ``config`` at each step, warm-up included."""
     warmup = config.warmup.steps(run) if config.warmup is not None else 0
     options = config.options_of("learning_rate_schedule")
+    peak = getattr(options, "peak_at", None)
+    for name, reached in (("warmup", warmup), ("peak_at", peak.steps(run) if peak is not None else 0)):
+        if reached > run.total_steps:
+            log.warning("%s is %d steps and the run has %d: it never gets there", name, reached, run.total_steps)
     factor = config.entry("learning_rate_schedule").load()(options, run, warmup, config.learning_rate)
 
     def learning_rate(step: Any) -> Any:

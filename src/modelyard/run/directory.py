@@ -315,9 +315,11 @@ def differences(directory: RunDirectory, config: Config) -> list[tuple[str, Any,
 
 
 def path_options(config: Config) -> set[str]:
-    """Options of the chosen dataset and model that name files."""
+    """Options of the chosen dataset and model that name files, as they are set: some may hold a word instead."""
     fields = [f for part in ("dataset", "model") for f in config.entry(part).options.model_fields.items()]
-    return {key for key, info in fields if isinstance(e := info.json_schema_extra, dict) and e.get("path")}
+    extras = {key: info.json_schema_extra for key, info in fields if isinstance(info.json_schema_extra, dict)}
+    words: dict[str, Any] = {key: extra.get("words", ()) for key, extra in extras.items() if extra.get("path")}
+    return {key for key, known in words.items() if config.part_options.get(key) not in known}
 
 
 def _is_moved(key: str, there: Any, here: Any, paths: set[str]) -> bool:

@@ -73,6 +73,7 @@ def read_csv(path: Path, options: FilesOptions, split: str = TRAIN, look: bool =
 
 @dataclass(frozen=True)
 class _Columns:
+    names: Sequence[str]
     labels: list[int]
     label_kind: str
     image: int | None
@@ -102,14 +103,21 @@ def _columns(path: Path, columns: Sequence[str], options: FilesOptions) -> _Colu
     elif options.split_column not in ("", FilesOptions.model_fields["split_column"].default):
         split = place(options.split_column, "split_column")
     if not options.value_columns:
-        return _Columns(labels, options.label_kind, place(options.image_column, "image_column"), split, [])
+        return _Columns(columns, labels, options.label_kind, place(options.image_column, "image_column"), split, [])
     if options.value_columns == ("all",):
         values = [i for i in range(len(columns)) if i not in (*labels, split)]
     else:
         values = [place(name, "value_columns") for name in options.value_columns]
+        told = [columns[i] for i in values if i in (*labels, split)]
+        if told:
+            kind = "the label" if columns.index(told[0]) in labels else "the split"
+            raise DataError(
+                f"{path}:1: the column {told[0]!r} is {kind}; as one of --value_columns it tells the answer. Leave "
+                "it out there, or name another --label_column."
+            )
     if not values:
         raise DataError(f"{path}:1: there are no columns of values beside the label.")
-    return _Columns(labels, options.label_kind, None, split, values)
+    return _Columns(columns, labels, options.label_kind, None, split, values)
 
 
 def label_columns(options: FilesOptions, columns: Sequence[str] = ()) -> list[str]:
@@ -129,7 +137,9 @@ def _add_row(
             raise DataError(f"{where}: {unknown('split', named, known)}")
         split = next(s for s, names in SPLIT_NAMES.items() if named in names)
     rows = found.setdefault(split, CsvRows())
-    _add_label([row[column].strip() for column in columns.labels], rows, columns.label_kind, where)
+    _add_label(
+        [(columns.names[column], row[column].strip()) for column in columns.labels], rows, columns.label_kind, where
+    )
     if columns.image is not None:
         image = row[columns.image].strip()
         if not image:
@@ -138,30 +148,31 @@ def _add_row(
             raise DataError(f"{where}: there is no file {folder / image}.")
         rows.paths.append(image)
         return
-    rows.values.append(_numbers([row[column] for column in columns.values], where))
+    rows.values.append(_numbers([(columns.names[column], row[column]) for column in columns.values], where))
 
 
-def _add_label(texts: list[str], rows: CsvRows, kind: str, where: str) -> None:
+def _add_label(cells: list[tuple[str, str]], rows: CsvRows, kind: str, where: str) -> None:
+    texts = [text for _, text in cells]
     if not all(texts):
         raise DataError(f"{where}: the label is empty.")
     if kind == "class":
         rows.labels.append(texts[0])
         return
-    numbers = _numbers(texts, where)
+    numbers = _numbers(cells, where)
     if kind == "flags" and not np.isin(numbers, (0, 1)).all():
         wrong = texts[int(np.flatnonzero(~np.isin(numbers, (0, 1)))[0])]
         raise DataError(f"{where}: the label {wrong!r} must be 0 or 1 (--label_kind flags).")
     rows.targets.append(numbers)
 
 
-def _numbers(texts: Sequence[str], where: str) -> NDArray[np.float32]:
-    values = np.empty(len(texts), np.float32)
-    for number, text in enumerate(texts):
+def _numbers(cells: Sequence[tuple[str, str]], where: str) -> NDArray[np.float32]:
+    values = np.empty(len(cells), np.float32)
+    for number, (column, text) in enumerate(cells):
         try:
             value = float(text)
         except ValueError:
             value = math.nan
         if not abs(value) <= _LARGEST:
-            raise DataError(f"{where}: {text!r} is not a finite number.")
+            raise DataError(f"{where}: {text!r} in the column {column!r} is not a finite number.")
         values[number] = value
     return values
