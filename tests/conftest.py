@@ -7,10 +7,11 @@ jax`` on JAX. The engine is set up once per process, with several CPU devices an
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,16 @@ COMMAND = [sys.executable, "-m", "modelyard"]
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test works in a folder of its own, where no project.yaml is picked up by accident."""
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def _own_log() -> Iterator[None]:
+    """A command that is called in this process shows its log on a stream that is closed after the test."""
+    log = logging.getLogger("modelyard")
+    handlers, level, propagate = log.handlers[:], log.level, log.propagate
+    yield
+    log.handlers[:], log.propagate = handlers, propagate
+    log.setLevel(level)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

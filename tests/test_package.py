@@ -25,6 +25,7 @@ ORDER = [
     "loop",
     "launcher",
     "comparison",
+    "serving",
     "cli",
 ]
 

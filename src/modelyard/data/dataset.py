@@ -130,6 +130,11 @@ class Dataset(ABC):
         """Where an example comes from, for people: a path, or its number."""
         return str(index)
 
+    @property
+    def stored(self) -> Dataset:
+        """The dataset before the user's preprocessing of examples."""
+        return self
+
     def size(self, split: str) -> int:
         """How many examples ``split`` has; a missing split is an error."""
         sizes = self.sizes()

@@ -154,7 +154,7 @@ class Pipeline:
     # -- evaluation -------------------------------------------------------------------------------------------------
 
     def evaluation(
-        self, split: str, batch_size: int, process: int = 0, processes: int = 1
+        self, split: str, batch_size: int, process: int = 0, processes: int = 1, first: int = 0
     ) -> Generator[tuple[Arrays, NDArray[np.float64]], None, None]:
         """Batches of equal size in storage order, with weights; the last is filled up with examples of weight 0.
 
@@ -163,9 +163,11 @@ class Pipeline:
             batch_size: examples in a whole batch.
             process: which of equal consecutive shares of every batch to give.
             processes: how many such shares there are.
+            first: the example to begin with.
         """
         size, share = self.dataset.size(split), batch_size // processes
-        starts = range(process * share, -(-size // batch_size) * batch_size, batch_size)
+        end = first + -(-(size - first) // batch_size) * batch_size
+        starts = range(first + process * share, end, batch_size)
         held = self.resident(split)
         if held is not None:
             for start in starts:

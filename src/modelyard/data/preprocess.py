@@ -78,8 +78,14 @@ class _PreprocessedDataset(Dataset):
     def __init__(self, dataset: Dataset, steps: Sequence[tuple[str, Callable[[Example, bool], Example]]]) -> None:
         self._dataset, self._steps = dataset, steps
         self.classes = dataset.classes
-        first = self._one(TRAIN, dataset.read(TRAIN, np.array([0])), 0)
+        split = next(iter(dataset.sizes()))  # train, where there is one
+        first = self._one(split, dataset.read(split, np.array([0])), 0)
         self._features = {name: Feature(np.shape(v), np.asarray(v).dtype.name) for name, v in first.items()}
+
+    @property
+    def stored(self) -> Dataset:
+        """The dataset before that."""
+        return self._dataset
 
     @property
     def features(self) -> dict[str, Feature]:

@@ -283,6 +283,40 @@ class Engine(ABC):
             add()
         return self._summary({name: total / size for name, total in totals.items()})
 
+    @abstractmethod
+    def predict_batch(self, batch: Arrays) -> dict[str, Any]:
+        """What the task predicts for each example of a batch; it may still be under way to the host."""
+
+    def predict(self, split: str, first: int = 0) -> Generator[dict[str, NDArray[Any]], None, None]:
+        """What the task predicts for the examples of ``split``, one batch after the other in storage order.
+
+        Args:
+            split: which one.
+            first: the example to begin with.
+        """
+        waiting: deque[tuple[int, dict[str, Any]]] = deque()
+
+        def fetched() -> dict[str, NDArray[Any]]:
+            count, found = waiting.popleft()
+            return {name: np.asarray(values)[:count] for name, values in found.items()}
+
+        for batch, weights in self.pipeline.evaluation(split, self._evaluation_batch_size(split), first=first):
+            waiting.append((int(weights.sum()), self.predict_batch(batch)))
+            if len(waiting) > 2:  # the device has something to do meanwhile
+                yield fetched()
+        while waiting:
+            yield fetched()
+
+    def predictions(self, forward: Callable[[dict[str, Any]], Any], batch: dict[str, Any]) -> dict[str, Any]:
+        """What the task predicts for a batch of raw examples, as tensors.
+
+        Args:
+            forward: from a batch to the network's outputs.
+            batch: named tensors.
+        """
+        seen = self.preprocess(batch, False)
+        return self.task.predictions(self.evaluation_outputs(forward, seen), seen)
+
     def metric_names(self, split: str) -> list[str]:
         """What an evaluation on ``split`` measures, found out on its first batch."""
         with contextlib.closing(self._evaluation(split)) as batches:

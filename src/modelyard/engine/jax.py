@@ -277,6 +277,18 @@ class JaxEngine(Engine):
             sums: dict[str, Any] = self._evaluation_program(*placed)(*self._learned.evaluated, *placed)
             return sums
 
+    def predict_batch(self, batch: Arrays) -> dict[str, Any]:
+        """What the task predicts for each example of a batch; it may still be on its way."""
+        with self._types(), self._explained_by_xla():
+            placed = {name: self.layout.put_batch(array) for name, array in batch.items()}
+            name = _name("predict", next(iter(placed.values())).shape[0])
+            if name not in self._programs:
+                shapes = jax.tree.map(self.layout.shape_of, (*self._learned.evaluated, placed))
+                lowered = jax.jit(self.step.predict, out_shardings=self.layout.everywhere).lower(*shapes)
+                (self._programs[name],) = compile_all([lowered])
+            found: dict[str, Any] = self._programs[name](*self._learned.evaluated, placed)
+            return found
+
     def _placed(self, batch: Any, weights: Any) -> tuple[dict[str, Any], Any]:
         if isinstance(weights, jax.Array):
             return batch, weights

@@ -281,3 +281,9 @@ class TrainingStep:
         return {
             name: jnp.tensordot(weights, value.astype(weights.dtype), axes=[[0], [0]]) for name, value in values.items()
         }
+
+    def predict(self, trained: Any, statistics: Any, batch: dict[str, Any]) -> dict[str, Any]:
+        """What the task predicts for each example of a batch."""
+        mapping = [*zip(self.trained, trained, strict=True), *zip(self.statistics, statistics, strict=True)]
+        with keras.StatelessScope(state_mapping=mapping):
+            return self.engine.predictions(lambda seen: self.outputs(seen, training=False), batch)

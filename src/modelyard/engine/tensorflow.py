@@ -86,6 +86,7 @@ class TensorFlowEngine(Engine):
         self._phase_start = 0
         self._metric_names: list[str] = []
         self._evaluate_function = tf.function(self._evaluate_on_replicas, autograph=False)
+        self._predict_function = tf.function(self._predict_on_replicas, autograph=False)
 
     def variable_scope(self) -> Any:
         """Where variables are made, so that they lie where they belong."""
@@ -342,6 +343,27 @@ class TensorFlowEngine(Engine):
             name: tf.tensordot(weights, tf.cast(value, tf.float64), axes=[[0], [0]])
             for name, value in statistics.items()
         }
+
+    def predict_batch(self, batch: Arrays) -> dict[str, NDArray[Any]]:
+        """What the task predicts for each example of a batch."""
+        found = self._predict_function({name: tf.convert_to_tensor(array) for name, array in batch.items()})
+        return {name: values.numpy() for name, values in found.items()}
+
+    def _predict_on_replicas(self, batch: dict[str, Any]) -> dict[str, Any]:
+        found = self.strategy.run(self._replica_predict, args=(batch,))
+        return {
+            name: tf.concat(self.strategy.experimental_local_results(values), axis=0) for name, values in found.items()
+        }
+
+    def _replica_predict(self, batch: dict[str, Any]) -> dict[str, Any]:
+        replica = _replica_number(tf.distribute.get_replica_context())
+        replica -= self.process * len(self.devices)
+        share = next(iter(batch.values())).shape[0] // len(self.devices)
+        mine = slice(replica * share, (replica + 1) * share)
+        with self._averaged():
+            return self.predictions(
+                partial(self._outputs, training=False), {name: array[mine] for name, array in batch.items()}
+            )
 
     def _averaged(self) -> AbstractContextManager[Any]:
         """While this is open, the network computes with the averages of its weights, if there are any."""

@@ -291,12 +291,23 @@ def check_outputs(model: keras.Model, count: int, what: str) -> None:
 
 def build_task(config: Config, dataset: Dataset) -> Task:
     """The task of the model that ``config`` names, for ``dataset``."""
+    return task_for(config, describe(dataset, config.preprocess), dataset.features.get(LABEL))
+
+
+def task_for(config: Config, data: DataInfo, label: Feature | None) -> Task:
+    """The task of the model that ``config`` names.
+
+    Args:
+        config: the resolved config.
+        data: what the network sees.
+        label: as the dataset has it.
+    """
     target = config.entry("model").load()
     from modelyard.models.kinds import check_options, kind_of_network  # those are tasks themselves
 
-    options, data = config.options_of("model"), describe(dataset, config.preprocess)
+    options = config.options_of("model")
     if not inspect.isclass(target):
-        kind = kind_of_network(config, data, dataset.features.get(LABEL))
+        kind = kind_of_network(config, data, label)
         check_options(config, kind)
         own: dict[str, Any] = {"network": lambda task: target(task.data, task.options)}
         if hasattr(target, "first_weights"):  # it is more than a function

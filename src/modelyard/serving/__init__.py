@@ -1,0 +1,1 @@
+"""After training: predict, export, serve."""

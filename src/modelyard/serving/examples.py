@@ -1,0 +1,92 @@
+"""Examples to predict: stored images, or values, made what the run was trained on."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modelyard.data.dataset import ID, IMAGE, LABEL, TEST, Arrays, Crop, Dataset, Feature
+from modelyard.data.items import ArrayItems, Items, Stored
+from modelyard.errors import DataError
+from modelyard.models.remembered import Remembered
+
+
+class Examples(Dataset):
+    """The split `test`, whose images have the size, the channels and the type that a run was trained with.
+
+    Args:
+        items: the stored examples.
+        remembered: what the run knows of its data.
+        labelled: whether the labels of the items are of the run's classes.
+    """
+
+    def __init__(self, items: Items, remembered: Remembered, *, labelled: bool = False) -> None:
+        self.items, self.classes = items, remembered.data.classes
+        self._image, self._fit, self._shares = remembered.image, remembered.fit, remembered.shares
+        self._features = {IMAGE: self._image, ID: Feature((), "int64")}
+        if labelled:
+            self._features[LABEL] = Feature(items.labels.shape[1:], items.labels.dtype.name)
+
+    @property
+    def features(self) -> dict[str, Feature]:
+        """As the run was trained on; labels only where they are known."""
+        return self._features
+
+    def sizes(self) -> dict[str, int]:
+        """All examples are one split."""
+        return {TEST: len(self.items)}
+
+    def name(self, split: str, index: int) -> str:
+        """The path of the file, or the place in it."""
+        return self.items.name(index)
+
+    def arrays(self, split: str) -> Arrays | None:
+        """All examples, where they are arrays that need no change."""
+        images = self.items.images if isinstance(self.items, ArrayItems) else None
+        if images is None or images.shape[1:] != self._image.shape or images.dtype != self._image.dtype:
+            return None
+        named = {IMAGE: images, LABEL: self.items.labels, ID: self.items.ids}
+        return {name: named[name] for name in self._features}
+
+    def read(self, split: str, indices: NDArray[np.int64]) -> Arrays:
+        """The examples at ``indices``, decoded."""
+        out = {name: np.empty((len(indices), *f.shape), f.dtype) for name, f in self._features.items()}
+        self.read_into(split, indices, out)
+        return out
+
+    def read_into(self, split: str, indices: NDArray[np.int64], out: Arrays, crop: Crop | None = None) -> None:
+        """Decodes the examples into ``out``."""
+        if LABEL in out:
+            out[LABEL][...] = self.items.labels[indices]
+        if ID in out:
+            out[ID][...] = self.items.ids[indices]
+        if IMAGE in out:
+            for place, index in enumerate(indices.tolist()):
+                self.put(out[IMAGE][place], self.items.load(index), partial(self.items.name, index))
+
+    def put(self, out: NDArray[Any], stored: Stored, name: Callable[[], str]) -> None:
+        """Writes one stored example into ``out``, as in training.
+
+        Raises:
+            DataError: if it can't be decoded or has another shape.
+        """
+        if out.ndim != 3:
+            if isinstance(stored, bytes) or stored.shape != out.shape:
+                found = "an image file" if isinstance(stored, bytes) else f"of shape {stored.shape}"
+                raise DataError(f"{name()} is {found}; the examples of this run have shape {out.shape}.")
+            out[...] = stored
+            return
+        from modelyard.data.images import fill
+
+        fill(out, stored, self._fit, None, name)  # type: ignore[arg-type]
+        if self._shares and (isinstance(stored, bytes) or stored.dtype == np.uint8):
+            out /= 255
+
+    def fingerprint(self) -> str:
+        """Of the stored examples, and what is made of them."""
+        return hashlib.sha256(f"{self.items.fingerprint()}/{self._image}/{self._fit}".encode()).hexdigest()

@@ -1,0 +1,110 @@
+"""A model of a run, ready to predict: built from what the run remembers, without the data it was trained on."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from modelyard.cluster.crew import Crew
+from modelyard.config.durations import Run
+from modelyard.config.schema import Config
+from modelyard.data.dataset import TEST, Dataset
+from modelyard.data.items import ArrayItems, Items
+from modelyard.data.preprocess import with_example_preprocessing
+from modelyard.loop.experiment import resume_config
+from modelyard.loop.stages import create_engine, load_state, open_dataset
+from modelyard.loop.start import refuse_changes
+from modelyard.run.checkpoint import Checkpoint, best_first, choose, read_checkpoint
+from modelyard.run.directory import RunDirectory, open_run_folder
+from modelyard.run.manifest import read_manifest
+
+if TYPE_CHECKING:
+    from modelyard.engine.base import Engine
+    from modelyard.models.remembered import Remembered
+
+log = logging.getLogger("modelyard")
+
+
+@dataclass
+class OpenRun:
+    """A run and one of its checkpoints, before an engine is chosen.
+
+    Args:
+        directory: the run folder.
+        config: its config, with what was asked for otherwise.
+        path: the folder of the checkpoint.
+        checkpoint: what it holds.
+    """
+
+    directory: RunDirectory
+    config: Config
+    path: Path
+    checkpoint: Checkpoint
+
+    @property
+    def step(self) -> int:
+        """Of the checkpoint."""
+        return self.checkpoint.step
+
+    def remembered(self) -> Remembered:
+        """What the run knows of its data; of runs that did not write it down yet, from the data itself."""
+        from modelyard.models.remembered import recall, remember
+
+        kept = read_manifest(self.directory).get("data")
+        if kept is None:
+            from modelyard.models.task import build_task
+
+            dataset = open_dataset(self.config)
+            kept = remember(self.config, dataset, build_task(self.config, dataset).data)
+        return recall(kept)
+
+    def engine(self, examples: Items | None = None, *, labelled: bool = False) -> tuple[Engine, Dataset]:
+        """An engine that has the weights, and the dataset of the examples, which are its split `test`.
+
+        Args:
+            examples: what to predict; none for an engine that is given batches.
+            labelled: whether their labels are of the run's classes.
+        """
+        engine = create_engine(self.config, Crew())
+        from modelyard.models.task import task_for
+        from modelyard.serving.examples import Examples
+
+        kept = self.remembered()
+        if examples is None:
+            examples = ArrayItems(np.zeros((1, *kept.image.shape), kept.image.dtype), np.zeros(1, np.int32))
+        dataset = with_example_preprocessing(Examples(examples, kept, labelled=labelled), self.config.preprocess)
+        size = dataset.size(TEST)
+        engine.build(
+            lambda: task_for(self.config, kept.data, kept.label), dataset, Run(size, self.config.train_batch_size, 1)
+        )
+        load_state(engine, self.checkpoint, weights_only=True)
+        return engine, dataset
+
+
+def open_run(
+    model_dir: str | Path, checkpoint: str | int | None = None, source: str = "Python", **options: Any
+) -> OpenRun:
+    """A checkpoint of the run in ``model_dir``.
+
+    Args:
+        model_dir: the run folder.
+        checkpoint: best, latest or a step; by default best if there is one.
+        source: where the options come from, for error messages.
+        **options: options that change how it is computed, such as eval_batch_size or engine.
+
+    Raises:
+        RunError: if there is no run, or no such checkpoint.
+    """
+    directory = open_run_folder(model_dir, options.get("cache_dir"))
+    config, _ = resume_config(model_dir, options, source)
+    refuse_changes(directory, config)
+    which = checkpoint if checkpoint is not None else "best" if best_first(directory.best) else "latest"
+    path = choose(directory.checkpoints, directory.best, str(which))
+    directory.bring_weights(path)
+    # What only training needs is left out: pieces of batches, phases, augmentation.
+    plain = {"augment": (), "gradient_accumulation": 1, "fine_tune": (), "freeze_batch_norm": False, "cluster": "none"}
+    return OpenRun(directory, config.model_copy(update=plain), path, read_checkpoint(path))
