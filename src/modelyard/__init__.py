@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         register_schedule,
     )
     from modelyard.run.weights.read import load_weights
+    from modelyard.serving.predict import Predictions, predict
 
 # Imported when first used: `import modelyard` must not fix Keras's backend, and must be quick.
 _HOMES = {
@@ -61,6 +62,7 @@ _HOMES = {
     "modelyard.models.regression": ("Regressor",),
     "modelyard.models.task": ("Classifier", "DataInfo", "Task", "any_input", "image_input"),
     "modelyard.run.weights.read": ("load_weights",),
+    "modelyard.serving.predict": ("Predictions", "predict"),
     "modelyard.registry": (
         "Options",
         "register_augmentation",
@@ -96,6 +98,7 @@ __all__ = [
     "MatrixResult",
     "MultiLabel",
     "Options",
+    "Predictions",
     "Regressor",
     "RegressorOptions",
     "Result",
@@ -114,6 +117,7 @@ __all__ = [
     "load_weights",
     "main",
     "matrix",
+    "predict",
     "register_augmentation",
     "register_dataset",
     "register_hook",

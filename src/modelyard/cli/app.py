@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from modelyard.cli import looking, machines, sources, training
+from modelyard.cli import after, looking, machines, sources, training
 from modelyard.errors import UserError
 
 _EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": ["-h", "--help"]}
@@ -46,7 +46,7 @@ def root(
         raise typer.Exit
 
 
-_RUN, _DATA, _CLUSTER, _LOOK = "Run", "Data", "Cluster", "Look"
+_RUN, _AFTER, _DATA, _CLUSTER, _LOOK = "Run", "After training", "Data", "Cluster", "Look"
 _OF_DATA = ("plugins", "data_dir", "cache_dir", "split_seed")
 COMMANDS: dict[str, Command] = {
     "train-and-evaluate": Command(training.train_and_evaluate, _RUN, "all"),
@@ -55,6 +55,7 @@ COMMANDS: dict[str, Command] = {
     "evaluate": Command(training.evaluate, _RUN, "all"),
     "matrix": Command(training.matrix, _RUN, "all"),
     "find-learning-rate": Command(training.find_learning_rate, _RUN, "all"),
+    "predict": Command(after.predict, _AFTER, "all"),
     "convert": Command(sources.convert, _DATA, "data"),
     "data fetch": Command(sources.data_fetch),
     "data info": Command(sources.data_info, takes="data"),

@@ -23,10 +23,12 @@ class Examples(Dataset):
         items: the stored examples.
         remembered: what the run knows of its data.
         labelled: whether the labels of the items are of the run's classes.
+        skips: what can't be read is black, and `bad` says why; else it is an error.
     """
 
-    def __init__(self, items: Items, remembered: Remembered, *, labelled: bool = False) -> None:
-        self.items, self.classes = items, remembered.data.classes
+    def __init__(self, items: Items, remembered: Remembered, *, labelled: bool = False, skips: bool = False) -> None:
+        self.items, self.classes, self.skips = items, remembered.data.classes, skips
+        self.bad: dict[int, str] = {}
         self._image, self._fit, self._shares = remembered.image, remembered.fit, remembered.shares
         self._features = {IMAGE: self._image, ID: Feature((), "int64")}
         if labelled:
@@ -67,7 +69,13 @@ class Examples(Dataset):
             out[ID][...] = self.items.ids[indices]
         if IMAGE in out:
             for place, index in enumerate(indices.tolist()):
-                self.put(out[IMAGE][place], self.items.load(index), partial(self.items.name, index))
+                try:
+                    self.put(out[IMAGE][place], self.items.load(index), partial(self.items.name, index))
+                except DataError as error:
+                    if not self.skips:
+                        raise
+                    out[IMAGE][place] = 0
+                    self.bad[index] = str(error)
 
     def put(self, out: NDArray[Any], stored: Stored, name: Callable[[], str]) -> None:
         """Writes one stored example into ``out``, as in training.

@@ -22,7 +22,7 @@ class FeatureMap:
 
     Args:
         image: the feature with the image.
-        label: the feature with its class: a whole number, or text.
+        label: the feature with its class: a whole number, or text; None where there is none, and all are 0.
         coding: ``encoded`` is the bytes of an image file (JPEG, PNG, …), ``raw`` bytes of pixels, ``floats`` a list.
         layout: order of raw pixels and floats; ``chw`` has all of one channel first.
         shape: height, width, channels, whatever the layout; or any shape for values that are no image.
@@ -33,7 +33,7 @@ class FeatureMap:
     """
 
     image: str = "image/encoded"
-    label: str = "image/class/label"
+    label: str | None = "image/class/label"
     coding: Coding = "encoded"
     layout: Layout = "hwc"
     shape: tuple[int, ...] | None = None

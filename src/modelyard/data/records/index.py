@@ -265,6 +265,8 @@ class _Labels:
 
     def number(self, record: bytes, found: dict[str, Found], features: FeatureMap) -> int:
         """The label as a number; that of a text is the order in which it came."""
+        if features.label is None:
+            return 0
         label = found.get(features.label)
         if label is None:
             raise missing(record, f"there is no feature {features.label!r}, where the label should be")

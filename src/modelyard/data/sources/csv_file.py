@@ -148,7 +148,7 @@ def _add_row(
             raise DataError(f"{where}: there is no file {folder / image}.")
         rows.paths.append(image)
         return
-    rows.values.append(_numbers([(columns.names[column], row[column]) for column in columns.values], where))
+    rows.values.append(numbers_of([(columns.names[column], row[column]) for column in columns.values], where))
 
 
 def _add_label(cells: list[tuple[str, str]], rows: CsvRows, kind: str, where: str) -> None:
@@ -158,14 +158,19 @@ def _add_label(cells: list[tuple[str, str]], rows: CsvRows, kind: str, where: st
     if kind == "class":
         rows.labels.append(texts[0])
         return
-    numbers = _numbers(cells, where)
+    numbers = numbers_of(cells, where)
     if kind == "flags" and not np.isin(numbers, (0, 1)).all():
         wrong = texts[int(np.flatnonzero(~np.isin(numbers, (0, 1)))[0])]
         raise DataError(f"{where}: the label {wrong!r} must be 0 or 1 (--label_kind flags).")
     rows.targets.append(numbers)
 
 
-def _numbers(cells: Sequence[tuple[str, str]], where: str) -> NDArray[np.float32]:
+def numbers_of(cells: Sequence[tuple[str, str]], where: str) -> NDArray[np.float32]:
+    """The values of some cells, each with the name of its column.
+
+    Raises:
+        DataError: if one is no finite number.
+    """
     values = np.empty(len(cells), np.float32)
     for number, (column, text) in enumerate(cells):
         try:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,6 +28,9 @@ from modelyard.data.sources.remote import local_tree
 from modelyard.errors import ConfigError, DataError, Problem
 from modelyard.run.console import late_bar
 from modelyard.storage import is_remote, list_files
+
+if TYPE_CHECKING:
+    from modelyard.data.records.feature_map import FeatureMap
 
 log = logging.getLogger("modelyard")
 
@@ -103,8 +106,8 @@ def _at_path(path: str, options: FilesOptions, context: DataContext) -> Source |
         if not place.is_file():
             raise DataError(f"there is no file {place}.")
         return _of_csv({place: read_csv(place, options)}, options)
-    if _holds_records(place):
-        return _of_records({TRAIN: _matching(str(place))}, options, context)
+    if holds_records(place):
+        return _of_records({TRAIN: matching(str(place))}, options, context)
     if not place.is_dir():
         raise DataError(f"there is no folder {place}." if not place.exists() else f"{place} is no kind of file I know.")
     if (place / "dataset.json").is_file():
@@ -136,8 +139,8 @@ def _at_path(path: str, options: FilesOptions, context: DataContext) -> Source |
 def _by_split(patterns: dict[str, str], options: FilesOptions, context: DataContext) -> Source:
     """A folder, a file or a pattern for each split, all of one kind."""
     places = {split: _local(pattern, options, context) for split, pattern in patterns.items()}
-    if all(_holds_records(place) for place in places.values()):
-        return _of_records({split: _matching(str(place)) for split, place in places.items()}, options, context)
+    if all(holds_records(place) for place in places.values()):
+        return _of_records({split: matching(str(place)) for split, place in places.items()}, options, context)
     if all(place.name.lower().endswith(".csv") for place in places.values()):
         rows: dict[Path, dict[str, CsvRows]] = {}
         for split, place in places.items():
@@ -197,11 +200,11 @@ def _of_csv(files: dict[Path, dict[str, CsvRows]], options: FilesOptions) -> Sou
     return Source("csv", splits, tuple(classes))
 
 
-def _of_records(files: dict[str, list[Path]], options: FilesOptions, context: DataContext) -> Source:
+def feature_map(options: FilesOptions) -> FeatureMap:
+    """Where image and label are in records, as the options say."""
     from modelyard.data.records.feature_map import FeatureMap
-    from modelyard.data.records.items import RecordItems
 
-    features = FeatureMap(
+    return FeatureMap(
         image=options.record_image,
         label=options.record_label,
         coding=options.record_coding,
@@ -212,6 +215,12 @@ def _of_records(files: dict[str, list[Path]], options: FilesOptions, context: Da
         dtype=options.record_dtype,
         first_label=options.record_first_label,
     )
+
+
+def _of_records(files: dict[str, list[Path]], options: FilesOptions, context: DataContext) -> Source:
+    from modelyard.data.records.items import RecordItems
+
+    features = feature_map(options)
     with late_bar("indexing records") as progress:
         opened = {split: RecordItems(p, features, context.cache_dir, progress=progress) for split, p in files.items()}
     texts = {split: items.class_names for split, items in opened.items() if items.class_names is not None}
@@ -246,7 +255,7 @@ def _is_records(name: str) -> bool:
     )
 
 
-def _holds_records(place: Path) -> bool:
+def holds_records(place: Path) -> bool:
     """Whether a file, or the files of a pattern, are records by their names."""
     if any(c in place.name for c in "*?[") and not _is_records(place.name.lower()):
         names = [Path(name).name.lower() for name in list_files(str(place)) if not name.endswith(".index")]
@@ -254,7 +263,7 @@ def _holds_records(place: Path) -> bool:
     return _is_records(place.name.lower()) and not place.is_dir()
 
 
-def _matching(pattern: str) -> list[Path]:
+def matching(pattern: str) -> list[Path]:
     """The files of a pattern, by name; indexes are not records."""
     names = (Path(name) for name in list_files(pattern))
     found = [path for path in names if path.suffix != ".index" and not path.name.startswith(".")]

@@ -63,11 +63,11 @@ def images_by_class(folder: Path) -> Labelled:
     for place in classes:
         images = []
         for parent, folders, files in os.walk(place):
-            folders[:] = sorted(name for name in folders if not _hidden(name))
+            folders[:] = sorted(name for name in folders if not is_hidden(name))
             for name in files:
-                if name.lower().endswith(IMAGE_ENDINGS) and not _hidden(name):
+                if name.lower().endswith(IMAGE_ENDINGS) and not is_hidden(name):
                     images.append(Path(parent, name).relative_to(folder).as_posix())
-                elif not _hidden(name):
+                elif not is_hidden(name):
                     others.append(name)
         if not images:
             log.warning("%s holds no images and is left out", place)
@@ -101,7 +101,7 @@ def class_names(labels: Mapping[str, Sequence[str]]) -> list[str]:
 
 def _folders(folder: Path) -> list[Path]:
     try:
-        return sorted(path for path in folder.iterdir() if path.is_dir() and not _hidden(path.name))
+        return sorted(path for path in folder.iterdir() if path.is_dir() and not is_hidden(path.name))
     except OSError as error:
         raise DataError(f"{folder} can't be read: {error.strerror or error}.") from error
 
@@ -110,5 +110,6 @@ def _holds_classes(folder: Path) -> bool:
     return bool(_folders(folder)) and not any(p.name.lower().endswith(IMAGE_ENDINGS) for p in folder.iterdir())
 
 
-def _hidden(name: str) -> bool:
+def is_hidden(name: str) -> bool:
+    """Whether a file or folder is of the system and not of the user."""
     return name.startswith(".") or name in ("__MACOSX", "Thumbs.db", "desktop.ini")

@@ -106,7 +106,7 @@ def _write(generated: GeneratorDataset, folder: Path, name: str) -> None:
                 encoded = encode_item(stored, recipe, where)
                 features: dict[str, Any] = {
                     recipe.features.image: encoded.payload,
-                    recipe.features.label: label,
+                    str(recipe.features.label): label,
                     "image/format": encoded.format,
                 }
                 first_size = first_size or encoded.size

@@ -15,7 +15,7 @@ from modelyard.data.splits import with_validation
 from modelyard.errors import DataError
 
 # What a damaged file can raise, depending on the byte: the zip, its compression, or the header of an array.
-_UNREADABLE = (
+UNREADABLE = (
     ValueError, OSError, EOFError, KeyError, RuntimeError, MemoryError,
     zipfile.BadZipFile, zlib.error, tokenize.TokenError, SyntaxError,
 )  # fmt: skip
@@ -36,7 +36,7 @@ def read_npz(path: Path, context: DataContext) -> ArrayDataset:
             raise DataError(f"{path} is a single array (.npy); save x_train and y_train with numpy.savez.")
         with loaded as file:
             arrays: dict[str, Any] = {name: np.asarray(file[name]) for name in file.files}
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise DataError(f"{path} can't be read as an .npz file of plain arrays: {error}") from error
     return _dataset(path, arrays, context)
 
@@ -56,7 +56,7 @@ def read_npy_folder(folder: Path, context: DataContext) -> ArrayDataset:
         if path.is_file():
             try:
                 arrays[name] = np.load(path, mmap_mode="r" if name.startswith("x_") else None, allow_pickle=False)
-            except _UNREADABLE as error:
+            except UNREADABLE as error:
                 raise DataError(f"{path} can't be read as an .npy file of a plain array: {error}") from error
     return _dataset(folder, arrays, context)
 

@@ -1,0 +1,212 @@
+"""What to predict: images or values in a user's files, with labels or without."""
+
+from __future__ import annotations
+
+import csv
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modelyard import storage
+from modelyard.config.schema import Config
+from modelyard.data.catalog import FilesOptions
+from modelyard.data.items import ArrayItems, FileItems, Items
+from modelyard.data.sources.csv_file import numbers_of
+from modelyard.data.sources.files import feature_map, holds_records, matching
+from modelyard.data.sources.folder import IMAGE_ENDINGS, is_hidden
+from modelyard.data.sources.npz import UNREADABLE
+from modelyard.errors import DataError, unknown
+from modelyard.storage import cache_folder, list_files
+
+log = logging.getLogger("modelyard")
+_IMAGES = ("image", "images", "x", "x_test", "x_validation", "x_val", "x_train")
+_PATTERN = "*?["
+COLUMNS = ("image_column", "label_column", "label_kind", "value_columns", *(
+    name for name in FilesOptions.model_fields if name.startswith("record_")))  # fmt: skip
+"""Options that say where tables and records hold what; they may be other ones than in training."""
+
+
+@dataclass(frozen=True)
+class ToPredict:
+    """The examples, and whether their labels are of the run's classes."""
+
+    items: Items
+    labelled: bool
+
+
+def open_sources(
+    sources: Sequence[str], config: Config, classes: Sequence[str], columns: Mapping[str, Any]
+) -> ToPredict:
+    """The examples at some paths, in their order.
+
+    Args:
+        sources: image files, folders of them, patterns; or one .csv file, .npz file, or records.
+        config: of the run: how it reads files of columns and records.
+        classes: of the run; labels of these names, where there are any, are taken for the truth.
+        columns: options of `COLUMNS` that are other than in training.
+
+    Raises:
+        DataError: if there is nothing, or nothing that can be read.
+    """
+    known = config.options_of("dataset")
+    own = known.model_dump() if isinstance(known, FilesOptions) else {}
+    options = FilesOptions.model_validate({**own, **columns})
+    for source in sources:
+        if storage.is_remote(source):
+            raise DataError(f"{source} is not on this machine; copy it here first.")
+    places = [Path(source).expanduser() for source in sources]
+    if len(places) == 1:
+        alone = places[0]
+        name = alone.name.lower()
+        if name.endswith(".csv"):
+            return _of_csv(alone, options, classes)
+        if name.endswith(".npz"):
+            return _of_npz(alone)
+        if holds_records(alone):
+            return _of_records(alone, options, classes, cache_folder(config.cache_dir))
+    paths = [path for place in places for path in _images(place)]
+    return _with_labels(FileItems(Path(), paths, np.zeros(len(paths), np.int32)), _parents(paths, places), classes)
+
+
+def _images(place: Path) -> list[str]:
+    """The image files that a path means."""
+    if place.is_dir():
+        found = []
+        for parent, folders, files in os.walk(place):
+            folders[:] = sorted(name for name in folders if not is_hidden(name))
+            found += [
+                Path(parent, name).as_posix()
+                for name in sorted(files)
+                if name.lower().endswith(IMAGE_ENDINGS) and not is_hidden(name)
+            ]
+        if not found:
+            raise DataError(f"there are no images under {place}. Known endings: {', '.join(IMAGE_ENDINGS)}.")
+        return found
+    if place.exists():
+        return [place.as_posix()]
+    if any(c in str(place) for c in _PATTERN):
+        matches = [path for path in map(Path, list_files(str(place))) if not path.is_dir() and not is_hidden(path.name)]
+        if not matches:
+            raise DataError(f"no file matches {place}.")
+        return [path.as_posix() for path in matches]
+    raise DataError(f"there is no file or folder {place}.")
+
+
+def _parents(paths: Sequence[str], places: Sequence[Path]) -> list[str] | None:
+    """The names of the folders that the images are in; None where files were named one by one."""
+    if not any(place.is_dir() or any(c in str(place) for c in _PATTERN) for place in places):
+        return None
+    return [Path(path).parent.name for path in paths]
+
+
+def _with_labels(items: Items, names: Sequence[str] | None, classes: Sequence[str], said: bool = False) -> ToPredict:
+    """The items, with the truth where all of ``names`` are classes.
+
+    Args:
+        items: of the source.
+        names: of the classes of the items.
+        classes: of the run.
+        said: whether the source says that these are labels; folders may be there for other reasons.
+    """
+    numbers = {name: number for number, name in enumerate(classes)}
+    strange = next((name for name in names or () if name not in numbers), None)
+    if names is None or strange is not None:
+        if said:
+            log.warning("labels are left out: %s", unknown("class", str(strange), list(classes)))
+        return ToPredict(items, labelled=False)
+    items.labels = np.array([numbers[name] for name in names], np.int32)
+    return ToPredict(items, labelled=True)
+
+
+def _of_csv(path: Path, options: FilesOptions, classes: Sequence[str]) -> ToPredict:
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            first = file.readline()
+            file.seek(0)
+            reader = csv.reader(file, delimiter=max(",;\t", key=first.count), strict=True)
+            columns = [name.strip() for name in next(reader, [])]
+            rows = [(reader.line_num, row) for row in reader if row]
+    except FileNotFoundError as error:
+        raise DataError(f"there is no file {path}.") from error
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} can't be read as a CSV file in UTF-8: {error}.") from error
+    uneven = next(((line, row) for line, row in rows if len(row) != len(columns)), None)
+    if uneven is not None:
+        raise DataError(f"{path}:{uneven[0]}: {len(uneven[1])} columns where the first line names {len(columns)}.")
+    if not rows:
+        raise DataError(f"{path} holds no rows below its first line.")
+
+    def place(name: str, option: str) -> int:
+        if name not in columns:
+            raise DataError(f"{path}:1: {unknown('column', name, columns)} Name the right one with --{option}.")
+        return columns.index(name)
+
+    label = columns.index(options.label_column) if options.label_column in columns else None
+    names = None if label is None or options.label_kind != "class" else [row[label].strip() for _, row in rows]
+    labels = np.zeros(len(rows), np.int32)
+    if not options.value_columns:
+        image = place(options.image_column, "image_column")
+        paths = [row[image].strip() for _, row in rows]
+        missing = next((n for n, p in enumerate(paths) if not p or not (path.parent / p).is_file()), None)
+        if missing is not None:
+            raise DataError(f"{path}:{rows[missing][0]}: there is no file {path.parent / paths[missing]}.")
+        return _with_labels(FileItems(path.parent, paths, labels), names, classes, said=True)
+    if options.value_columns == ("all",):
+        others = (options.label_column, options.split_column)
+        values = [n for n, name in enumerate(columns) if name not in others]
+    else:
+        values = [place(name, "value_columns") for name in options.value_columns]
+    table = np.stack([numbers_of([(columns[n], row[n]) for n in values], f"{path}:{line}") for line, row in rows])
+    return _with_labels(ArrayItems(table, labels), names, classes, said=True)
+
+
+def _of_npz(path: Path) -> ToPredict:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            name = next((name for name in _IMAGES if name in file.files), file.files[0] if file.files else "")
+            if len(file.files) > 1 and name not in _IMAGES:
+                raise DataError(f"{path} must hold images named x or image; it holds: {', '.join(file.files)}.")
+            images: NDArray[Any] = np.asarray(file[name]) if name else np.empty(0)
+            twin = "label" if name in ("image", "images") else "y" + name[1:]
+            labels = np.asarray(file[twin]) if twin in file.files else None
+    except FileNotFoundError as error:
+        raise DataError(f"there is no file {path}.") from error
+    except UNREADABLE as error:
+        raise DataError(f"{path} can't be read as an .npz file of plain arrays: {error}") from error
+    if images.ndim < 2 or not len(images):
+        raise DataError(f"{path}: {name or 'its array'} has shape {images.shape}; examples are needed.")
+    if images.ndim == 3:
+        images = images[..., None]
+    if labels is not None and len(labels) != len(images):
+        raise DataError(f"{path}: {len(images)} examples but {len(labels)} labels.")
+    return ToPredict(
+        ArrayItems(images, np.zeros(len(images), np.int32) if labels is None else labels), labels is not None
+    )
+
+
+def _of_records(path: Path, options: FilesOptions, classes: Sequence[str], cache: Path) -> ToPredict:
+    from dataclasses import replace
+
+    from modelyard.data.records.items import RecordItems, describe_record
+    from modelyard.run.console import late_bar
+
+    features, paths = feature_map(options), matching(str(path))
+    labelled = any(line.split()[0] == features.label for line in describe_record(paths[0], cache))
+    if not labelled:
+        features = replace(features, label=None)
+    with late_bar("indexing records") as progress:
+        items = RecordItems(paths, features, cache, progress=progress)
+    if not labelled:
+        return ToPredict(items, labelled=False)
+    if items.class_names is not None:
+        return _with_labels(items, [items.class_names[n] for n in items.labels], classes, said=True)
+    if len(items) and int(items.labels.max()) >= len(classes):
+        log.warning("labels are left out: there is a %d, and the run has %d classes", items.labels.max(), len(classes))
+        return ToPredict(items, labelled=False)
+    return ToPredict(items, labelled=True)
