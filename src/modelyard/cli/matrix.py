@@ -20,6 +20,7 @@ from modelyard.run.console import console, show_log
 
 def matrix(file: str | None, settings: dict[str, Any], options: dict[str, Any], *, as_json: bool) -> None:
     """Runs a matrix; the status is 1 if a cell failed."""
+    from modelyard.comparison.folder import MatrixFolder
     from modelyard.comparison.run import matrix as run_matrix
 
     show_log()
@@ -28,8 +29,9 @@ def matrix(file: str | None, settings: dict[str, Any], options: dict[str, Any], 
         result = run_matrix(file, **settings, **options, program=runner, source=COMMAND_LINE)
     except Interrupted as interrupt:
         again = shlex.join(["matrix", "--output", str(settings["output"]), "--jobs", str(settings["jobs"])])
+        count = f"{interrupt.step} of {len(MatrixFolder(settings['output']).known_names())} cells done"
         with contextlib.suppress(OSError):  # the terminal may have been closed
-            console().print(f"[bold]stopped; {interrupt.step} cells are done, the others are saved.[/] Go on with:")
+            console().print(f"[bold]stopped with {count}; those under way are saved.[/] Go on with:")
             console().print(f"  {program()} {again}", soft_wrap=True, markup=False)
         sys.exit(128 + interrupt.signal)
     out = console() if as_json else stdout()
