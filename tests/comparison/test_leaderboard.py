@@ -128,11 +128,36 @@ def test_runs_without_the_metric_are_left_out_or_an_error_names_them() -> None:
         modelyard.leaderboard("runs")
     write("b", 0.8, random_seed=2)
     board = modelyard.leaderboard("runs")
-    assert any(note == "house is left out: it has no test accuracy, but test mae." for note in board.notes)
+    assert "house is left out, with test mae, but no test accuracy." in board.notes
     with pytest.raises(RunError, match="f1 on test"):
         modelyard.leaderboard("runs", metric="f1", split="test")
     with pytest.raises(UserError, match="no split 'tset'"):
         modelyard.leaderboard("runs", split="tset")
+
+
+def test_runs_that_are_left_out_for_one_reason_are_one_note() -> None:
+    write("a", 0.9)
+    write("b", 0.8, model="simple_cnn")
+    for seed in range(3):
+        write(f"empty{seed}", 0.9, random_seed=seed, scores={})
+        write(f"house{seed}", 0.9, random_seed=seed, scores={"test": {"mae": 3.0}})
+    notes = [note for note in modelyard.leaderboard("runs").notes if "left out" in note]
+    assert notes == [
+        "3 runs are left out, with no metrics at all: empty0, empty1, empty2.",
+        "3 runs are left out, with test mae, but no test accuracy: house0, house1, house2.",
+    ]
+
+
+def test_all_that_have_the_best_mean_are_marked_best() -> None:
+    for seed in range(2):
+        write(f"a{seed}", 0.9 + seed / 100, random_seed=seed)
+        write(f"b{seed}", 0.91 - seed / 100, random_seed=seed, model="simple_cnn")
+        write(f"c{seed}", 0.5 + seed / 100, random_seed=seed, model="mnist_cnn")
+    board = modelyard.leaderboard("runs")
+    marks = {entrant.name: entrant.scores["digits"].mark for entrant in board.entrants}
+    assert marks == {"mlp": "best", "simple_cnn": "best", "mnist_cnn": "worse"}
+    assert Path("runs/leaderboard.md").read_text().count("★") == 3  # two, and the legend
+    assert "3 models, 1 dataset, 6 runs." in Path("runs/leaderboard.html").read_text()
 
 
 def test_validation_is_compared_where_not_all_have_a_test_score() -> None:
@@ -216,4 +241,9 @@ def test_the_command_prints_what_it_writes(command: Any) -> None:
     done = command("leaderboard", "runs", "--metric", "accuracy", "--json")
     board = json.loads(done.stdout.splitlines()[-1])
     assert board["entrants"][0]["scores"]["digits"]["mean"] == pytest.approx(0.949, abs=0.002)
-    assert "★" in command("leaderboard", "runs").stdout
+    assert "in place of" not in done.stderr
+    again = command("leaderboard", "runs", "--metric", "loss").stdout
+    assert "★" in again
+    assert "written: runs/leaderboard.csv, runs/leaderboard.md, runs/leaderboard.html" in again
+    assert "in place of the earlier leaderboard.csv, leaderboard.md, leaderboard.html; --output" in again
+    assert "in place of" not in command("leaderboard", "runs", "--output", "other").stdout

@@ -77,7 +77,8 @@ def page(board: Leaderboard) -> str:
 
 def _sizes(board: Leaderboard) -> str:
     runs = sum(score.n for entrant in board.entrants for score in entrant.scores.values())
-    return f"{len(board.entrants)} models, {len(board.datasets)} datasets, {runs} runs."
+    counts = ((len(board.entrants), "model"), (len(board.datasets), "dataset"), (runs, "run"))
+    return ", ".join(f"{count} {what}{'s' if count != 1 else ''}" for count, what in counts) + "."
 
 
 def _table(board: Leaderboard) -> str:
