@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import html.parser
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -221,8 +222,6 @@ def test_numbers_below_zero_stay_numbers_in_csv() -> None:
 
 
 def test_names_in_a_plot_do_not_lie_on_each_other() -> None:
-    import re
-
     points = [Point(f"model_{n}", 100.0, 0.9 + n / 1000, 0.0005, n) for n in range(5)]
     points.append(Point("far", 1e6, 0.5, 0.001, 5))
     drawn = scatter(points, "FLOPs", "accuracy", 100)
@@ -234,6 +233,51 @@ def test_names_in_a_plot_do_not_lie_on_each_other() -> None:
             assert abs(x - left) > 40 or abs(y - top) > 10
     assert scatter([Point("a", 0.0, 1.0, None, 0)], "x", "y") == ""
     assert "<svg" in scatter([Point("a", 5.0, 0.0, None, 0)], "x", "y")
+
+
+def texts(drawn: str, kind: str) -> list[str]:
+    return re.findall(rf'<text class="{kind}"[^>]*>([^<]*)</text>', drawn)
+
+
+def test_when_all_have_the_most_there_is_no_tick_above_it_and_none_is_cut_off() -> None:
+    drawn = scatter([Point(f"m{n}", 10.0**n, 1.0, 0.0, n) for n in range(3)], "FLOPs", "accuracy", 100, most=100)
+    ends = re.findall(r'<text class="tick" x="([\d.]+)" y="[\d.]+" text-anchor="end">([^<]*)<', drawn)
+    ticks = [float(text) for _, text in ends]
+    assert max(ticks) == 100
+    assert 99 <= min(ticks) < 100
+    assert all(7 * len(text) < float(x) for x, text in ends)
+    wide = scatter([Point("a", 1.0, 123456.5, None, 0), Point("b", 1.0, 123460.5, None, 1)], "x", "y")
+    ends = re.findall(r'<text class="tick" x="([\d.]+)" y="[\d.]+" text-anchor="end">([^<]*)<', wide)
+    assert all(7 * len(text) < float(x) for x, text in ends)
+
+
+def test_numbers_stand_for_points_and_one_label_for_those_that_lie_on_each_other() -> None:
+    points = [Point(f"a very long name, different at its end: {n}", 5.0, 0.9, None, n) for n in (0, 1, 2, 4, 6, 7)]
+    points.append(Point("another", 500.0, 0.5, None, 3))
+    assert texts(scatter(points, "x", "y", numbered=True), "name") == ["1–3, 5, 7, 8", "4"]
+
+
+def test_entrants_with_long_names_are_told_apart_on_the_page() -> None:
+    for number, (epochs, rate) in enumerate([(3, 0.1), (3, 0.01), (5, 0.1), (5, 0.01)]):
+        options = {"train_steps": None, "train_epochs": epochs, "learning_rate": rate, "optimizer": "sgd"}
+        write(f"a{number}", 0.9 + number / 100, **options)
+    board = modelyard.leaderboard("runs")
+    page = Path("runs/leaderboard.html").read_text()
+    assert all(len(entrant.name) > 26 for entrant in board.entrants)
+    assert "…" not in page
+    assert texts(page, "name")[:4] == ["1", "2", "3", "4"]
+    best = board.entrants[0].options
+    shown = " ".join(f'<span class="option">{key}={value}</span>' for key, value in best.items())
+    assert f'<span class="number">1</span>mlp <span class="options">{shown}</span>' in page
+    assert f'<li value="4" class="c3">{board.entrants[3].name}</li>' in page
+
+
+def test_short_names_stand_in_the_plots_themselves() -> None:
+    fill()
+    modelyard.leaderboard("runs")
+    page = Path("runs/leaderboard.html").read_text()
+    assert set(texts(page, "name")) == {"mlp", "simple_cnn", "mnist_cnn"}
+    assert 'class="number"' not in page
 
 
 def test_the_command_prints_what_it_writes(command: Any) -> None:
