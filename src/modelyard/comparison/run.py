@@ -120,7 +120,7 @@ def matrix(
         slots = slots_of(jobs, os.environ, cores_here())
         for note in dict.fromkeys(note for cell in cells for note in cell.notes):
             log.info("%s", note)
-        log.info("%d cells in %s, %d at a time", len(cells), folder.path, jobs)
+        log.info("%d cell%s in %s, %d at a time", len(cells), "s" if len(cells) != 1 else "", folder.path, jobs)
         with shown(folder, len(cells)) as view:
             states = Work(folder, cells, slots, program, view).run()
         results = tuple(

@@ -154,7 +154,7 @@ class Work:
         for process in self._running:
             process.signal(number)
         if self._running and not final:
-            log.info("stopping: %d cells save and end; once more to kill them", len(self._running))
+            log.info("stopping; cells that save and end: %d; once more to kill them", len(self._running))
 
     def _start(self, state: State) -> None:
         directory = self.folder.run(state.cell.name)
