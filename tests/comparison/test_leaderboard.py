@@ -245,6 +245,8 @@ def test_when_all_have_the_most_there_is_no_tick_above_it_and_none_is_cut_off() 
     ticks = [float(text) for _, text in ends]
     assert max(ticks) == 100
     assert 99 <= min(ticks) < 100
+    above = scatter([Point("a", 1.0, 0.999, 0.004, 0)], "FLOPs", "accuracy", 100, most=100)  # its bar ends there
+    assert max(float(text) for text in re.findall(r'text-anchor="end">([^<]*)<', above)) == 100
     assert all(7 * len(text) < float(x) for x, text in ends)
     wide = scatter([Point("a", 1.0, 123456.5, None, 0), Point("b", 1.0, 123460.5, None, 1)], "x", "y")
     ends = re.findall(r'<text class="tick" x="([\d.]+)" y="[\d.]+" text-anchor="end">([^<]*)<', wide)
