@@ -40,8 +40,12 @@ run.mkdir(parents=True, exist_ok=True)
 (run / "manifest.json").write_text('{"dataset": {"sizes": {"train": 5}, "fingerprint": "f"}}')
 (run / "metrics.jsonl").write_text('{"step": 5, "split": "validation", "accuracy": 0.5, "loss": 1.0}\\n')
 state = run / "checkpoints" / "step-00000005"
-state.mkdir(parents=True)
+state.mkdir(parents=True, exist_ok=True)
 (state / "state.json").write_text('{"format_version": 1, "step": 5, "sha256": {}, "memory": {"total_steps": 5}}')
+if what == "late":
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
+    count("hangs")
+    time.sleep(300)
 """
 
 

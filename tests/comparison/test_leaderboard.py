@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import html.parser
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -128,11 +129,36 @@ def test_runs_without_the_metric_are_left_out_or_an_error_names_them() -> None:
         modelyard.leaderboard("runs")
     write("b", 0.8, random_seed=2)
     board = modelyard.leaderboard("runs")
-    assert any(note == "house is left out: it has no test accuracy, but test mae." for note in board.notes)
+    assert "house is left out, with test mae, but no test accuracy." in board.notes
     with pytest.raises(RunError, match="f1 on test"):
         modelyard.leaderboard("runs", metric="f1", split="test")
     with pytest.raises(UserError, match="no split 'tset'"):
         modelyard.leaderboard("runs", split="tset")
+
+
+def test_runs_that_are_left_out_for_one_reason_are_one_note() -> None:
+    write("a", 0.9)
+    write("b", 0.8, model="simple_cnn")
+    for seed in range(3):
+        write(f"empty{seed}", 0.9, random_seed=seed, scores={})
+        write(f"house{seed}", 0.9, random_seed=seed, scores={"test": {"mae": 3.0}})
+    notes = [note for note in modelyard.leaderboard("runs").notes if "left out" in note]
+    assert notes == [
+        "3 runs are left out, with no metrics at all: empty0, empty1, empty2.",
+        "3 runs are left out, with test mae, but no test accuracy: house0, house1, house2.",
+    ]
+
+
+def test_all_that_have_the_best_mean_are_marked_best() -> None:
+    for seed in range(2):
+        write(f"a{seed}", 0.9 + seed / 100, random_seed=seed)
+        write(f"b{seed}", 0.91 - seed / 100, random_seed=seed, model="simple_cnn")
+        write(f"c{seed}", 0.5 + seed / 100, random_seed=seed, model="mnist_cnn")
+    board = modelyard.leaderboard("runs")
+    marks = {entrant.name: entrant.scores["digits"].mark for entrant in board.entrants}
+    assert marks == {"mlp": "best", "simple_cnn": "best", "mnist_cnn": "worse"}
+    assert Path("runs/leaderboard.md").read_text().count("★") == 3  # two, and the legend
+    assert "3 models, 1 dataset, 6 runs." in Path("runs/leaderboard.html").read_text()
 
 
 def test_validation_is_compared_where_not_all_have_a_test_score() -> None:
@@ -196,8 +222,6 @@ def test_numbers_below_zero_stay_numbers_in_csv() -> None:
 
 
 def test_names_in_a_plot_do_not_lie_on_each_other() -> None:
-    import re
-
     points = [Point(f"model_{n}", 100.0, 0.9 + n / 1000, 0.0005, n) for n in range(5)]
     points.append(Point("far", 1e6, 0.5, 0.001, 5))
     drawn = scatter(points, "FLOPs", "accuracy", 100)
@@ -211,9 +235,61 @@ def test_names_in_a_plot_do_not_lie_on_each_other() -> None:
     assert "<svg" in scatter([Point("a", 5.0, 0.0, None, 0)], "x", "y")
 
 
+def texts(drawn: str, kind: str) -> list[str]:
+    return re.findall(rf'<text class="{kind}"[^>]*>([^<]*)</text>', drawn)
+
+
+def test_when_all_have_the_most_there_is_no_tick_above_it_and_none_is_cut_off() -> None:
+    drawn = scatter([Point(f"m{n}", 10.0**n, 1.0, 0.0, n) for n in range(3)], "FLOPs", "accuracy", 100, most=100)
+    ends = re.findall(r'<text class="tick" x="([\d.]+)" y="[\d.]+" text-anchor="end">([^<]*)<', drawn)
+    ticks = [float(text) for _, text in ends]
+    assert max(ticks) == 100
+    assert 99 <= min(ticks) < 100
+    above = scatter([Point("a", 1.0, 0.999, 0.004, 0)], "FLOPs", "accuracy", 100, most=100)  # its bar ends there
+    assert max(float(text) for text in re.findall(r'text-anchor="end">([^<]*)<', above)) == 100
+    assert all(7 * len(text) < float(x) for x, text in ends)
+    wide = scatter([Point("a", 1.0, 123456.5, None, 0), Point("b", 1.0, 123460.5, None, 1)], "x", "y")
+    ends = re.findall(r'<text class="tick" x="([\d.]+)" y="[\d.]+" text-anchor="end">([^<]*)<', wide)
+    assert all(7 * len(text) < float(x) for x, text in ends)
+
+
+def test_numbers_stand_for_points_and_one_label_for_those_that_lie_on_each_other() -> None:
+    points = [Point(f"a very long name, different at its end: {n}", 5.0, 0.9, None, n) for n in (0, 1, 2, 4, 6, 7)]
+    points.append(Point("another", 500.0, 0.5, None, 3))
+    assert texts(scatter(points, "x", "y", numbered=True), "name") == ["1–3, 5, 7, 8", "4"]
+
+
+def test_entrants_with_long_names_are_told_apart_on_the_page() -> None:
+    for number, (epochs, rate) in enumerate([(3, 0.1), (3, 0.01), (5, 0.1), (5, 0.01)]):
+        options = {"train_steps": None, "train_epochs": epochs, "learning_rate": rate, "optimizer": "sgd"}
+        write(f"a{number}", 0.9 + number / 100, **options)
+    board = modelyard.leaderboard("runs")
+    page = Path("runs/leaderboard.html").read_text()
+    assert all(len(entrant.name) > 26 for entrant in board.entrants)
+    assert "…" not in page
+    assert texts(page, "name")[:4] == ["1", "2", "3", "4"]
+    best = board.entrants[0].options
+    shown = " ".join(f'<span class="option">{key}={value}</span>' for key, value in best.items())
+    assert f'<span class="number">1</span>mlp <span class="options">{shown}</span>' in page
+    assert f'<li value="4" class="c3">{board.entrants[3].name}</li>' in page
+
+
+def test_short_names_stand_in_the_plots_themselves() -> None:
+    fill()
+    modelyard.leaderboard("runs")
+    page = Path("runs/leaderboard.html").read_text()
+    assert set(texts(page, "name")) == {"mlp", "simple_cnn", "mnist_cnn"}
+    assert 'class="number"' not in page
+
+
 def test_the_command_prints_what_it_writes(command: Any) -> None:
     fill()
     done = command("leaderboard", "runs", "--metric", "accuracy", "--json")
     board = json.loads(done.stdout.splitlines()[-1])
     assert board["entrants"][0]["scores"]["digits"]["mean"] == pytest.approx(0.949, abs=0.002)
-    assert "★" in command("leaderboard", "runs").stdout
+    assert "in place of" not in done.stderr
+    again = command("leaderboard", "runs", "--metric", "loss").stdout
+    assert "★" in again
+    assert "written: runs/leaderboard.csv, runs/leaderboard.md, runs/leaderboard.html" in again
+    assert "in place of the earlier leaderboard.csv, leaderboard.md, leaderboard.html; --output" in again
+    assert "in place of" not in command("leaderboard", "runs", "--output", "other").stdout

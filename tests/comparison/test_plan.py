@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from modelyard.comparison.folder import MatrixFolder, settle
-from modelyard.comparison.plan import Request, make_cells, read_request
+from modelyard.comparison.plan import make_cells
+from modelyard.comparison.request import Request, read_request
 from modelyard.errors import ConfigError, RunError
 
 
@@ -110,11 +111,60 @@ def test_a_file_says_it_too_and_the_command_line_wins() -> None:
     found = make_cells(read_request(path, Request({"random_seed": [5]}, options={"train_steps": 7})))
     assert [cell.axes for cell in found] == [{"model": "mlp", "random_seed": 5}]
     assert (found[0].config.train_steps, found[0].config.learning_rate) == (7, 0.1)
-    path.write_text("axes: {model: mlp}\nexcept: []\nexclude: {model: mlp}\n")
+
+
+def in_file(text: str, **more: Any) -> list[str]:
+    """What is wrong with a matrix that a file asks for."""
+    Path("plan.yaml").write_text(text)
     with pytest.raises(ConfigError) as caught:
-        read_request(path, Request({}))
-    assert len(caught.value.problems) == 3
-    assert f"{path}:1: model: must be a list" in str(caught.value)
+        settle(MatrixFolder("m"), read_request(Path("plan.yaml"), Request(**{"axes": {}, **more})))
+    return [str(problem) for problem in caught.value.problems]
+
+
+def test_everything_wrong_in_a_file_is_told_at_once_with_its_line() -> None:
+    found = in_file(
+        "axes:\n  model: [mlp, simple_cn]\n  optimizer: adam\n  sede: [0, 1]\n"
+        "exclud:\n  - {model: mlp}\n  - {modell: mlp}\n  - {model: mpl}\n  - 7\n"
+        "options:\n  learning_rat: 0.1\n  train_steps: x\n"
+    )
+    for line in (
+        "plan.yaml:2: model: there is no model 'simple_cn'. Did you mean 'simple_cnn'",
+        "plan.yaml:3: optimizer: must be a list of values, got adam.",
+        "plan.yaml:4: sede: there is no such option. Did you mean 'random_seed'",
+        "plan.yaml:5: exclud: there is no section 'exclud'. Did you mean 'exclude'?",
+        "plan.yaml:7: exclude: there is no axis 'modell'. Did you mean 'model'?",
+        "plan.yaml:8: exclude: there is no value of model 'mpl'. Did you mean 'mlp'?",
+        "plan.yaml:9: exclude: must be a list of combinations",
+        "plan.yaml:11: learning_rat: there is no such option. Did you mean 'learning_rate'",
+        "plan.yaml:12: train_steps: must be a whole number",
+    ):
+        assert any(one.startswith(line) for one in found), (line, found)
+    assert len(found) == 9
+
+
+def test_a_misspelt_section_is_read_all_the_same() -> None:
+    found = in_file("axis: {model: [mpl]}\noption: {train_steps: x}\nexclude: 7\n")
+    assert [one.split(": ")[1] for one in found] == ["axis", "option", "exclude", "train_steps", "model"]
+    assert in_file("axes: [1]\n") == ["plan.yaml:1: axes: must hold 'option: value' lines."]
+    assert in_file("axes: {model: []}\n") == ["plan.yaml:1: model: has no values."]
+    assert in_file("axes:\n  model: [mlp]\n  model: [mlp]\n") == [
+        "plan.yaml:3: model: is given twice; first in plan.yaml:2."
+    ]
+    (line,) = in_file("axes: {model: [mlp]}\n", options={"lerning_rate": 1}, source="command line")
+    assert line.startswith("command line: lerning_rate")
+
+
+def test_the_test_at_the_end_is_the_users_to_leave_out_and_a_cluster_is_not_used() -> None:
+    Path("project.yaml").write_text("default:\n  test_at_end: false\n  cluster: auto\n")
+    request = Request({"model": ["mlp"], "dataset": ["digits"]}, pick_up_files=True)
+    (cell,) = make_cells(request)
+    assert not cell.config.test_at_end
+    assert cell.config.cluster == "none"
+    assert cell.notes == ("project.yaml:3: cluster has no effect here: every cell is a run of one process.",)
+    Path("project.yaml").unlink()
+    (cell,) = make_cells(request)
+    assert cell.config.test_at_end
+    assert cell.notes == ()
 
 
 def plan(folder: MatrixFolder, axes: dict[str, Any], **options: Any) -> list[str]:
@@ -137,6 +187,31 @@ def test_a_plan_may_grow_but_its_cells_stay_as_they_are() -> None:
         plan(folder, {}, train_epochs=3)
     grown = plan(folder, {**axes, "model": ["simple_cnn"], "random_seed": [1]}, train_epochs=2)
     assert grown == ["simple_cnn-digits-seed1", "mlp-digits-seed0", "mlp-digits-seed1"]
+
+
+def test_a_plan_does_not_grow_by_cells_that_forgot_its_options() -> None:
+    folder = MatrixFolder("m")
+    plan(folder, {"model": ["mlp"], "dataset": ["digits"], "random_seed": [0, 1]}, train_epochs=3, hidden_units=[7])
+    before = folder.plan.read_bytes()
+    with pytest.raises(ConfigError) as caught:
+        plan(folder, {"model": ["mlp", "simple_cnn"], "dataset": ["digits"], "random_seed": [2]})
+    assert [problem.key for problem in caught.value.problems] == ["train_epochs", "hidden_units"]
+    assert "is 3.0 in the cells of this plan, but the new cell mlp-digits-seed2 has the default" in str(caught.value)
+    assert "give these options again" in str(caught.value)
+    assert folder.plan.read_bytes() == before
+    new = {"model": ["simple_cnn"], "dataset": ["digits"]}
+    with pytest.raises(ConfigError, match="train_epochs: is 3"):
+        plan(folder, new)
+    assert plan(folder, new, train_epochs=3)[0] == "simple_cnn-digits"
+    assert plan(folder, {**new, "random_seed": [1]}, train_epochs=10)[0] == "simple_cnn-digits-seed1"  # it is meant
+
+
+def test_steps_that_were_forgotten_are_named_and_not_the_epochs_they_displace() -> None:
+    folder = MatrixFolder("m")
+    plan(folder, {"model": ["mlp"], "dataset": ["digits"]}, train_steps=40)
+    with pytest.raises(ConfigError) as caught:
+        plan(folder, {"model": ["simple_cnn"], "dataset": ["digits"]})
+    assert [problem.key for problem in caught.value.problems] == ["train_steps"]
 
 
 def test_a_cell_that_is_there_is_known_again_under_another_name() -> None:

@@ -110,8 +110,42 @@ def test_a_signal_lets_the_cells_save_and_says_how_to_go_on(
     assert process.returncode == status, errors
     assert len(noted("mlp-digits-seed0", "saved")) == 1
     assert "matrix --output m --jobs 1" in errors
+    assert "mlp-digits-seed0: stopped after" in errors
+    assert "/4]" not in errors  # none has ended
+    assert "stopped with 0 of 4 cells done" in errors
     assert not Path("m/failed.json").exists()
     assert noted("simple_cnn-digits-seed0") == []
+
+
+def test_a_cell_that_finishes_while_all_is_stopped_counts_and_the_next_start_counts_on(tmp_path: Path) -> None:
+    Path("mlp-digits-seed0").write_text("late")
+    process = start(1, tmp_path)
+    wait_for(lambda: noted("mlp-digits-seed0", "hangs"))
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 143, errors
+    assert "[1/4] mlp-digits-seed0: done" in errors
+    assert "stopped with 1 of 4 cells done" in errors
+    _, errors = start(1, tmp_path).communicate(timeout=60)
+    assert "1 of 4 cells are done already" in errors
+    assert "[2/4] simple_cnn-digits-seed0: done" in errors
+    assert "[4/4]" in errors
+    assert "[5/4]" not in errors
+    assert len(noted("mlp-digits-seed0")) == 1
+
+
+def test_a_stop_that_finds_all_cells_finished_stops_nothing(tmp_path: Path) -> None:
+    run(tmp_path)
+    for path in Path("m/cells/mlp-digits-seed1/checkpoints").glob("*/state.json"):
+        path.unlink()
+    Path("mlp-digits-seed1").write_text("late")
+    process = start(1, tmp_path)
+    wait_for(lambda: noted("mlp-digits-seed1", "hangs"))
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert "3 of 4 cells are done already" in errors
+    assert "[4/4] mlp-digits-seed1: done" in errors
 
 
 def test_a_second_matrix_is_refused_and_nobody_outlives_one_that_is_killed(tmp_path: Path) -> None:

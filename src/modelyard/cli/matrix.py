@@ -20,6 +20,7 @@ from modelyard.run.console import console, show_log
 
 def matrix(file: str | None, settings: dict[str, Any], options: dict[str, Any], *, as_json: bool) -> None:
     """Runs a matrix; the status is 1 if a cell failed."""
+    from modelyard.comparison.folder import MatrixFolder
     from modelyard.comparison.run import matrix as run_matrix
 
     show_log()
@@ -28,13 +29,15 @@ def matrix(file: str | None, settings: dict[str, Any], options: dict[str, Any], 
         result = run_matrix(file, **settings, **options, program=runner, source=COMMAND_LINE)
     except Interrupted as interrupt:
         again = shlex.join(["matrix", "--output", str(settings["output"]), "--jobs", str(settings["jobs"])])
+        count = f"{interrupt.step} of {len(MatrixFolder(settings['output']).known_names())} cells done"
         with contextlib.suppress(OSError):  # the terminal may have been closed
-            console().print(f"[bold]stopped; {interrupt.step} cells are done, the others are saved.[/] Go on with:")
+            console().print(f"[bold]stopped with {count}; those under way are saved.[/] Go on with:")
             console().print(f"  {program()} {again}", soft_wrap=True, markup=False)
         sys.exit(128 + interrupt.signal)
     out = console() if as_json else stdout()
     if result.leaderboard is not None:
-        _show(result.leaderboard, result.output, out)
+        _show(result.leaderboard, out)
+        _say_written(Path(result.output), [], out)
     for cell in result.failed:
         out.print(f"{cell.name} failed: {cell.reason}\n  log: {cell.log}", soft_wrap=True, markup=False)
     if as_json:
@@ -52,14 +55,19 @@ def matrix(file: str | None, settings: dict[str, Any], options: dict[str, Any], 
 def leaderboard(folder: str, metric: str | None, split: str | None, output: str | None, *, as_json: bool) -> None:
     """Makes a leaderboard and shows it."""
     from modelyard.comparison.board import leaderboard as make
+    from modelyard.comparison.pages import page_files
 
+    place = Path(output or folder).expanduser()
+    replaced = [path for path in page_files(place) if path.exists()]
     board = make(folder, metric=metric, split=split, output=output)
-    _show(board, output or folder, console() if as_json else stdout())
+    out = console() if as_json else stdout()
+    _show(board, out)
+    _say_written(place, replaced, out)
     if as_json:
         print_json(asdict(board))
 
 
-def _show(board: Any, folder: str, out: Any) -> None:
+def _show(board: Any, out: Any) -> None:
     from modelyard.comparison.wording import COSTS, LEGEND, heading, is_share, over_datasets, rank, result
 
     share = is_share(board)
@@ -78,4 +86,13 @@ def _show(board: Any, folder: str, out: Any) -> None:
     for run in board.unfinished:
         more = f" – {run.reason}" if run.reason else ""
         out.print(f"not counted: {run.name}: {run.status}{more}", soft_wrap=True, markup=False)
-    out.print(f"written: {Path(folder) / 'leaderboard.html'}, .md and .csv", soft_wrap=True, markup=False)
+
+
+def _say_written(folder: Path, replaced: list[Path], out: Any) -> None:
+    from modelyard.comparison.pages import page_files
+
+    text = f"written: {', '.join(str(path) for path in page_files(folder))}"
+    if replaced:
+        names = ", ".join(path.name for path in replaced)
+        text += f"\n  in place of the earlier {names}; --output FOLDER writes elsewhere and keeps them"
+    out.print(text, soft_wrap=True, markup=False)

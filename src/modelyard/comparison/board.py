@@ -18,6 +18,7 @@ from modelyard.loop.ranking import Ranking
 
 BEST, TIED, WORSE, UNKNOWN = "best", "within noise", "worse", "unknown"
 SPLITS = ("test", "validation")
+_NOTHING = "no metrics"
 log = logging.getLogger("modelyard")
 
 
@@ -209,14 +210,21 @@ def _first(candidates: Sequence[tuple[int, str, str]], enough: int) -> str:
 
 
 def _listed(run: Run) -> str:
-    return ", ".join(f"{split} {name}" for split, mine in run.scores.items() for name in mine) or "no metrics"
+    return ", ".join(f"{split} {name}" for split, mine in run.scores.items() for name in mine) or _NOTHING
 
 
 def _with_metric(runs: Sequence[Run], metric: str, split: str, notes: list[str]) -> list[Run]:
-    without = [run for run in runs if metric not in run.scores.get(split, {})]
-    for run in without:
-        notes.append(f"{run.name} is left out: it has no {split} {metric}, but {_listed(run)}.")
-    return [run for run in runs if run not in without]
+    without: dict[str, list[str]] = defaultdict(list)
+    for run in runs:
+        if metric not in run.scores.get(split, {}):
+            without[_listed(run)].append(run.name)
+    for has, names in without.items():
+        has = "no metrics at all" if has == _NOTHING else f"{has}, but no {split} {metric}"
+        one = len(names) == 1
+        left_out = f"{names[0]} is" if one else f"{len(names)} runs are"
+        more = "" if one else f": {', '.join(names)}"
+        notes.append(f"{left_out} left out, with {has}{more}.")
+    return [run for run in runs if metric in run.scores.get(split, {})]
 
 
 def _by_place(
@@ -250,8 +258,9 @@ def _column(runs: Mapping[str, list[Run]], ranking: Ranking, split: str) -> list
     best = min(range(len(names)), key=lambda number: ranking.key(means[number]))
     column = []
     for number, name in enumerate(names):
-        p = None if number == best else scores.p_value(values[best], values[number])
-        mark = BEST if number == best else UNKNOWN if p is None else WORSE if p < scores.LEVEL else TIED
+        is_best = means[number] == means[best]  # several may have the same
+        p = None if is_best else scores.p_value(values[best], values[number])
+        mark = BEST if is_best else UNKNOWN if p is None else WORSE if p < scores.LEVEL else TIED
         mine = runs[name]
         column.append(
             (

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from modelyard import storage
-from modelyard.comparison.plan import NAME, Cell, Request, counted, counts, make_cells
+from modelyard.comparison.plan import NAME, Cell, counted, counts, make_cells
+from modelyard.comparison.request import Request
 from modelyard.config import resolve
 from modelyard.config.schema import Config
 from modelyard.config.yaml_file import dump, inline, read_flat
@@ -130,7 +132,7 @@ def settle(folder: MatrixFolder, request: Request) -> list[Cell]:
     Raises:
         ConfigError: with every mistake, and with what would change cells that are there.
     """
-    if not request.axes:
+    if not request.axes and not request.problems:
         known = folder.known_cells()
         if not known:
             message = "what varies? Give --models, --datasets and --seeds, or a file; this folder has no plan yet."
@@ -140,8 +142,9 @@ def settle(folder: MatrixFolder, request: Request) -> list[Cell]:
         return changed
     known, wanted = folder.known_cells(), make_cells(request)
     names = {cell.identity: cell.name for cell in known}
-    wanted = [Cell(names.get(cell.identity, cell.name), cell.axes, cell.config) for cell in wanted]
+    wanted = [replace(cell, name=names.get(cell.identity, cell.name)) for cell in wanted]
     _refuse_changes(request, known, wanted)
+    _refuse_forgotten(request, known, wanted)
     there = {cell.name for cell in wanted}
     return [*wanted, *(cell for cell in known if cell.name not in there)]
 
@@ -153,10 +156,35 @@ def _refuse_changes(request: Request, known: list[Cell], wanted: list[Cell]) -> 
         if cell.name in before:
             for key, there, here in _differences(before[cell.name], cell.config):
                 message = f"is {inline(here)} here, {inline(there)} in the cell {cell.name}, which is in the plan."
-                problems.setdefault(key, Problem(request.source, key, message))
+                problems.setdefault(key, Problem(request.where(key), key, message))
     if problems:
         error = ConfigError(problems.values())
         error.add_hint("A plan may grow, but its cells stay as they are: name another --output for other options.")
+        raise error
+
+
+def _refuse_forgotten(request: Request, known: list[Cell], wanted: list[Cell]) -> None:
+    """Refuses new cells that fell back to a default which no earlier cell has: they could not be compared."""
+    flats = [cell.config.flat() for cell in known]
+    chosen = dict.fromkeys(key for cell in known for key in cell.config.changed() if counts(key))
+    before = {key: list(dict.fromkeys(inline(flat.get(key)) for flat in flats)) for key in chosen}
+    there = {cell.name for cell in known}
+    problems: dict[str, Problem] = {}
+    for cell in wanted:
+        here = cell.config.flat()
+        for key, found in before.items() if cell.name not in there else ():
+            values = [value for value in found if value != inline(None)]
+            nobody = key in here and inline(here[key]) not in found
+            if values and nobody and cell.config.origin(key) == "default":
+                listed = " or ".join(values[:3]) + (" …" if len(values) > 3 else "")
+                message = f"is {listed} in the cells of this plan, but the new cell {cell.name} has the default"
+                problems.setdefault(key, Problem(request.source, key, f"{message}, {inline(here[key])}."))
+    if problems:
+        error = ConfigError(problems.values())
+        error.add_hint(
+            "To grow this plan give these options again, or add to the axes of the file that it came from. "
+            "If you want the defaults for the new cells, say their values; for a new comparison name another --output."
+        )
         raise error
 
 

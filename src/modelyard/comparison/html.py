@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from html import escape
 
 from modelyard.comparison.board import BEST, TIED, WORSE, Entrant, Leaderboard
-from modelyard.comparison.plots import Point, scatter
+from modelyard.comparison.plots import COLOURS, LONGEST, Point, scatter
 from modelyard.comparison.wording import COSTS, LEGEND, MARKS, heading, is_share, number, over_datasets, rank
+from modelyard.config.yaml_file import inline
 
 _PLOTTED = ("flops", "parameters", "seconds")
 _STYLE = """
@@ -25,8 +27,8 @@ table{border-collapse:collapse;width:100%;font-size:.92rem;font-variant-numeric:
 th,td{padding:.5rem .7rem;text-align:right;white-space:nowrap;border-bottom:1px solid var(--line)}
 tr:last-child td,tr:last-child th{border-bottom:0}
 thead th{background:var(--soft);font-weight:600;color:var(--faint)}
-th:first-child,td:first-child{text-align:left;position:sticky;left:0;background:var(--paper);min-width:11rem;max-width:18rem;
-white-space:normal;overflow-wrap:anywhere}
+th:first-child,td:first-child{text-align:left;position:sticky;left:0;background:var(--paper);min-width:14rem;max-width:24rem;
+white-space:normal;overflow-wrap:break-word}
 thead th:first-child{background:var(--soft)}
 tbody th{font-weight:600}
 .best{color:var(--best);font-weight:700}.tied{color:var(--best)}.spread,.seeds,.gap{color:var(--faint);font-weight:400}
@@ -37,15 +39,19 @@ tbody th{font-weight:600}
 figure{margin:0;border:1px solid var(--line);border-radius:8px;padding:.7rem}
 svg{display:block;width:100%;height:auto;font:12px system-ui,"DejaVu Sans",sans-serif}
 .grid{stroke:var(--line);stroke-width:1}.tick,.axis{fill:var(--faint)}.name{fill:var(--ink)}
-.bar{fill:none;stroke-width:1.5}circle{stroke:var(--paper);stroke-width:1.2}
-circle.c0{fill:#3b76c4}circle.c1{fill:#d9822b}circle.c2{fill:#2c9c69}circle.c3{fill:#c9485b}circle.c4{fill:#8661c1}
-circle.c5{fill:#8a6d3b}circle.c6{fill:#d269a8}circle.c7{fill:#4aa3b0}
-.bar.c0{stroke:#3b76c4}.bar.c1{stroke:#d9822b}.bar.c2{stroke:#2c9c69}.bar.c3{stroke:#c9485b}.bar.c4{stroke:#8661c1}
-.bar.c5{stroke:#8a6d3b}.bar.c6{stroke:#d269a8}.bar.c7{stroke:#4aa3b0}
+.bar{fill:none;stroke:var(--c);stroke-width:1.5}circle{fill:var(--c);stroke:var(--paper);stroke-width:1.2}
+.c0{--c:#3b76c4}.c1{--c:#d9822b}.c2{--c:#2c9c69}.c3{--c:#c9485b}.c4{--c:#8661c1}.c5{--c:#8a6d3b}.c6{--c:#d269a8}
+.c7{--c:#4aa3b0}
+.options{font-size:.8rem;font-weight:400;color:var(--faint);display:block;line-height:1.35}
+.option{display:inline-block;max-width:100%;overflow-wrap:anywhere;margin-right:.4em}
+.number{color:var(--faint);font-weight:400;margin-right:.5em}
+details{margin:0 0 .7rem;color:var(--faint);font-size:.88rem}summary{cursor:pointer}
+details ol{margin:.3rem 0;padding-left:2.2rem}
+li::marker{color:var(--c,inherit);font-weight:700}
 ul{padding-left:1.2rem;color:var(--faint)}li{overflow-wrap:anywhere}
 li b{color:var(--ink);font-weight:600}.failed{color:var(--bad)}
 @media (max-width:600px){body{padding:.8rem}th,td{padding:.45rem .5rem}
-th:first-child,td:first-child{min-width:8rem;max-width:8rem}
+th:first-child,td:first-child{min-width:9.5rem;max-width:9.5rem}
 .rank{min-width:6rem}}
 """
 
@@ -77,18 +83,26 @@ def page(board: Leaderboard) -> str:
 
 def _sizes(board: Leaderboard) -> str:
     runs = sum(score.n for entrant in board.entrants for score in entrant.scores.values())
-    return f"{len(board.entrants)} models, {len(board.datasets)} datasets, {runs} runs."
+    counts = ((len(board.entrants), "model"), (len(board.datasets), "dataset"), (runs, "run"))
+    return ", ".join(f"{count} {what}{'s' if count != 1 else ''}" for count, what in counts) + "."
 
 
 def _table(board: Leaderboard) -> str:
     names = ["model", "mean rank", *board.datasets, *(name for name, _ in COSTS.values())]
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
-    rows = "".join(_row(board, entrant) for entrant in board.entrants)
+    numbered = _numbered(board)
+    rows = "".join(_row(board, entrant, n if numbered else None) for n, entrant in enumerate(board.entrants, start=1))
     return f'<div class="scroll" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
 
 
-def _row(board: Leaderboard, entrant: Entrant) -> str:
-    cells = [f'<th scope="row">{_breakable(entrant.name)}</th>', _rank(board, entrant)]
+def _numbered(board: Leaderboard) -> bool:
+    """Whether names are too long for the plots, so that numbers stand for them."""
+    return any(len(entrant.name) > LONGEST for entrant in board.entrants)
+
+
+def _row(board: Leaderboard, entrant: Entrant, number_in_plots: int | None) -> str:
+    before = f'<span class="number">{number_in_plots}</span>' if number_in_plots is not None else ""
+    cells = [f'<th scope="row">{before}{_name(entrant)}</th>', _rank(board, entrant)]
     share = is_share(board)
     for dataset in board.datasets:
         score = entrant.scores.get(dataset)
@@ -106,9 +120,11 @@ def _row(board: Leaderboard, entrant: Entrant) -> str:
     return f"<tr>{''.join(cells)}</tr>"
 
 
-def _breakable(name: str) -> str:
-    """A name that may go on in the next line after an underscore, on narrow screens."""
-    return escape(name).replace("_", "_<wbr>")
+def _name(entrant: Entrant) -> str:
+    """The model, and below it the options that make it an entrant of its own; a line may end between two of them."""
+    options = [f"{key}={inline(value)}" for key, value in entrant.options.items()]
+    listed = " ".join(f'<span class="option">{escape(option)}</span>' for option in options)
+    return escape(entrant.model).replace("_", "_<wbr>") + (f' <span class="options">{listed}</span>' if listed else "")
 
 
 def _rank(board: Leaderboard, entrant: Entrant) -> str:
@@ -124,6 +140,7 @@ def _rank(board: Leaderboard, entrant: Entrant) -> str:
 def _plots(board: Leaderboard, dataset: str) -> str:
     share = is_share(board)
     y_name = f"{board.split} {board.metric}" + (" in %" if share else "")
+    numbered = _numbered(board)
     figures = []
     for cost in _PLOTTED:
         x_name, of = COSTS[cost]
@@ -132,9 +149,20 @@ def _plots(board: Leaderboard, dataset: str) -> str:
             for number, entrant in enumerate(board.entrants)
             if (score := entrant.scores.get(dataset)) is not None and (x := of(score)) is not None
         ]
-        drawn = scatter(points, x_name, y_name, 100.0 if share else 1.0)
+        scale = 100.0 if share else 1.0
+        drawn = scatter(points, x_name, y_name, scale, numbered=numbered, most=scale if share else math.inf)
         if drawn:
             figures.append(f"<figure><h3>{escape(board.metric)} against {escape(x_name)}</h3>{drawn}</figure>")
     if not figures:
         return ""
-    return f'<h2>{escape(dataset)}</h2><div class="plots">{"".join(figures)}</div>'
+    legend = _legend(board, dataset) if numbered else ""
+    return f'<h2>{escape(dataset)}</h2>{legend}<div class="plots">{"".join(figures)}</div>'
+
+
+def _legend(board: Leaderboard, dataset: str) -> str:
+    rows = [
+        f'<li value="{number}" class="c{(number - 1) % COLOURS}">{escape(entrant.name)}</li>'
+        for number, entrant in enumerate(board.entrants, start=1)
+        if dataset in entrant.scores
+    ]
+    return f"<details><summary>The numbers are those of the table.</summary><ol>{''.join(rows)}</ol></details>"

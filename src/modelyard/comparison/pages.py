@@ -17,13 +17,17 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _MARKDOWN = str.maketrans({letter: f"\\{letter}" for letter in "\\`*_[]<>|#~&"} | {"\n": " ", "\r": " "})
 
 
+def page_files(folder: Path) -> list[Path]:
+    """What `write_pages` writes."""
+    return [folder / f"{NAME}.{ending}" for ending in ("csv", "md", "html")]
+
+
 def write_pages(board: Leaderboard, folder: Path) -> None:
     """Writes leaderboard.csv, leaderboard.md and leaderboard.html, each whole or not at all."""
     with explain(folder, "make the folder"):
         folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / f"{NAME}.csv", csv_text(board))
-    write_text(folder / f"{NAME}.md", markdown(board))
-    write_text(folder / f"{NAME}.html", page(board))
+    for path, text in zip(page_files(folder), (csv_text(board), markdown(board), page(board)), strict=True):
+        write_text(path, text)
 
 
 def csv_text(board: Leaderboard) -> str:

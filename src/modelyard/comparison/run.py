@@ -12,7 +12,8 @@ from typing import Any
 
 from modelyard.comparison.board import Leaderboard, leaderboard
 from modelyard.comparison.folder import MatrixFolder, settle
-from modelyard.comparison.plan import DATASET, MODEL, SEED, Request, read_request
+from modelyard.comparison.plan import DATASET, MODEL, SEED
+from modelyard.comparison.request import Request, read_request
 from modelyard.comparison.view import shown
 from modelyard.comparison.work import DONE, FAILED, Work, cores_here, slots_of
 from modelyard.config.calls import parse_list
@@ -117,7 +118,9 @@ def matrix(
         folder.write(cells)
         program = [sys.executable, "-m", "modelyard"] if program is None else list(program)
         slots = slots_of(jobs, os.environ, cores_here())
-        log.info("%d cells in %s, %d at a time", len(cells), folder.path, jobs)
+        for note in dict.fromkeys(note for cell in cells for note in cell.notes):
+            log.info("%s", note)
+        log.info("%d cell%s in %s, %d at a time", len(cells), "s" if len(cells) != 1 else "", folder.path, jobs)
         with shown(folder, len(cells)) as view:
             states = Work(folder, cells, slots, program, view).run()
         results = tuple(

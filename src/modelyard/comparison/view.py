@@ -62,13 +62,19 @@ class Lines:
     def __init__(self, folder: MatrixFolder, total: int) -> None:
         self._folder, self._total, self._ended = folder, total, 0
 
+    def began(self, states: Sequence[State]) -> None:
+        """Counts on from what is done."""
+        self._ended = sum(state.was_done for state in states)
+
     def changed(self, state: State) -> None:
         """Writes it to standard error."""
         text = f"{state.cell.name}: {state.state}"
         if state.state not in (RUNNING, WAITING):
-            self._ended += 1
             _, value = progress(self._folder, state)
-            text = f"[{self._ended}/{self._total}] {text} after {state.seconds:.0f} s" + (f", {value}" if value else "")
+            text += f" after {state.seconds:.0f} s" + (f", {value}" if value else "")
+        if state.state in (DONE, FAILED):
+            self._ended += 1
+            text = f"[{self._ended}/{self._total}] {text}"
         if state.state == FAILED:
             text += f": {state.reason} ({self._folder.log(state.cell.name)})"
         with contextlib.suppress(OSError):
@@ -83,6 +89,9 @@ class LiveTable:
 
     def __init__(self, folder: MatrixFolder, live: Live) -> None:
         self._folder, self._live = folder, live
+
+    def began(self, states: Sequence[State]) -> None:
+        """The table shows it."""
 
     def changed(self, state: State) -> None:
         """The table shows it."""

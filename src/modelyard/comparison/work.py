@@ -55,6 +55,9 @@ class State:
 class View(Protocol):
     """Shows people how it goes."""
 
+    def began(self, states: Sequence[State]) -> None:
+        """Nothing has been started yet; some may be done from before."""
+
     def changed(self, state: State) -> None:
         """A cell has another state."""
 
@@ -112,22 +115,24 @@ class Work:
         """Runs what is not finished. A cell that fails is noted, and does not stop the others.
 
         Raises:
-            Interrupted: after SIGINT or SIGTERM, when all have saved and ended.
+            Interrupted: after SIGINT or SIGTERM, when all have saved and ended; not if none was left to stop.
         """
         for state in self.states.values():
             if is_finished(self.folder.run(state.cell.name), state.cell.config.test_at_end):
                 state.state, state.was_done = DONE, True
         waiting = [state for state in self.states.values() if state.state == WAITING]
+        if len(waiting) < len(self.states):
+            log.info("%d of %d cells are done already", len(self.states) - len(waiting), len(self.states))
+        self._view.began(list(self.states.values()))
         with signals_go_to(lambda number, frame: self._signals.append(number)):
             try:
                 self._loop(waiting)
             finally:
                 for process in self._running:  # only if something is wrong here: nobody is left behind
                     process.signal(signal.SIGKILL)
-        if self._signals:
-            raise Interrupted(
-                self._signals[0], sum(s.state == DONE for s in self.states.values()), str(self.folder.path)
-            )
+        states = [state.state for state in self.states.values()]
+        if self._signals and {WAITING, STOPPED} & set(states):
+            raise Interrupted(self._signals[0], states.count(DONE), str(self.folder.path))
         return list(self.states.values())
 
     def _loop(self, waiting: list[State]) -> None:
@@ -149,7 +154,7 @@ class Work:
         for process in self._running:
             process.signal(number)
         if self._running and not final:
-            log.info("stopping: %d cells save and end; once more to kill them", len(self._running))
+            log.info("stopping; cells that save and end: %d; once more to kill them", len(self._running))
 
     def _start(self, state: State) -> None:
         directory = self.folder.run(state.cell.name)
@@ -182,7 +187,8 @@ class Work:
         self._free.append(slot)
         state.seconds = time.monotonic() - state.began
         cell = state.cell
-        if status == 0 and is_finished(self.folder.run(cell.name), cell.config.test_at_end):
+        # A stop that comes while a run ends changes its status, not that it is finished.
+        if (status == 0 or self._signals) and is_finished(self.folder.run(cell.name), cell.config.test_at_end):
             state.state = DONE
             if self._failures.pop(cell.name, None) is not None:
                 self.folder.write_failures(self._failures)

@@ -304,7 +304,7 @@ def _check_parts(
             continue
         owners = elsewhere.get(key)
         if owners is None:
-            near = nearest(key, [*CORE_FIELDS, *accepted])
+            near = _near_options(key, [*CORE_FIELDS, *accepted])
             hint = f" Did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
             problems.append(Problem(value.where, key, f"there is no such option.{hint}"))
         elif not all_chosen:
@@ -314,6 +314,12 @@ def _check_parts(
         else:
             notes.append(f"{value.where}: {key} is not used here: it is an option of {', '.join(owners)}.")
     return resolved, notes
+
+
+def _near_options(key: str, names: list[str]) -> list[str]:
+    """The names that ``key`` may stand for: those like it, or else those with a word like it (``seed``)."""
+    words = dict.fromkeys(word for name in names for word in name.split("_"))
+    return nearest(key, names) or [name for name in names if set(nearest(key, words, 1)) & set(name.split("_"))][:3]
 
 
 def known_part_options() -> dict[str, list[str]]:

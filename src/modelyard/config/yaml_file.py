@@ -101,6 +101,24 @@ def read_flat(path: Path, problems: list[Problem]) -> dict[str, Value]:
     return _values(root, loader, path, problems) if root is not None and loader is not None else {}
 
 
+def read_sections(path: Path, problems: list[Problem]) -> dict[str, Value]:
+    """A file as `read_flat` reads it, but what stands in its mappings and lists is a `Value` of its own."""
+    root, loader = _compose(path, problems)
+    if root is None or loader is None:
+        return {}
+    found = _values(root, loader, path, problems)
+    for key, node in _entries(root, path, []):
+        name = str(key.value).replace("-", "_")
+        if name not in found:  # it could not be read
+            continue
+        if isinstance(node, yaml.MappingNode):
+            found[name] = Value(_values(node, loader, path, problems), found[name].where)
+        elif isinstance(node, yaml.SequenceNode):
+            items = [Value(loader.construct_object(item, deep=True), _at(path, item)) for item in node.value]
+            found[name] = Value(items, found[name].where)
+    return found
+
+
 def dump(values: dict[str, Any]) -> str:
     """Plain values as YAML, in the order given."""
     text: str = yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000)
