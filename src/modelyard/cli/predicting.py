@@ -39,7 +39,8 @@ def show(done: Predictions) -> None:
     out = stdout()
     confusion = done.scores.get("confusion")
     if confusion is not None and len(confusion) <= _MOST_CLASSES:
-        table = Table(title="truth (rows) and predictions (columns)", title_justify="left")
+        out.print("truth (rows) and predictions (columns)")
+        table = Table()
         table.add_column("")
         classes = done.scores["classes"]
         for name in classes:

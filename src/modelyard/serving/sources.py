@@ -197,7 +197,7 @@ def _of_records(path: Path, options: FilesOptions, classes: Sequence[str], cache
     from modelyard.run.console import late_bar
 
     features, paths = feature_map(options), matching(str(path))
-    labelled = any(line.split()[0] == features.label for line in describe_record(paths[0], cache))
+    labelled = any(line.rpartition(": ")[0] == features.label for line in describe_record(paths[0], cache))
     if not labelled:
         features = replace(features, label=None)
     with late_bar("indexing records") as progress:

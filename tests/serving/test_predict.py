@@ -1,0 +1,275 @@
+"""Predictions of a run: the same as its evaluation, for every kind of file, in order, whole or not there."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import modelyard
+from conftest import engine_name, environment
+from modelyard.data.records.example import encode_example
+from modelyard.data.records.tfrecord import frame
+from modelyard.errors import CheckpointError, DataError, UserError
+from photos import photo, photo_folder, save_photo
+
+pytestmark = pytest.mark.usefixtures("two_devices")
+SMALL = {"train_steps": 6, "train_batch_size": 8, "log_every": 6, "save_every": 6, "eval_batch_size": 16}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory, two_devices: None) -> Path:
+    """A folder with a run on photographs, whose data is gone."""
+    folder = tmp_path_factory.mktemp("predict")
+    data = photo_folder(folder / "data", 24)
+    modelyard.train_and_evaluate(
+        dataset=str(data),
+        image_size=16,
+        model="tiny_norm",
+        engine=engine_name(),
+        model_dir=str(folder / "run"),
+        **SMALL,
+    )
+    shutil.rmtree(data)
+    photo_folder(folder / "photos", 21)
+    return folder
+
+
+def table(path: Path | str) -> list[dict[str, Any]]:
+    text = Path(path).read_text()
+    if str(path).endswith(".csv"):
+        return list(csv.DictReader(io.StringIO(text)))
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def chances(path: Path | str) -> np.ndarray:
+    rows = table(path)
+    return np.array([[float(row[f"p({name})"]) for name in ("cat", "dog", "emu")] for row in rows])
+
+
+def write(path: Path, records: list[dict[str, Any]]) -> None:
+    path.write_bytes(b"".join(frame(encode_example(record)) for record in records))
+
+
+def test_predictions_are_those_of_the_evaluation(tmp_path: Path) -> None:
+    options = {"test_time_augmentation": "shift", "ema_decay": 0.5, "engine": engine_name(), "model_dir": "run"}
+    modelyard.train_and_evaluate(dataset="digits", model="tiny_norm", **{**SMALL, "train_steps": 30}, **options)
+    expected = modelyard.evaluate("run", split="test").metrics
+    found = modelyard.predict("run", split="test", top=3, probabilities=True)
+    assert found.metrics["accuracy"] == pytest.approx(expected["accuracy"], abs=1e-9)
+    rows = table("predictions.csv")
+    assert len(rows) == found.examples == sum(map(sum, found.scores["confusion"]))
+    right = np.mean([row["truth"] == row["label"] for row in rows])
+    assert right == pytest.approx(expected["accuracy"], abs=1e-9)
+    for row in rows[:20]:
+        listed = sorted((float(row[f"p({n})"]) for n in range(10)), reverse=True)
+        assert sum(listed) == pytest.approx(1, abs=1e-5)
+        assert [float(row[name]) for name in ("probability", "probability_2", "probability_3")] == listed[:3]
+        assert float(row[f"p({row['label_2']})"]) == listed[1]
+    assert json.loads(Path("predictions.metrics.json").read_text())["accuracy"] == found.metrics["accuracy"]
+    losses = -np.mean([np.log(float(row[f"p({row['truth']})"])) for row in rows])
+    assert losses == pytest.approx(expected["loss"], abs=1e-4), "averages and views, as evaluation has them"
+
+
+def test_every_kind_of_file_gives_the_same_in_its_order(home: Path, tmp_path: Path) -> None:
+    run, photos = home / "run", home / "photos"
+    whole = modelyard.predict(run, photos, output="folder.csv", probabilities=True)
+    rows = table("folder.csv")
+    paths = [row["path"] for row in rows]
+    assert paths == sorted(str(path) for path in photos.rglob("*.jpg"))
+    assert [row["truth"] for row in rows] == [Path(path).parent.name for path in paths]
+    assert whole.metrics["accuracy"] == np.mean([row["truth"] == row["label"] for row in rows])
+    expected = chances("folder.csv")
+
+    modelyard.predict(run, f"{photos}/*/*.jpg", output="glob.csv", probabilities=True)
+    np.testing.assert_array_equal(chances("glob.csv"), expected)
+    modelyard.predict(run, *reversed(paths), output="named.csv", probabilities=True)
+    np.testing.assert_allclose(chances("named.csv")[::-1], expected, atol=1e-6)
+    assert "truth" not in table("named.csv")[0], "files that are named one by one tell nothing"
+
+    with open("list.csv", "w", newline="") as file:
+        csv.writer(file).writerows([("file", "class"), *((path, Path(path).parent.name) for path in paths)])
+    listed = modelyard.predict(
+        run, "list.csv", output="csv.csv", image_column="file", label_column="class", probabilities=True
+    )
+    np.testing.assert_array_equal(chances("csv.csv"), expected)
+    assert listed.metrics == whole.metrics
+
+    records = [{"image/encoded": Path(path).read_bytes(), "number": n} for n, path in enumerate(paths)]
+    write(tmp_path / "plain.tfrecord", records)
+    bare = modelyard.predict(run, tmp_path / "plain.tfrecord", output="records.csv", probabilities=True)
+    np.testing.assert_array_equal(chances("records.csv"), expected)
+    assert not bare.metrics
+    numbers = {"cat": 0, "dog": 1, "emu": 2}
+    for record, path in zip(records, paths, strict=True):
+        record["image/class/label"] = numbers[Path(path).parent.name]
+    write(tmp_path / "labelled.tfrecord", records)
+    told = modelyard.predict(run, tmp_path / "labelled.tfrecord", output="told.csv")
+    assert told.metrics == whole.metrics
+
+    lines = modelyard.predict(run, photos, output="lines.jsonl", top=2, probabilities=True)
+    assert lines.examples == 21
+    first = table("lines.jsonl")[0]
+    assert first["top"][0] == {"label": first["label"], "probability": first["probability"]}
+    assert list(first["probabilities"].values()) == pytest.approx(expected[0], abs=1e-6)
+
+
+def test_arrays_are_predicted_as_they_are(home: Path, tmp_path: Path) -> None:
+    images = np.stack([photo(n, 16, 16) for n in range(20)])
+    np.savez(tmp_path / "a.npz", x_test=images, y_test=np.arange(20) % 3)
+    found = modelyard.predict(home / "run", "a.npz", output="npz.csv", probabilities=True)
+    assert found.examples == 20
+    assert "accuracy" in found.metrics
+    for n in range(20):
+        Image.fromarray(images[n]).save(f"{n:02d}.png")
+    modelyard.predict(home / "run", ".", output="png.csv", probabilities=True)
+    np.testing.assert_allclose(chances("png.csv"), chances("npz.csv"), atol=1e-6)
+
+
+def test_other_colour_modes_are_converted_as_in_training(home: Path, tmp_path: Path) -> None:
+    grey = Image.fromarray(photo(3)).convert("L")
+    grey.save("a-grey.png")
+    grey.convert("RGB").save("b-colour.png")
+    grey.convert("RGBA").save("c-alpha.png")
+    modelyard.predict(home / "run", ".", output="modes.csv", probabilities=True)
+    found = chances("modes.csv")
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[0], found[2])
+
+
+def test_what_cannot_be_read_ends_it_or_gets_a_row(home: Path, tmp_path: Path) -> None:
+    for number in range(5):
+        save_photo(Path(f"{number}.jpg"), number)
+    Path("2.jpg").write_bytes(Path("2.jpg").read_bytes()[:200])
+    with pytest.raises(DataError, match=r"2\.jpg can't be decoded"):
+        modelyard.predict(home / "run", ".", output="all.csv")
+    assert not Path("all.csv").exists()
+    found = modelyard.predict(home / "run", ".", output="all.csv", on_bad="skip")
+    rows = table("all.csv")
+    assert (found.examples, found.skipped) == (5, 1)
+    assert "can't be decoded" in rows[2]["error"]
+    assert rows[2]["label"] == ""
+    assert all(row["label"] and not row["error"] for n, row in enumerate(rows) if n != 2)
+
+
+def test_mistakes_are_told_before_anything_is_written(home: Path, tmp_path: Path) -> None:
+    run, photos = home / "run", home / "photos"
+    with pytest.raises(DataError, match="there is no file or folder"):
+        modelyard.predict(run, "nowhere")
+    with pytest.raises(DataError, match="no file matches"):
+        modelyard.predict(run, "*.jpg")
+    with pytest.raises(UserError, match=r"must end in \.csv"):
+        modelyard.predict(run, photos, output="out.txt")
+    with pytest.raises(UserError, match="there is no folder"):
+        modelyard.predict(run, photos, output="no/out.csv")
+    with pytest.raises(UserError, match="what shall be predicted"):
+        modelyard.predict(run)
+    with pytest.raises(CheckpointError, match="there is no checkpoint '9'"):
+        modelyard.predict(run, photos, checkpoint=9)
+    Path("list.csv").write_text("path\nnowhere.jpg\n")
+    with pytest.raises(DataError, match=r"list\.csv:2: there is no file"):
+        modelyard.predict(run, "list.csv", image_column="path")
+    with pytest.raises(DataError, match="Name the right one with --image_column"):
+        modelyard.predict(run, "list.csv", image_column="file")
+    empty = shutil.copytree(run, tmp_path / "empty")
+    for name in ("checkpoints", "best"):
+        shutil.rmtree(empty / name)
+    with pytest.raises(CheckpointError, match="checkpoint"):
+        modelyard.predict(empty, photos)
+    assert not [path for path in tmp_path.iterdir() if path.name not in ("list.csv", "empty")]
+    modelyard.predict(run, photos, output="out.csv")
+    before = Path("out.csv").read_bytes()
+    with pytest.raises(UserError, match=r"exists.*--overwrite"):
+        modelyard.predict(run, photos, output="out.csv", top=2)
+    assert Path("out.csv").read_bytes() == before
+    modelyard.predict(run, photos, output="out.csv", top=2, overwrite=True)
+    assert Path("out.csv").read_bytes() != before
+
+
+def test_a_folder_that_can_not_be_written_to_is_told(home: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"can't write /proc/a\.csv"):
+        modelyard.predict(home / "run", home / "photos", output="/proc/a.csv")  # where root may not, either
+
+
+CHILD = """
+import sys
+import modelyard
+from conftest import engine_name
+from modelyard.config.backend import select_engine
+select_engine(engine_name())
+import parts
+from modelyard.serving import predict as room
+room._NOTE_EVERY = 0.0
+modelyard.predict(sys.argv[1], sys.argv[2], output="killed.csv", probabilities=True, eval_batch_size=1)
+"""
+
+
+def test_a_killed_one_goes_on_and_ends_the_same(home: Path, tmp_path: Path) -> None:
+    photos = photo_folder(tmp_path / "many", 60)
+    words = [sys.executable, "-c", CHILD, str(home / "run"), str(photos)]
+    child = subprocess.Popen(words, env=environment(PYTHONPATH=os.pathsep.join(sys.path)), cwd=tmp_path)
+    note, limit = tmp_path / ".partial-killed.csv.json", time.monotonic() + 120
+    while not note.exists() and child.poll() is None and time.monotonic() < limit:
+        time.sleep(0.005)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    rows = json.loads(note.read_text())["rows"]
+    assert 0 < rows < 60
+    assert not Path("killed.csv").exists(), "a table is whole or not there"
+    with open(".partial-killed.csv", "ab") as file:
+        file.write(b"half a li")
+    options = {"probabilities": True, "eval_batch_size": 1}
+    again = modelyard.predict(home / "run", photos, output="killed.csv", **options)
+    plain = modelyard.predict(home / "run", photos, output="plain.csv", **options)
+    assert Path("killed.csv").read_bytes() == Path("plain.csv").read_bytes()
+    assert again.scores == plain.scores
+    assert not list(tmp_path.glob(".partial-*"))
+
+
+def test_a_table_that_was_begun_with_other_options_begins_anew(home: Path, tmp_path: Path) -> None:
+    photos = home / "photos"
+    Path(".partial-a.csv").write_text("path,label\nnonsense,1\n")
+    Path(".partial-a.csv.json").write_text(json.dumps({"key": "other", "rows": 1, "bytes": 10, "scores": None}))
+    modelyard.predict(home / "run", photos, output="a.csv")
+    modelyard.predict(home / "run", photos, output="b.csv")
+    assert Path("a.csv").read_bytes() == Path("b.csv").read_bytes()
+
+
+def test_numbers_and_several_classes_have_tables_too(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    images = generator.random((60, 5)).astype(np.float32)
+    for name, labels in (("value", images.sum(1)), ("flags", (images[:, :3] > 0.5).astype(np.uint8))):
+        np.savez(f"{name}.npz", x_train=images, y_train=labels, x_test=images[:9], y_test=labels[:9])
+        folder = f"run-{name}"
+        modelyard.train_and_evaluate(
+            dataset=f"{name}.npz", model="mlp", engine=engine_name(), model_dir=folder, **{**SMALL, "train_steps": 20}
+        )
+        expected = modelyard.evaluate(folder, split="test").metrics
+        found = modelyard.predict(folder, split="test", output=f"{name}.csv")
+        shared = set(found.metrics) & set(expected)
+        assert shared >= ({"mae", "rmse", "r2"} if name == "value" else {"macro_f1"}), (found.metrics, expected)
+        for key in shared:
+            assert found.metrics[key] == pytest.approx(expected[key], abs=1e-5)
+    assert set(table("value.csv")[0]) == {"path", "truth", "value"}
+    assert set(table("flags.csv")[0]) == {"path", "truth", "labels"}
+
+
+def test_the_command_shows_the_confusion_matrix(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        modelyard.main(["predict", str(home / "run"), str(home / "photos"), "--top", "2", "--engine", engine_name()])
+    assert not left.value.code
+    out = capsys.readouterr().out
+    assert "truth (rows) and predictions (columns)" in out
+    assert "21 predictions by the model of step 3 in predictions.csv" in out
