@@ -130,7 +130,8 @@ class Engine(ABC):
         """
         if training:
             batch = self._augment(batch, low, high, rows, epochs, seeds)
-        return self.task.preprocess(self._prepare(batch, training), training)
+        batch = self.task.preprocess(self._prepare(batch, training), training)
+        return self.task.weigh(batch) if training else batch
 
     def evaluation_outputs(self, forward: Callable[[dict[str, Any]], Any], batch: dict[str, Any]) -> Any:
         """What the network gives for a preprocessed batch in evaluation, averaged over views where the config says so.
