@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
@@ -51,12 +52,18 @@ class Freezing:
         free = [layer for layer in _layers(model) if layer.trainable]
         owners = [(layer, [self._short(v) for v in _own(layer) if id(v) in known]) for layer in free]
         self._flags = [_flags(owners, some, freeze_batch_norm) for some in chosen]
+        self._parameters = int(model.count_params())
 
     def select(self, phase: int) -> None:
         """Freezes the layers that ``phase`` leaves alone, and no others; it is for whoever traces a step next."""
         for layer, on in self._flags[phase]:  # a layer stands before its parts, which it would switch with it
             if layer.trainable != on:
                 layer.trainable = on
+
+    def count(self, phase: int) -> tuple[int, int]:
+        """How many parameters ``phase`` trains, and how many the model has."""
+        trained = sum(math.prod(v.shape) for v, on in zip(self.trained, self.active[phase], strict=True) if on)
+        return trained, self._parameters
 
     def _short(self, variable: Any) -> str:
         return str(variable.path).removeprefix(f"{self._name}/")
