@@ -58,7 +58,8 @@ def warm_start(engine: Engine, weights: NamedWeights) -> Matched:
     except CheckpointError as error:
         raise CheckpointError(f"checkpoint_path {config.checkpoint_path}: {error}") from None
     loaded = {matched.sources[name]: array for name, array in matched.loaded.items()}
-    check_finite(loaded, f"checkpoint_path {config.checkpoint_path}", ", or leave these out with checkpoint_exclude")
+    hint = "What wrote it had gone wrong by then: take an earlier checkpoint, or leave these out (checkpoint_exclude)."
+    check_finite(loaded, f"checkpoint_path {config.checkpoint_path}", hint)
     _show(matched, expected)
     engine.load(State({**engine.state().weights, **matched.loaded}, {}), weights_only=True)
     return matched

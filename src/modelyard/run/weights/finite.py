@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from modelyard.errors import CheckpointError
 
 
-def check_finite(weights: Mapping[str, NDArray[Any]], shown: str, hint: str = "") -> None:
+def check_finite(weights: Mapping[str, NDArray[Any]], shown: str, hint: str) -> None:
     """Refuses weights that hold NaN or infinity.
 
     Args:
         weights: arrays by name.
         shown: where they are from.
-        hint: what to do besides taking another file.
+        hint: what to do about it.
 
     Raises:
         CheckpointError: naming the first of them, and how many of its values are not finite.
@@ -29,5 +29,5 @@ def check_finite(weights: Mapping[str, NDArray[Any]], shown: str, hint: str = ""
         more = f", and so {'do' if len(bad) > 2 else 'does'} {len(bad) - 1} more" if len(bad) > 1 else ""
         raise CheckpointError(
             f"{shown}: {name} holds {count:,} values of {weights[name].size:,} that are not finite (NaN or infinity)"
-            f"{more}. What wrote it had gone wrong by then: take an earlier checkpoint{hint}."
+            f"{more}. {hint}"
         )
