@@ -148,10 +148,8 @@ def test_a_file_of_another_width_or_network_is_told_by_two_shapes_and_without_wa
         "1×1×48×16 in the network; 187 of 260 weights have another shape. Perhaps it has another --alpha, or is of "
         "another network (--model)."
     )
-    with pytest.raises(CheckpointError, match=r"conv1/kernel is 3×3×3×16 in the file and 3×3×3×8 in the network; .*"):
+    with pytest.raises(CheckpointError, match=r"conv1/kernel is 3×3×3×16 in the file and 3×3×3×8 in the network; "):
         make(**options, model="mobilenet", alpha=0.25).begin()
-    with pytest.raises(CheckpointError, match=r"block1_conv1/kernel is .* in the file and 3×3×3×64 .*Perhaps it is of"):
-        make(**options, model="vgg16").begin()
     assert not [str(warning.message) for warning in recwarn if "container" in str(warning.message)]
 
 

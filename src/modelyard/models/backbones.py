@@ -134,16 +134,18 @@ class BackboneNetwork:
             )
         there = read_weights(path)  # refuses what is no plain file of arrays
         side = self.backbone.size
-        for top in ({}, {"include_top": True, "pooling": None}):
-            source = self._body(options, input_shape=(side, side, 3), **top)
+        body = self._body(options, input_shape=(side, side, 3))
+        for top in (False, True):
+            whole = {"include_top": True, "pooling": None}
+            source = self._body(options, input_shape=(side, side, 3), **whole) if top else body
             try:
                 with warnings.catch_warnings(action="ignore"):  # of what is not in the file; the error says it once
                     source.load_weights(path)
             except (ValueError, KeyError, OSError) as error:
                 problem = error
                 continue
-            return _arrays(source)[: len(_arrays(self._body(options, input_shape=(side, side, 3))))]
-        why = misfit(there, self._body(options, input_shape=(side, side, 3))) or " ".join(str(problem).split())
+            return _arrays(source)[: len(_arrays(body))]
+        why = misfit(there, body) or " ".join(str(problem).split())
         hint = "Perhaps it has another --alpha, or is" if isinstance(options, WidenedOptions) else "Perhaps it is"
         raise CheckpointError(
             f"pretrained {path} is not of {self.name}{_width(options)}: {why}. {hint} of another network (--model)."
