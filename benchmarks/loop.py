@@ -146,9 +146,6 @@ def loop_speed(config: Config, engine: TensorFlowEngine, steps: int, shares: lis
         run = Run(engine.dataset.size("train"), config.train_batch_size, steps)
         hooks = build_hooks(config.hooks)
         trainer = Trainer(config, engine, directory, run, "benchmark", hooks, False, None)
-        # The first stretch of a trainer is one step, to show when it has compiled; here all is compiled.
-        trainer.pace._compiled = True
-        trainer.pace._length = max(1, steps // 10)
         began: list[float] = []
         trainer.hooks.insert(0, _Clock(began))
         trainer.train()

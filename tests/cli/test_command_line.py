@@ -89,6 +89,7 @@ def test_five_mistakes_get_five_messages_before_any_heavy_import() -> None:
         (["--hooks", "stop_at(walue=1)"], ["takes no argument 'walue'", "'value'"]),
         (["--augment", "flip_left_right(probability=2)"], ["probability"]),
         (["--model", "mlp", "--filters", "3"], ["has no use here: it is an option of model simple_cnn"]),
+        (["--model", "mlp", "--pretrained", "x"], ["mobilenet_v2, ", "and 35 more (modelyard models lists them)"]),
         (["--config_set", "big"], ["there is no ./project.yaml"]),
         (["--recipe", "digitss"], ["there is no recipe", "'digits'"]),
         (["--gradient_accumulation", "7"], ["do not divide train_batch_size"]),

@@ -148,6 +148,8 @@ def test_the_last_layers_are_counted_by_layers_with_weights(make: Make) -> None:
     ("fine_tune", "said"),
     [
         ("layers(match='stage9_*')", r"'stage9_\*' names no layer that can be trained. Near: .*stage"),
+        ("layers(match='stagge2_*')", r"Near: stage2_\*, "),
+        ("layers(match='*lojits*')", r"Near: logits"),
         ("head(until=5), all(until=5), head", "phases must follow one another within the run of 40 steps"),
         ("head(until='200 %'), all", "within the run of 40 steps"),
     ],
@@ -160,3 +162,15 @@ def test_phases_that_fit_no_run_are_told(make: Make, fine_tune: str, said: str) 
 def test_batch_norm_that_is_frozen_is_not_enough_to_train(make: Make) -> None:
     with pytest.raises(UserError, match="phase 1 trains nothing"):
         make(**RESNET, fine_tune="layers(match='stem_norm')", freeze_batch_norm=True)
+
+
+def test_what_has_no_effect_on_this_model_is_a_warning(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("WARNING", "modelyard"):
+        make(model="mlp", hidden_units=[4], fine_tune="top(layers=2)")
+        make(**RESNET, freeze_batch_norm=True)
+        assert not caplog.messages
+        make(model="mlp", hidden_units=[4], fine_tune="head(until=5), top(layers=3)", freeze_batch_norm=True)
+    assert caplog.messages == [
+        "freeze_batch_norm has no effect: mlp has no batch norm",
+        "fine_tune: top(layers=3) is all of mlp, which has 2 layers with weights that can be trained",
+    ]

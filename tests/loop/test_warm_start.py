@@ -161,6 +161,22 @@ def test_a_little_that_fits_by_chance_is_a_warning(caplog: pytest.LogCaptureFixt
     ]
 
 
+def test_weights_that_are_no_numbers_are_refused_at_the_load_unless_left_out(tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    go("first")
+    weights = saved("first", 4)
+    weights["logits/kernel"][:2, 3] = np.nan, np.inf
+    save_file(weights, tmp_path / "w.safetensors")
+    file = str(tmp_path / "w.safetensors")
+    with pytest.raises(
+        CheckpointError, match=r"w\.safetensors: logits/kernel holds 2 values of 80 that are not finite"
+    ):
+        go("second", checkpoint_path=file)
+    assert not Path("second").exists()
+    assert go("second", checkpoint_path=file, checkpoint_exclude="logits/*").step == 4
+
+
 def test_options_without_checkpoint_path_are_said_to_have_no_use(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "modelyard"):
         assert read_warm(modelyard.load_config(strict=True, checkpoint_exclude="logits/*")) is None

@@ -153,3 +153,33 @@ def test_mistakes_with_backbones_are_told(make: Make, tmp_path: Path) -> None:
     network(model="mlp", dataset="digits").save_weights(tmp_path / "mlp.weights.h5")
     with pytest.raises(CheckpointError, match=r"mlp.weights.h5 is not of mobilenet_v2 with alpha 0.35"):
         make(**options, pretrained=str(tmp_path / "mlp.weights.h5")).begin()
+
+
+def test_a_file_of_another_width_or_network_is_told_by_two_shapes_and_without_warnings(
+    make: Make, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    import keras
+
+    body = keras.applications.MobileNetV2(alpha=0.35, weights=None, include_top=False, input_shape=(32, 32, 3))
+    body.save_weights(tmp_path / "narrow.weights.h5")
+    options = {**IMAGES, "train_steps": 1, "pretrained": str(tmp_path / "narrow.weights.h5")}
+    with pytest.raises(CheckpointError) as told:
+        make(**options, model="mobilenet_v2", alpha=0.5).begin()
+    assert str(told.value).endswith(
+        "narrow.weights.h5 is not of mobilenet_v2 with alpha 0.5: block_1_project/kernel is 1×1×48×8 in the file and "
+        "1×1×48×16 in the network; 187 of 260 weights have another shape. Perhaps it has another --alpha, or is of "
+        "another network (--model)."
+    )
+    with pytest.raises(CheckpointError, match=r"conv1/kernel is 3×3×3×16 in the file and 3×3×3×8 in the network; "):
+        make(**options, model="mobilenet", alpha=0.25).begin()
+    assert not [str(warning.message) for warning in recwarn if "container" in str(warning.message)]
+
+
+def test_pretrained_weights_that_are_no_numbers_are_refused(make: Make, tmp_path: Path) -> None:
+    import keras
+
+    body = keras.applications.MobileNetV2(alpha=0.35, weights=None, include_top=False, input_shape=(32, 32, 3))
+    body.get_layer("bn_Conv1").gamma.assign(np.full(16, np.nan))
+    body.save_weights(tmp_path / "nan.weights.h5")
+    with pytest.raises(CheckpointError, match=r"nan\.weights\.h5: bn_Conv1/gamma holds 16 values of 16 that are not"):
+        make(**IMAGES, model="mobilenet_v2", alpha=0.35, pretrained=str(tmp_path / "nan.weights.h5")).begin()

@@ -41,7 +41,8 @@ def loss(
     from keras import ops
 
     made = task_of or task(**options)
-    batch = made.preprocess({"label": ops.convert_to_tensor(labels)}, training)
+    batch = {"label": ops.convert_to_tensor(labels)}
+    batch = made.weigh(batch) if training else batch
     return np.asarray(made.loss(ops.convert_to_tensor(logits), batch), np.float64)
 
 
@@ -122,7 +123,7 @@ def test_focal_loss_and_its_slope_are_finite_for_logits_of_any_size(gamma: float
     labels = np.zeros(4, np.int32)
 
     def total(values: Any) -> Any:
-        return keras.ops.sum(made.loss(values, made.preprocess({"label": labels}, True)))
+        return keras.ops.sum(made.loss(values, made.weigh({"label": labels})))
 
     if keras.backend.backend() == "jax":
         import jax
@@ -148,7 +149,7 @@ def test_the_slope_of_a_weighted_loss_is_its_own() -> None:
     step = 1e-2
 
     def total(values: Any) -> Any:
-        return keras.ops.sum(made.loss(values, made.preprocess({"label": LABELS}, True)))
+        return keras.ops.sum(made.loss(values, made.weigh({"label": LABELS})))
 
     if keras.backend.backend() == "jax":
         import jax
@@ -181,9 +182,37 @@ def test_training_with_weights_hits_the_rare_class_and_compiles(make: Make) -> N
     assert plain.evaluate("train")["accuracy"] > 0.5
 
 
+def test_a_classifier_with_preprocessing_of_its_own_keeps_its_weights(make: Make) -> None:
+    import keras
+
+    from modelyard.models.task import Batch, Classifier
+
+    @modelyard.register_model("own_preprocessing")
+    class Own(Classifier):
+        """Sees its images upside down."""
+
+        def network(self) -> keras.Model:
+            inputs, x = modelyard.image_input(self.data)
+            logits = keras.layers.Dense(self.data.num_classes, kernel_initializer="zeros", name="logits")
+            return keras.Model(inputs, logits(keras.layers.Flatten()(x)))
+
+        def preprocess(self, batch: Batch, training: bool) -> Batch:
+            return {**batch, "image": keras.ops.flip(batch["image"], axis=1)}
+
+    moved = {}
+    for weights in (None, "balanced"):
+        options = {"class_weights": weights, "train_batch_size": 100, "optimizer": "sgd", "learning_rate": 1.0}
+        engine = make(uneven(), model="own_preprocessing", **options)
+        engine.train(0, 1)
+        moved[weights] = float(np.abs(engine.state().weights["logits/bias"]).max())
+    # All classes are as likely at first: the bias of a step over all examples moves unless they have the same say.
+    assert moved[None] > 0.1
+    assert moved["balanced"] < 1e-5
+
+
 def test_a_weighted_step_is_the_same_compiled(make: Make) -> None:
     made = task(class_weights="balanced", focal_gamma=2.0)
-    run = compiled(lambda logits, labels: made.loss(logits, made.preprocess({"label": labels}, True)))
+    run = compiled(lambda logits, labels: made.loss(logits, made.weigh({"label": labels})))
     np.testing.assert_allclose(np.asarray(run(LOGITS, LABELS)), loss(LABELS, LOGITS, task_of=made), rtol=1e-5)
 
 

@@ -310,9 +310,9 @@ def _check_parts(
         elif not all_chosen:
             continue
         elif value.where == source:
-            problems.append(Problem(value.where, key, f"has no use here: it is an option of {', '.join(owners)}."))
+            problems.append(Problem(value.where, key, f"has no use here: it is an option of {_some(owners)}."))
         else:
-            notes.append(f"{value.where}: {key} is not used here: it is an option of {', '.join(owners)}.")
+            notes.append(f"{value.where}: {key} is not used here: it is an option of {_some(owners)}.")
     return resolved, notes
 
 
@@ -320,6 +320,14 @@ def _near_options(key: str, names: list[str]) -> list[str]:
     """The names that ``key`` may stand for: those like it, or else those with a word like it (``seed``)."""
     words = dict.fromkeys(word for name in names for word in name.split("_"))
     return nearest(key, names) or [name for name in names if set(nearest(key, words, 1)) & set(name.split("_"))][:3]
+
+
+def _some(owners: list[str], most: int = 5) -> str:
+    """Parts that have an option: the first of many, and how to see the others."""
+    if len(owners) <= most:
+        return ", ".join(owners)
+    where = " (modelyard models lists them)" if all(owner.startswith("model ") for owner in owners) else ""
+    return f"{', '.join(owners[:most])} and {len(owners) - most} more{where}"
 
 
 def known_part_options() -> dict[str, list[str]]:

@@ -130,7 +130,8 @@ class Engine(ABC):
         """
         if training:
             batch = self._augment(batch, low, high, rows, epochs, seeds)
-        return self.task.preprocess(self._prepare(batch, training), training)
+        batch = self.task.preprocess(self._prepare(batch, training), training)
+        return self.task.weigh(batch) if training else batch
 
     def evaluation_outputs(self, forward: Callable[[dict[str, Any]], Any], batch: dict[str, Any]) -> Any:
         """What the network gives for a preprocessed batch in evaluation, averaged over views where the config says so.
@@ -152,7 +153,7 @@ class Engine(ABC):
             by = f"{self.replicas} devices" + (f" × {pieces} pieces (gradient_accumulation)" if pieces > 1 else "")
             fitting = max(batch // (self.replicas * pieces), 1) * self.replicas * pieces
             numbers = [n for n in range(1, self.replicas) if batch % (n * pieces) == 0]
-            others = f", or {_listed(numbers)} devices" if numbers else ""
+            others = f", or {' or '.join(map(str, numbers[-3:]))} devices" if numbers else ""
             raise UserError(f"train_batch_size {batch} can't be divided evenly over {by}. Use {fitting}{others}.")
 
     def adopt(self, network: Network) -> None:
@@ -183,10 +184,15 @@ class Engine(ABC):
         """
         return 0.0
 
+    def compiles_at(self, step: int) -> bool:
+        """Whether training compiles before it trains ``step``, so that its time says nothing of the speed."""
+        return False
+
     def train(self, step: int, count: int) -> StepMetrics:
         """Trains ``count`` steps from ``step`` on, on the global batches that those steps have."""
         stretches = []
         for first, length in self.phases.cut(step, count):
+            self.phases.announce(first, self.network.freezing)
             self.crew.tell("train", step=first, count=length)
             with self._explained():
                 stretches.append(self._train_in_phase(first, length))
@@ -427,7 +433,3 @@ class Engine(ABC):
         epochs = ops.convert_to_tensor((positions // self.pipeline.run.examples).astype(np.int32))
         seen = self.compiled(lambda *given: self.preprocess(given[0], True, *given[1:]))(batch, low, high, rows, epochs)
         return {name: ops.convert_to_numpy(value) for name, value in seen.items()}
-
-
-def _listed(numbers: list[int]) -> str:
-    return " or ".join(map(str, numbers[-3:]))

@@ -83,13 +83,24 @@ class JaxEngine(Engine):
         with jax.enable_x64(self.config.precision == "float64"):
             yield
 
+    @contextmanager
+    def _on_host(self) -> Iterator[None]:
+        """Where models are made without compiling anything."""
+        with self._types(), jax.default_device(jax.local_devices(backend="cpu")[0]), drawn_by_numpy():
+            yield
+
+    def begin(self) -> None:
+        """Has a new run begin with the weights that its task wants, which may make other models to read them."""
+        with self._on_host():
+            super().begin()
+
     def set_up_model(self, make_task: Callable[[], Task]) -> None:
         """Makes the variables on the host, so that no device compiles anything for them, and brings them over."""
         keras.utils.clear_session(free_memory=False)  # names must not depend on what was built before
         set_precision(self.config)  # which that has forgotten
         compute_moments_in_one_pass()
         seed_initializers(fold(self.config.random_seed, 1))
-        with self._types(), jax.default_device(jax.local_devices(backend="cpu")[0]), drawn_by_numpy():
+        with self._on_host():
             self.adopt(build_network(self.config, make_task, self.phases, lambda: self.step.learning_rate))
         self.step = TrainingStep(self, self.network, seed_states(self.model))
         self._places = {

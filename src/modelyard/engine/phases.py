@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from keras import ops
 
+from modelyard.config.calls import Call
 from modelyard.config.durations import Run
 from modelyard.config.fine_tuning import boundaries, read_phases
 from modelyard.config.schema import Config
+from modelyard.models.freezing import Freezing
+
+log = logging.getLogger("modelyard")
+_OF_ALL = ("until", "factor")
 
 
 class Phases:
@@ -25,6 +31,9 @@ class Phases:
     def __init__(self, config: Config, run: Run) -> None:
         self.all = read_phases(config.fine_tune)
         self._starts = boundaries(self.all, run)
+        # What each trains, as the user wrote it.
+        self._written = [_without(call, _OF_ALL) for call in config.fine_tune]
+        self._announced: int | None = None
 
     def __len__(self) -> int:
         return len(self.all)
@@ -66,3 +75,32 @@ class Phases:
             return schedule(step) * factor
 
         return learning_rate
+
+    def announce(self, step: int, freezing: Freezing) -> None:
+        """Says in the log what is trained from ``step`` on, if that is another phase than it was last told of.
+
+        Args:
+            step: about to be trained.
+            freezing: knows the layers of each phase.
+        """
+        phase = self.of(step)
+        if not self._written or phase == self._announced:
+            return
+        self._announced = phase
+        start = self.start(step)
+        which = f"phase {phase + 1} of {len(self)} from step {start} on: " if len(self) > 1 else "fine_tune: "
+        trained, parameters = freezing.count(phase)
+        factor = self.all[phase].factor
+        log.info(
+            "%s%s%s, %s of %s parameters are trained%s",
+            "going on in " if step > start and len(self) > 1 else "",
+            which,
+            self._written[phase],
+            f"{trained:,}",
+            f"{parameters:,}",
+            f", learning rate × {factor:g}" if factor != 1 else "",
+        )
+
+
+def _without(call: Call, keys: Sequence[str]) -> Call:
+    return Call(call.name, {key: value for key, value in call.arguments.items() if key not in keys})

@@ -121,6 +121,10 @@ class TensorFlowEngine(Engine):
         table = np.concatenate(pieces)
         return {name: table[:, column] for column, name in enumerate(self._metric_names)}
 
+    def compiles_at(self, step: int) -> bool:
+        """Each phase is traced in its first stretch."""
+        return self.phases.of(step) not in self._train_functions
+
     def function_for(self, step: int, make: Callable[[], Any]) -> Any:
         """The compiled function of the phase that ``step`` belongs to; ``make`` gives one that is not traced yet."""
         phase = self.phases.of(step)

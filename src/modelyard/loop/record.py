@@ -23,7 +23,7 @@ _NOT_SCALARS = ("step", "split")
 class Throughput(Hook):
     """Adds ``examples_per_second`` since the last report, and the average since the start, to the training rows.
 
-    Only time spent in training steps counts, without the first stretch, which compiles.
+    Only time spent in training steps counts, without stretches that compile first.
     """
 
     order = -10

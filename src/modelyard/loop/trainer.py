@@ -49,21 +49,19 @@ class Pace:
         self.steps = 0
         self.seconds = 0.0
         self._grain = self._length = 1
-        self._compiled = False
 
-    def prepared(self, engine: Engine, seconds: float) -> None:
-        """The engine has compiled in advance, for stretches that are multiples of its grain."""
-        self._compiled = seconds > 0
+    def prepared(self, engine: Engine) -> None:
+        """The engine is ready for stretches that are multiples of its grain."""
         self._grain = self._length = engine.grain
 
-    def length(self) -> int:
-        """Steps for the next stretch."""
-        return self._length
+    def length(self, compiles: bool) -> int:
+        """Steps for the next stretch; as few as can be where it compiles first."""
+        return self._grain if compiles else self._length
 
-    def add(self, steps: int, seconds: float) -> None:
-        """Learns from a stretch; the first one compiles and does not count."""
-        if not self._compiled:
-            self._compiled = True
+    def add(self, steps: int, seconds: float, compiles: bool) -> None:
+        """Learns from a stretch; one that compiles first does not count."""
+        if compiles:
+            self._length = self._grain  # steps of this phase may take longer than those before
             log.info("compiled and ran the first step in %.1f s", seconds)
             return
         self.steps += steps
@@ -172,7 +170,8 @@ class Trainer:
             splits.append(VALIDATION)
         if self._tests and TEST in self.engine.dataset.sizes():
             splits.append(TEST)
-        self.pace.prepared(self.engine, self.engine.prepare(periods, splits))
+        self.engine.prepare(periods, splits)
+        self.pace.prepared(self.engine)
 
     @property
     def _signal(self) -> int | None:
@@ -242,14 +241,15 @@ class Trainer:
 
     def _stretch(self) -> None:
         """Trains to the next boundary, or as far as keeps the loop responsive, and calls the hooks."""
-        boundaries = [self.total_steps, self._report_cadence.next_after(self.step)]
+        boundaries = [self.total_steps, self._report_cadence.next_after(self.step), *self.engine.phases.periods]
         if self._evaluates:
             boundaries.append(self._evaluation_cadence.next_after(self.step))
         boundaries += [at for hook in self.hooks if (at := hook.next_step(self)) is not None]
-        count = min(min(at for at in boundaries if at > self.step) - self.step, self.pace.length())
+        compiles = self.engine.compiles_at(self.step)
+        count = min(min(at for at in boundaries if at > self.step) - self.step, self.pace.length(compiles))
         began = time.perf_counter()
         metrics = self.engine.train(self.step, count)
-        self.pace.add(count, time.perf_counter() - began)
+        self.pace.add(count, time.perf_counter() - began, compiles)
         self.step += count
         self._add_to_window(metrics)
         for hook in self.hooks:

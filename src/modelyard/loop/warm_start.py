@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from modelyard.config import Config
 from modelyard.errors import CheckpointError
+from modelyard.run.weights.finite import check_finite
 from modelyard.run.weights.match import SHOWN, Matched, differing, match
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def warm_start(engine: Engine, weights: NamedWeights) -> Matched:
     """Brings what fits of ``weights`` into the engine; the rest keeps its first values.
 
     Raises:
-        CheckpointError: if nothing fits, or ``strict`` is not met.
+        CheckpointError: if nothing fits, ``strict`` is not met, or what fits are no finite numbers.
     """
     from modelyard.engine.base import State
     from modelyard.engine.naming import name_weights
@@ -56,6 +57,9 @@ def warm_start(engine: Engine, weights: NamedWeights) -> Matched:
         )
     except CheckpointError as error:
         raise CheckpointError(f"checkpoint_path {config.checkpoint_path}: {error}") from None
+    loaded = {matched.sources[name]: array for name, array in matched.loaded.items()}
+    hint = "What wrote it had gone wrong by then: take an earlier checkpoint, or leave these out (checkpoint_exclude)."
+    check_finite(loaded, f"checkpoint_path {config.checkpoint_path}", hint)
     _show(matched, expected)
     engine.load(State({**engine.state().weights, **matched.loaded}, {}), weights_only=True)
     return matched

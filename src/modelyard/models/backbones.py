@@ -8,6 +8,7 @@ is made on demand for every name of the table.
 from __future__ import annotations
 
 import logging
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ from modelyard.data.dataset import IMAGE
 from modelyard.errors import CheckpointError, DataError, UserError
 from modelyard.models.backbone_table import BACKBONES, Backbone
 from modelyard.models.catalog import BackboneOptions, WidenedOptions
+from modelyard.models.misfit import misfit
 from modelyard.models.task import DataInfo
+from modelyard.run.weights.finite import check_finite
 from modelyard.run.weights.read import read_weights
 
 log = logging.getLogger("modelyard")
@@ -105,7 +108,9 @@ class BackboneNetwork:
         published = self._published(options)
         if [tuple(v.shape) for v in mine] != [array.shape for array in published]:
             raise CheckpointError(f"pretrained {options.pretrained} is not of {self.name}{_width(options)}.")
-        return {v.path.removeprefix(f"{model.name}/"): a for v, a in zip(mine, published, strict=True)}
+        first = {v.path.removeprefix(f"{model.name}/"): a for v, a in zip(mine, published, strict=True)}
+        check_finite(first, f"pretrained {options.pretrained}", "Fetch the file again, or take another.")
+        return first
 
     def _published(self, options: BackboneOptions) -> list[NDArray[Any]]:
         """The weights without the top, in the order of the layers."""
@@ -127,18 +132,23 @@ class BackboneNetwork:
                 f"pretrained takes a file of Keras's, .weights.h5 or .h5; {path.name} is neither. Weights of a whole "
                 "network in other formats: --checkpoint_path"
             )
-        read_weights(path)  # refuses what is no plain file of arrays
+        there = read_weights(path)  # refuses what is no plain file of arrays
         side = self.backbone.size
-        for top in ({}, {"include_top": True, "pooling": None}):
-            source = self._body(options, input_shape=(side, side, 3), **top)
+        body = self._body(options, input_shape=(side, side, 3))
+        for top in (False, True):
+            whole = {"include_top": True, "pooling": None}
+            source = self._body(options, input_shape=(side, side, 3), **whole) if top else body
             try:
-                source.load_weights(path)
+                with warnings.catch_warnings(action="ignore"):  # of what is not in the file; the error says it once
+                    source.load_weights(path)
             except (ValueError, KeyError, OSError) as error:
                 problem = error
                 continue
-            return _arrays(source)[: len(_arrays(self._body(options, input_shape=(side, side, 3))))]
+            return _arrays(source)[: len(_arrays(body))]
+        why = misfit(there, body) or " ".join(str(problem).split())
+        hint = "Perhaps it has another --alpha, or is" if isinstance(options, WidenedOptions) else "Perhaps it is"
         raise CheckpointError(
-            f"pretrained {path} is not of {self.name}{_width(options)}: {str(problem).splitlines()[0]}"
+            f"pretrained {path} is not of {self.name}{_width(options)}: {why}. {hint} of another network (--model)."
         ) from problem
 
     def _body(self, options: BackboneOptions, **given: Any) -> keras.Model:

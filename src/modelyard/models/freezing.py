@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import math
+import re
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -11,6 +14,7 @@ import keras
 from modelyard.config.fine_tuning import Phase
 from modelyard.errors import UserError, nearest
 
+log = logging.getLogger("modelyard")
 _HEAD = "head"
 
 
@@ -31,6 +35,8 @@ class Freezing:
         names = [self._short(v) for v in learnable]
         self._head = names[-1].rpartition("/")[0] if names else ""
         kept = [layer for layer in _layers(model) if freeze_batch_norm and _is_batch_norm(layer)]
+        if freeze_batch_norm and not kept:
+            log.warning("freeze_batch_norm has no effect: %s has no batch norm", self._name)
         frozen = {self._short(v) for layer in kept for v in _own(layer)}
         chosen = [self._chosen(phase, names) - frozen for phase in phases]
         for number, some in enumerate(chosen, 1):
@@ -46,6 +52,7 @@ class Freezing:
         free = [layer for layer in _layers(model) if layer.trainable]
         owners = [(layer, [self._short(v) for v in _own(layer) if id(v) in known]) for layer in free]
         self._flags = [_flags(owners, some, freeze_batch_norm) for some in chosen]
+        self._parameters = int(model.count_params())
 
     def select(self, phase: int) -> None:
         """Freezes the layers that ``phase`` leaves alone, and no others; it is for whoever traces a step next."""
@@ -53,20 +60,28 @@ class Freezing:
             if layer.trainable != on:
                 layer.trainable = on
 
+    def count(self, phase: int) -> tuple[int, int]:
+        """How many parameters ``phase`` trains, and how many the model has."""
+        trained = sum(math.prod(v.shape) for v, on in zip(self.trained, self.active[phase], strict=True) if on)
+        return trained, self._parameters
+
     def _short(self, variable: Any) -> str:
         return str(variable.path).removeprefix(f"{self._name}/")
 
     def _chosen(self, phase: Phase, names: Sequence[str]) -> set[str]:
         """The names of the weights that a phase trains."""
         if phase.top is not None:
-            layers = list(dict.fromkeys(name.rpartition("/")[0] for name in names))
+            layers = _layers_of(names)
+            if phase.top > len(layers):
+                message = "fine_tune: top(layers=%d) is all of %s, which has %d layers with weights that can be trained"
+                log.warning(message, phase.top, self._name, len(layers))
             last = set(layers[-phase.top :])
             return {name for name in names if name.rpartition("/")[0] in last}
         found: set[str] = set()
         for pattern in phase.patterns:
             fitting = {name for name in names if self._fits(name, pattern)}
             if not fitting:
-                near = nearest(pattern.replace("*", ""), names) or list(names)[-5:]
+                near = _near(pattern, names) or _layers_of(names)[-5:]
                 raise UserError(f"fine_tune: {pattern!r} names no layer that can be trained. Near: {', '.join(near)}.")
             found |= fitting
         return found
@@ -77,6 +92,20 @@ class Freezing:
         heads = ["/".join(parts[:n]) for n in range(1, len(parts) + 1)]
         wanted = self._head if pattern == _HEAD and _HEAD not in parts else pattern
         return any(fnmatchcase(head, wanted) for head in heads)
+
+
+def _layers_of(names: Iterable[str]) -> list[str]:
+    """The layers that weights of these names belong to."""
+    return list(dict.fromkeys(name.rpartition("/")[0] for name in names))
+
+
+def _near(pattern: str, names: Sequence[str]) -> list[str]:
+    """Layers, weights, and groups of them (``block_16_*``) that a pattern without match may have meant."""
+    whole = {*_layers_of(names), *names}
+    begun = {name[: gap.end()] for name in sorted(whole) for gap in re.finditer("[_/]", name)}
+    shown = {beginning.rstrip("_/"): f"{beginning}*" for beginning in sorted(begun)}
+    shown.update((name, name) for name in sorted(whole))
+    return [shown[name] for name in nearest(re.sub(r"[*?]", "", pattern).strip("_/"), shown)]
 
 
 def _flags(owners: list[tuple[Any, list[str]]], chosen: set[str], freeze_batch_norm: bool) -> list[tuple[Any, bool]]:

@@ -182,6 +182,13 @@ class Task:
         """Changes a batch before the network sees it, after augmentation; by default not at all."""
         return batch
 
+    def weigh(self, batch: Batch) -> Batch:
+        """Adds to a training batch, after `preprocess`, what examples weigh in the loss; by default nothing.
+
+        Evaluation goes without: its loss compares with that of other weights.
+        """
+        return batch
+
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         """The loss of each example, shape [batch]."""
         raise NotImplementedError(f"{type(self).__name__} must define loss().")
@@ -222,12 +229,9 @@ class Classifier(Task):
             check_outputs(model, self.data.num_classes, "classes")
         return model
 
-    def preprocess(self, batch: Batch, training: bool) -> Batch:
-        """Where classes have weights, training batches get ``weighted``: the shares of the classes times their weights.
-
-        So that evaluation goes without: its loss compares with that of other weights.
-        """
-        if not training or self._weights is None or LABEL not in batch:
+    def weigh(self, batch: Batch) -> Batch:
+        """Where classes have weights, adds ``weighted``: the shares of the classes times their weights."""
+        if self._weights is None or LABEL not in batch:
             return batch
         labels = batch[LABEL]
         if not _are_shares(labels):

@@ -20,6 +20,18 @@ def console() -> Console:
     return Console(stderr=True, highlight=False)
 
 
+class _Marked(logging.Formatter):
+    """Says ``warning:`` before what is one: among many lines it would be overlooked."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is logging's
+        """The line of a record."""
+        if record.levelno >= logging.WARNING:
+            record = logging.makeLogRecord(
+                {**vars(record), "message": f"{record.levelname.lower()}: {record.message}"}  # others have it as it was
+            )
+        return super().formatMessage(record)
+
+
 def show_log() -> None:
     """Sends the log to the terminal too."""
     if any(handler.name == "terminal" for handler in log.handlers):
@@ -27,11 +39,17 @@ def show_log() -> None:
     handler: logging.Handler
     if console().is_terminal:
         handler = RichHandler(
-            console=console(), show_path=False, show_level=False, log_time_format="%H:%M:%S", omit_repeated_times=False
+            console=console(),
+            show_path=False,
+            show_level=False,
+            log_time_format="%H:%M:%S",
+            omit_repeated_times=False,
+            keywords=["warning: ", "error: "],
         )
+        handler.setFormatter(_Marked())
     else:  # a file or a pipe: nothing is wrapped
         handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+        handler.setFormatter(_Marked("%(asctime)s %(message)s", "%H:%M:%S"))
     handler.name = "terminal"
     handler.setLevel(logging.INFO)
     log.addHandler(handler)

@@ -9,6 +9,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -143,6 +144,7 @@ class _Work:
         self.key = self._key()
         self.scores: Scores | None = None
         self.table: Table | None = None
+        self.skipped, self._told = 0, 0.0
 
     def _key(self) -> str:
         """Changes when anything that decides the table does."""
@@ -157,19 +159,23 @@ class _Work:
         from modelyard.run.console import bar
 
         engine, examples = self.run.engine(self.found.items, labelled=self.found.labelled, skips=self.skips)
-        size, rows, told = len(self.found.items), self._rows_so_far(), 0.0
-        items, skipped = self.found.items, 0
+        size, rows = len(self.found.items), self._rows_so_far()
         try:
-            with self._open(rows) as file, bar("predicting", size) as progress, explain(self.target, "write"):
+            with (
+                self._open(rows) as file,
+                bar("predicting", size) as progress,
+                explain(self.target, "write"),
+                ThreadPoolExecutor(1) as pool,  # writes one batch while the next is computed
+            ):
+                written: Future[None] | None = None
                 for found in engine.predict(TEST, first=rows):
-                    count = len(next(iter(found.values())))
-                    bad = {n - rows: examples.bad.pop(n) for n in range(rows, rows + count) if n in examples.bad}
-                    file.write(self._lines(found, rows, bad))
-                    rows, skipped = rows + count, skipped + len(bad)
+                    if written is not None:
+                        written.result()
+                    written = pool.submit(self._write, file, found, rows, examples.bad)
+                    rows += len(next(iter(found.values())))
                     progress(rows)
-                    if time.monotonic() - told > _NOTE_EVERY:
-                        self._note(file, rows)
-                        told = time.monotonic()
+                if written is not None:
+                    written.result()
                 file.flush()
                 os.fsync(file.fileno())
         finally:
@@ -181,9 +187,19 @@ class _Work:
         metrics = self.scores.metrics() if self.scores is not None and self.found.labelled else {}
         if scores:
             write_text(self.target.with_suffix(".metrics.json"), json.dumps(scores) + "\n")
-        if skipped:
-            log.warning("%d of %d examples could not be read; the column error says why", skipped, len(items))
-        return Predictions(str(self.target), rows, self.run.step, skipped, metrics, scores)
+        if self.skipped:
+            log.warning("%d of %d examples could not be read; the column error says why", self.skipped, size)
+        return Predictions(str(self.target), rows, self.run.step, self.skipped, metrics, scores)
+
+    def _write(self, file: BinaryIO, found: dict[str, Any], first: int, unreadable: dict[int, str]) -> None:
+        """The rows of one batch, and now and then how far it is."""
+        rows = first + len(next(iter(found.values())))
+        bad = {n - first: unreadable.pop(n) for n in range(first, rows) if n in unreadable}
+        self.skipped += len(bad)
+        file.write(self._lines(found, first, bad))
+        if time.monotonic() - self._told > _NOTE_EVERY:
+            self._note(file, rows)
+            self._told = time.monotonic()
 
     def _lines(self, found: dict[str, Any], first: int, bad: dict[int, str]) -> bytes:
         """The rows of a batch, with the first line of the table before the first."""

@@ -99,10 +99,11 @@ def shortened(names: Iterable[str], most: int = SHOWN) -> str:
 
 def differing(shapes: Mapping[str, tuple[Shape, Shape]]) -> list[str]:
     """Weights of another shape, in words."""
-    return [f"{name} ({_by(there)} in the file, {_by(here)} here)" for name, (there, here) in shapes.items()]
+    return [f"{name} ({by_shape(there)} in the file, {by_shape(here)} here)" for name, (there, here) in shapes.items()]
 
 
-def _by(shape: Shape) -> str:
+def by_shape(shape: Shape) -> str:
+    """A shape for people: ``3×3×16``."""
     return "×".join(map(str, shape)) or "a number"
 
 
