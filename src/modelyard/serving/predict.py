@@ -233,12 +233,13 @@ class _Work:
         """How many rows an earlier start has written; none if it was about anything else."""
         try:
             note = json.loads(self.note.read_text(encoding="utf-8"))
-            rows, size = int(note["rows"]), int(note["bytes"])
+            rows, size, self.skipped = int(note["rows"]), int(note["bytes"]), int(note["skipped"])
             same = note["key"] == self.key and self.partial.stat().st_size >= size
         except (OSError, ValueError, KeyError, TypeError):
             same = False
         if not same:
             self.note.unlink(missing_ok=True)
+            self.skipped = 0
             return 0
         with explain(self.partial, "write"):
             os.truncate(self.partial, size)
@@ -257,4 +258,5 @@ class _Work:
         file.flush()
         os.fsync(file.fileno())
         scores = self.scores.state() if self.scores is not None else None
-        write_text(self.note, json.dumps({"key": self.key, "rows": rows, "bytes": file.tell(), "scores": scores}))
+        note = {"key": self.key, "rows": rows, "bytes": file.tell(), "skipped": self.skipped, "scores": scores}
+        write_text(self.note, json.dumps(note))
