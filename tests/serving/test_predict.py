@@ -126,6 +126,17 @@ def test_every_kind_of_file_gives_the_same_in_its_order(home: Path, tmp_path: Pa
     assert list(first["probabilities"].values()) == pytest.approx(expected[0], abs=1e-6)
 
 
+@pytest.mark.parametrize("fit", ["pad", "crop"])
+def test_images_are_made_to_fit_as_in_training(fit: str, tmp_path: Path) -> None:
+    data = photo_folder(tmp_path / "data", 24)
+    options = {"image_size": 16, "image_fit": fit, "validation_fraction": 0.5, "model": "tiny_norm"}
+    modelyard.train_and_evaluate(dataset=str(data), engine=engine_name(), model_dir="run", **options, **SMALL)
+    expected = modelyard.evaluate("run", checkpoint="latest").metrics
+    modelyard.predict("run", split="validation", checkpoint="latest", probabilities=True)
+    loss = -np.mean([np.log(float(row[f"p({row['truth']})"])) for row in table("predictions.csv")])
+    assert loss == pytest.approx(expected["loss"], abs=1e-5)
+
+
 def test_arrays_are_predicted_as_they_are(home: Path, tmp_path: Path) -> None:
     images = np.stack([photo(n, 16, 16) for n in range(20)])
     np.savez(tmp_path / "a.npz", x_test=images, y_test=np.arange(20) % 3)
