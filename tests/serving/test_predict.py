@@ -221,7 +221,7 @@ from conftest import engine_name
 from modelyard.config.backend import select_engine
 select_engine(engine_name())
 import parts
-from modelyard.serving import predict as room
+from modelyard.serving.tables import predict as room
 room._NOTE_EVERY = 0.0
 modelyard.predict(sys.argv[1], sys.argv[2], output="killed.csv", probabilities=True, eval_batch_size=1)
 """

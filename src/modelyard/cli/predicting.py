@@ -14,8 +14,8 @@ from modelyard.cli.commands import stdout
 from modelyard.config.resolve import COMMAND_LINE
 from modelyard.errors import UserError
 from modelyard.run.console import show_log
-from modelyard.serving.predict import Predictions
-from modelyard.serving.predict import predict as run_it
+from modelyard.serving.tables.predict import Predictions
+from modelyard.serving.tables.predict import predict as run_it
 
 _MOST_CLASSES = 20
 

@@ -20,10 +20,10 @@ from modelyard.data.dataset import TEST
 from modelyard.errors import DataError, UserError
 from modelyard.run.files import PARTIAL, explain, write_text
 from modelyard.run.manifest import read_manifest
-from modelyard.serving.rows import FORMS, CsvForm, JsonForm, Table, kind_of
 from modelyard.serving.run_model import OpenRun, open_run
-from modelyard.serving.scores import Scores
-from modelyard.serving.sources import COLUMNS, ToPredict, open_sources
+from modelyard.serving.tables.rows import FORMS, CsvForm, JsonForm, Table, kind_of
+from modelyard.serving.tables.scores import Scores
+from modelyard.serving.tables.sources import COLUMNS, ToPredict, open_sources
 
 log = logging.getLogger("modelyard")
 _NOTE_EVERY = 2.0
