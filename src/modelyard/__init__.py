@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         register_schedule,
     )
     from modelyard.run.weights.read import load_weights
+    from modelyard.serving.export import Exported, export
 
 # Imported when first used: `import modelyard` must not fix Keras's backend, and must be quick.
 _HOMES = {
@@ -61,6 +62,7 @@ _HOMES = {
     "modelyard.models.regression": ("Regressor",),
     "modelyard.models.task": ("Classifier", "DataInfo", "Task", "any_input", "image_input"),
     "modelyard.run.weights.read": ("load_weights",),
+    "modelyard.serving.export": ("Exported", "export"),
     "modelyard.registry": (
         "Options",
         "register_augmentation",
@@ -88,6 +90,7 @@ __all__ = [
     "DataContext",
     "DataInfo",
     "Dataset",
+    "Exported",
     "Feature",
     "GeneratorDataset",
     "Hook",
@@ -105,6 +108,7 @@ __all__ = [
     "convert",
     "data_info",
     "evaluate",
+    "export",
     "fetch",
     "find_learning_rate",
     "image_input",

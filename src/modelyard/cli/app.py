@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from modelyard.cli import looking, machines, sources, training
+from modelyard.cli import export, looking, machines, sources, training
 from modelyard.errors import UserError
 
 _EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": ["-h", "--help"]}
@@ -27,7 +27,7 @@ _ALIASES = {
 class Command:
     """A command: its function, its panel in the help, and which options of the config it takes.
 
-    Those are all, data, show or model.
+    Those are all, data, show, model or where.
     """
 
     function: Callable[..., None]
@@ -54,6 +54,7 @@ COMMANDS: dict[str, Command] = {
     "resume": Command(training.resume, _RUN, "all"),
     "evaluate": Command(training.evaluate, _RUN, "all"),
     "matrix": Command(training.matrix, _RUN, "all"),
+    "export": Command(export.export, _RUN, "where"),
     "find-learning-rate": Command(training.find_learning_rate, _RUN, "all"),
     "convert": Command(sources.convert, _DATA, "data"),
     "data fetch": Command(sources.data_fetch),
@@ -97,6 +98,7 @@ def build_app(command: str | None = None) -> typer.Typer:
                 "data": Taken(_OF_DATA, ("dataset",)),
                 "show": Taken((*_OF_DATA, "augment", "preprocess", "random_seed"), ("dataset",)),
                 "model": Taken(("plugins", "engine"), ("model",)),
+                "where": Taken(("plugins", "data_dir", "cache_dir", "threads"), ()),
             }
             function = with_config_options(function, taken[entry.takes])
         *above, last = name.split()
