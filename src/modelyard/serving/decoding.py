@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from modelyard.data.dataset import Feature
@@ -40,8 +41,10 @@ def image_decoder(image: Feature, fit: str, shares: bool) -> Callable[[Tensor], 
             lambda: _from_other(data, height, width, channels, fit),
         )
         pixels = _fitted(tf.ensure_shape(pixels, [None, None, channels]), part, height, width, fit)
-        pixels = tf.cast(tf.ensure_shape(pixels, image.shape), image.dtype)
-        return pixels / 255 if shares else pixels
+        pixels = tf.ensure_shape(pixels, image.shape)
+        if shares:  # looked up: a graph would multiply by 1/255 instead of dividing
+            return tf.gather(tf.constant(np.arange(256, dtype=np.dtype(image.dtype)) / 255, image.dtype), pixels)
+        return tf.cast(pixels, image.dtype)
 
     return decode
 
