@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from modelyard.data.dataset import IMAGE
@@ -31,10 +32,24 @@ def write_onnx(model: Exportable, folder: Path) -> None:
             model.function,
             input_signature=model.function.input_signature,
             opset=_OPSET,
+            custom_op_handlers={"Erfc": (_erfc, [])},
             output_path=str(folder / ONNX_FILE),
         )
     except Exception as error:  # tf2onnx has no class of error
         raise UserError(f"tf2onnx can't convert this model: {error}") from error
+
+
+def _erfc(graph: Any, node: Any, name: str, arguments: Any) -> Any:
+    """The complement of the error function, which GELU is made of, is none of ONNX's operations: 1 - erf."""
+    del arguments
+    error = graph.make_node("Erf", node.input[:1], name=f"{name}_erf", dtypes=[graph.get_dtype(node.output[0])])
+    one = graph.make_const(f"{name}_one", np.array(1, np.float32))
+    shape, kind = graph.get_shape(node.output[0]), graph.get_dtype(node.output[0])
+    outputs = list(node.output)
+    graph.remove_node(name)
+    return graph.make_node(
+        "Sub", [one.output[0], error.output[0]], name=name, outputs=outputs, shapes=[shape], dtypes=[kind]
+    )
 
 
 def onnx_predictors(folder: Path, model: Exportable) -> dict[str, Callable[[Any], dict[str, NDArray[Any]]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -34,8 +35,10 @@ def write_tflite(model: Exportable, folder: Path) -> None:
         try:
             data = converter.convert()
         except Exception as error:  # of many classes, some of them private
+            lacking = re.search(r"(?:TF Select|Custom) ops: (.*)", str(error))
             lines = str(error).strip().splitlines() or [type(error).__name__]
-            raise UserError(f"TensorFlow Lite can't hold this model: {lines[0]}") from error
+            reason = f"it has no operation {lacking[1]}" if lacking else lines[0]
+            raise UserError(f"TensorFlow Lite can't hold this model: {reason}.") from error
     (folder / TFLITE_FILE).write_bytes(data)
 
 
