@@ -329,8 +329,13 @@ def test_a_run_on_jax_is_compared_with_what_jax_predicts(
 
 
 @pytest.mark.jax_only("the process has Keras on JAX")
-def test_where_keras_runs_on_jax_another_process_exports(run: Path) -> None:
-    done = modelyard.export(run, plugins=str(Path(__file__).parents[1] / "parts.py"))
+def test_where_keras_runs_on_jax_another_process_exports(two_devices: None, tmp_path: Path) -> None:
+    run = trained(tmp_path / "run", dataset="digits", model="mlp")
+    (run / "export" / "1").mkdir(parents=True)
+    with pytest.raises(RunError, match="exists and was left as it is"):
+        modelyard.export(run, version=1)
+    done = modelyard.export(run)
+    assert done.version == 2
     assert set(done.differences) == {"serving_default", "bytes", "examples"}
     assert done.difference <= 1e-4
 

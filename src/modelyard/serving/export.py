@@ -85,8 +85,10 @@ def export(
     """
     if format not in FORMATS:
         raise UserError(unknown("format", str(format), FORMATS))
-    run = open_run(model_dir, checkpoint, source, **options)
     _check_installed(format)
+    if keras_backend() in (None, "tensorflow"):
+        options["engine"] = "tensorflow"  # before the run's own parts are imported, which import Keras
+    run = open_run(model_dir, checkpoint, source, **options)
     base = export_folder(run.directory, format, None if output is None else str(output))
     number = choose_version(base, version, overwrite)
     if keras_backend() not in (None, "tensorflow"):
@@ -198,7 +200,7 @@ def _elsewhere(
     asked = {"model_dir": run.directory.address, "checkpoint": run.step, "format": form, "output": str(base)}
     asked |= {"version": version, "overwrite": overwrite, **options}
     words = [sys.executable, "-m", "modelyard.serving.export", json.dumps(asked)]
-    done = subprocess.run(words, env=child_environment(), capture_output=True, text=True, check=False)
+    done = subprocess.run(words, env=child_environment("tensorflow"), capture_output=True, text=True, check=False)
     if done.returncode:
         raise UserError((done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1])
     return Exported(**json.loads(done.stdout.strip().splitlines()[-1]))

@@ -71,11 +71,11 @@ def predict_elsewhere(run: OpenRun, engine: str, images: NDArray[Any], options: 
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         request, given, found = folder / "request.json", folder / "images.npy", folder / "predictions.npz"
-        asked = {"run": run.directory.address, "step": run.step, "engine": engine, "options": options}
+        asked = {"run": run.directory.address, "step": run.step, "options": {**options, "engine": engine}}
         request.write_text(json.dumps(asked), encoding="utf-8")
         np.save(given, images)
         words = [sys.executable, "-m", "modelyard.serving.reference", *map(str, (request, given, found))]
-        done = subprocess.run(words, env=child_environment(), capture_output=True, text=True, check=False)
+        done = subprocess.run(words, env=child_environment(engine), capture_output=True, text=True, check=False)
         if done.returncode == _UNKNOWN:
             log.warning("%s So the export is compared with the run's model on TensorFlow.", done.stderr.strip())
             return None
@@ -86,9 +86,9 @@ def predict_elsewhere(run: OpenRun, engine: str, images: NDArray[Any], options: 
             return dict(arrays)
 
 
-def child_environment() -> dict[str, str]:
-    """For a process that chooses its own engine, finds this very Modelyard, and leaves the GPUs alone."""
-    kept = {name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"}
+def child_environment(engine: str) -> dict[str, str]:
+    """For a process with another engine, which finds this very Modelyard, and leaves the GPUs alone."""
+    kept = {**os.environ, "KERAS_BACKEND": engine}  # also for whoever imports Keras before the engine is chosen
     home = str(Path(__file__).parents[2])
     path = os.pathsep.join(filter(None, [home, kept.get("PYTHONPATH")]))
     return {**kept, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -99,8 +99,8 @@ def main(words: list[str]) -> None:
     request, given, found = map(Path, words)
     asked = json.loads(request.read_text(encoding="utf-8"))
     try:
-        run = open_run(asked["run"], asked["step"], **asked["options"], engine=asked["engine"])
-        np.savez(found, **predict_with(run, asked["engine"], np.load(given)))  # type: ignore[arg-type]
+        run = open_run(asked["run"], asked["step"], **asked["options"])
+        np.savez(found, **predict_with(run, asked["options"]["engine"], np.load(given)))  # type: ignore[arg-type]
     except UserError as error:
         status = _UNKNOWN if isinstance(error, ConfigError) else error.status
         print(" ".join(str(error).split()), file=sys.stderr)  # noqa: T201 - for the process that asked
