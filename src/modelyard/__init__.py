@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         register_schedule,
     )
     from modelyard.run.weights.read import load_weights
-    from modelyard.serving.export import Exported, export
+    from modelyard.serving.exporting.export import Exported, export
 
 # Imported when first used: `import modelyard` must not fix Keras's backend, and must be quick.
 _HOMES = {
@@ -62,7 +62,7 @@ _HOMES = {
     "modelyard.models.regression": ("Regressor",),
     "modelyard.models.task": ("Classifier", "DataInfo", "Task", "any_input", "image_input"),
     "modelyard.run.weights.read": ("load_weights",),
-    "modelyard.serving.export": ("Exported", "export"),
+    "modelyard.serving.exporting.export": ("Exported", "export"),
     "modelyard.registry": (
         "Options",
         "register_augmentation",

@@ -22,7 +22,7 @@ def decoder(shape: tuple[int, int, int], fit: str, dtype: str = "uint8", shares:
     """Compiled, once for all tests."""
     import tensorflow as tf
 
-    from modelyard.serving.decoding import image_decoder
+    from modelyard.serving.exporting.decoding import image_decoder
 
     key = (shape, fit, dtype, shares)
     if key not in _DECODERS:
@@ -100,7 +100,7 @@ def test_the_same_part_is_taken_of_images_of_every_size() -> None:
     """A product with a reciprocal, which a graph makes of a division, would round halves the other way."""
     import tensorflow as tf
 
-    from modelyard.serving.decoding import part_of
+    from modelyard.serving.exporting.decoding import part_of
 
     tall, wide = (side.ravel() for side in np.meshgrid(np.arange(1, 300), np.arange(1, 300)))
     for height, width in ((28, 28), (224, 224), (49, 13)):

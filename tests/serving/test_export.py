@@ -178,7 +178,7 @@ def test_versions_are_numbered_and_what_exists_is_left_alone(run: Path) -> None:
 def test_what_predicts_something_else_is_refused_and_nothing_is_left(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from modelyard.serving import saved_model
+    from modelyard.serving.exporting import saved_model
 
     real = saved_model.image_decoder
 
@@ -310,8 +310,8 @@ def test_a_tf_example_may_hold_pixels_as_convert_writes_them(photos_run: Path, s
 def test_a_run_on_jax_is_compared_with_what_jax_predicts(
     two_devices: None, tmp_path: Path, command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from modelyard.serving import export as module
-    from modelyard.serving import reference
+    from modelyard.serving.exporting import export as module
+    from modelyard.serving.exporting import reference
 
     pytest.importorskip("jax")
     words = ["--model", "mlp", "--dataset", "digits", "--train_steps", "4", "--model_dir", "run", "--engine", "jax"]

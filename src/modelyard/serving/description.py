@@ -10,7 +10,7 @@ import modelyard
 from modelyard.data.dataset import TEST
 from modelyard.run.files import write_text
 from modelyard.run.metrics import read_metrics
-from modelyard.serving.exportable import Exportable
+from modelyard.serving.exporting.exportable import Exportable
 
 DESCRIPTION = "modelyard.json"
 _NO_METRICS = ("step", "epoch", "split", "time", "seconds", "examples_per_second")

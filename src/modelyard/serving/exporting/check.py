@@ -18,7 +18,7 @@ from modelyard.data.stored import StoredDataset
 from modelyard.errors import UserError
 from modelyard.loop.stages import open_dataset
 from modelyard.serving.examples import Examples
-from modelyard.serving.exportable import CLASS, Exportable
+from modelyard.serving.exporting.exportable import CLASS, Exportable
 
 log = logging.getLogger("modelyard")
 TOLERANCE = 1e-4

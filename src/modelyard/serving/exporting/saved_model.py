@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from modelyard.data.dataset import ID, IMAGE
 from modelyard.errors import UserError
-from modelyard.serving.decoding import image_decoder
-from modelyard.serving.exportable import CLASS, Exportable
+from modelyard.serving.exporting.decoding import image_decoder
+from modelyard.serving.exporting.exportable import CLASS, Exportable
 
 Tensor = Any
 LABELS = "labels.txt"

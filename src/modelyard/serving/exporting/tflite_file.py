@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from modelyard.data.dataset import IMAGE
 from modelyard.errors import UserError
-from modelyard.serving.exportable import Exportable
+from modelyard.serving.exporting.exportable import Exportable
 
 TFLITE_FILE = "model.tflite"
 _SIGNATURE = "serving_default"

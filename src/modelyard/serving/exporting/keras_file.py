@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from modelyard.data.dataset import IMAGE
 from modelyard.engine.views import averaged
 from modelyard.errors import UserError
-from modelyard.serving.exportable import Exportable
+from modelyard.serving.exporting.exportable import Exportable
 
 KERAS_FILE = "model.keras"
 

@@ -1,7 +1,7 @@
 """What a run itself predicts, on the engine it was trained with: the measure of its exports.
 
 Keras has one backend for a process, so what JAX predicts is computed by a process of its own, which this module is,
-too: ``python -m modelyard.serving.reference REQUEST.json IMAGES.npy PREDICTIONS.npz``.
+too: ``python -m modelyard.serving.exporting.reference REQUEST.json IMAGES.npy PREDICTIONS.npz``.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def predict_elsewhere(run: OpenRun, engine: str, images: NDArray[Any], options: 
         asked = {"run": run.directory.address, "step": run.step, "options": {**options, "engine": engine}}
         request.write_text(json.dumps(asked), encoding="utf-8")
         np.save(given, images)
-        words = [sys.executable, "-m", "modelyard.serving.reference", *map(str, (request, given, found))]
+        words = [sys.executable, "-m", "modelyard.serving.exporting.reference", *map(str, (request, given, found))]
         done = subprocess.run(words, env=child_environment(engine), capture_output=True, text=True, check=False)
         if done.returncode == _UNKNOWN:
             log.warning("%s So the export is compared with the run's model on TensorFlow.", done.stderr.strip())

@@ -18,11 +18,11 @@ from modelyard.config.backend import INSTALL, keras_backend, select_engine
 from modelyard.errors import RunError, UserError, unknown
 from modelyard.run.files import whole_folder
 from modelyard.serving.run_model import OpenRun, open_run
-from modelyard.serving.versions import choose_version, export_folder
+from modelyard.serving.exporting.versions import choose_version, export_folder
 
 if TYPE_CHECKING:
-    from modelyard.serving.check import Predictions, Probe
-    from modelyard.serving.exportable import Exportable
+    from modelyard.serving.exporting.check import Predictions, Probe
+    from modelyard.serving.exporting.exportable import Exportable
 
 log = logging.getLogger("modelyard")
 Format = Literal["saved_model", "keras", "onnx", "tflite"]
@@ -97,12 +97,12 @@ def export(
 
 
 def _export(run: OpenRun, form: Format, target: Path, overwrite: bool, options: dict[str, Any]) -> Exported:
-    from modelyard.serving.reference import EXACT
+    from modelyard.serving.exporting.reference import EXACT
 
     select_engine("tensorflow")
-    from modelyard.serving.check import gather_probe
+    from modelyard.serving.exporting.check import gather_probe
     from modelyard.serving.description import describe, write_description
-    from modelyard.serving.exportable import make_exportable
+    from modelyard.serving.exporting.exportable import make_exportable
 
     run = replace(run, config=run.config.model_copy(update={**EXACT, "engine": "tensorflow"}))
     model = make_exportable(run)
@@ -125,7 +125,7 @@ def _export(run: OpenRun, form: Format, target: Path, overwrite: bool, options: 
 
 def _expected(model: Exportable, probe: Probe, options: dict[str, Any]) -> Predictions:
     """What the run itself predicts: for the images, then for the files."""
-    from modelyard.serving.reference import is_elsewhere, predict_elsewhere
+    from modelyard.serving.exporting.reference import is_elsewhere, predict_elsewhere
 
     images = np.concatenate([probe.images, probe.decoded])
     if is_elsewhere(model.run):
@@ -139,8 +139,8 @@ def _expected(model: Exportable, probe: Probe, options: dict[str, Any]) -> Predi
 def _differences(
     predictors: dict[str, Callable[[Any], Predictions]], probe: Probe, expected: Predictions
 ) -> dict[str, float]:
-    from modelyard.serving.check import compare
-    from modelyard.serving.saved_model import BYTES, EXAMPLES, encoded_example
+    from modelyard.serving.exporting.check import compare
+    from modelyard.serving.exporting.saved_model import BYTES, EXAMPLES, encoded_example
 
     of_images = {name: values[: len(probe.images)] for name, values in expected.items()}
     of_files = {name: values[len(probe.images) :] for name, values in expected.items()}
@@ -158,18 +158,18 @@ def _differences(
 
 def _writer(form: Format) -> tuple[Callable[[Exportable, Path], None], Callable[[Path, Exportable], Any]]:
     if form == "keras":
-        from modelyard.serving.keras_file import keras_predictors, write_keras
+        from modelyard.serving.exporting.keras_file import keras_predictors, write_keras
 
         return write_keras, keras_predictors
     if form == "onnx":
-        from modelyard.serving.onnx_file import onnx_predictors, write_onnx
+        from modelyard.serving.exporting.onnx_file import onnx_predictors, write_onnx
 
         return write_onnx, onnx_predictors
     if form == "tflite":
-        from modelyard.serving.tflite_file import tflite_predictors, write_tflite
+        from modelyard.serving.exporting.tflite_file import tflite_predictors, write_tflite
 
         return write_tflite, tflite_predictors
-    from modelyard.serving.saved_model import saved_model_predictors, write_saved_model
+    from modelyard.serving.exporting.saved_model import saved_model_predictors, write_saved_model
 
     return write_saved_model, saved_model_predictors
 
@@ -195,11 +195,11 @@ def _elsewhere(
     run: OpenRun, form: Format, base: Path, version: int | None, overwrite: bool, options: dict[str, Any]
 ) -> Exported:
     """Exports in a process of its own: this one's Keras has another backend."""
-    from modelyard.serving.reference import child_environment
+    from modelyard.serving.exporting.reference import child_environment
 
     asked = {"model_dir": run.directory.address, "checkpoint": run.step, "format": form, "output": str(base)}
     asked |= {"version": version, "overwrite": overwrite, **options}
-    words = [sys.executable, "-m", "modelyard.serving.export", json.dumps(asked)]
+    words = [sys.executable, "-m", "modelyard.serving.exporting.export", json.dumps(asked)]
     done = subprocess.run(words, env=child_environment("tensorflow"), capture_output=True, text=True, check=False)
     if done.returncode:
         raise UserError((done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1])
