@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     )
     from modelyard.run.weights.read import load_weights
     from modelyard.serving.tables.predict import Predictions, predict
+    from modelyard.serving.exporting.export import Exported, export
 
 # Imported when first used: `import modelyard` must not fix Keras's backend, and must be quick.
 _HOMES = {
@@ -63,6 +64,7 @@ _HOMES = {
     "modelyard.models.task": ("Classifier", "DataInfo", "Task", "any_input", "image_input"),
     "modelyard.run.weights.read": ("load_weights",),
     "modelyard.serving.tables.predict": ("Predictions", "predict"),
+    "modelyard.serving.exporting.export": ("Exported", "export"),
     "modelyard.registry": (
         "Options",
         "register_augmentation",
@@ -90,6 +92,7 @@ __all__ = [
     "DataContext",
     "DataInfo",
     "Dataset",
+    "Exported",
     "Feature",
     "GeneratorDataset",
     "Hook",
@@ -108,6 +111,7 @@ __all__ = [
     "convert",
     "data_info",
     "evaluate",
+    "export",
     "fetch",
     "find_learning_rate",
     "image_input",

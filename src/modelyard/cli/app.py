@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from modelyard.cli import after, looking, machines, sources, training
+from modelyard.cli import after, export, looking, machines, sources, training
 from modelyard.errors import UserError
 
 _EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": ["-h", "--help"]}
@@ -27,7 +27,7 @@ _ALIASES = {
 class Command:
     """A command: its function, its panel in the help, and which options of the config it takes.
 
-    Those are all, data, show or model.
+    Those are all, data, show, model or where.
     """
 
     function: Callable[..., None]
@@ -56,6 +56,7 @@ COMMANDS: dict[str, Command] = {
     "matrix": Command(training.matrix, _RUN, "all"),
     "find-learning-rate": Command(training.find_learning_rate, _RUN, "all"),
     "predict": Command(after.predict, _AFTER, "all"),
+    "export": Command(export.export, _AFTER, "where"),
     "convert": Command(sources.convert, _DATA, "data"),
     "data fetch": Command(sources.data_fetch),
     "data info": Command(sources.data_info, takes="data"),
@@ -98,6 +99,7 @@ def build_app(command: str | None = None) -> typer.Typer:
                 "data": Taken(_OF_DATA, ("dataset",)),
                 "show": Taken((*_OF_DATA, "augment", "preprocess", "random_seed"), ("dataset",)),
                 "model": Taken(("plugins", "engine"), ("model",)),
+                "where": Taken(("plugins", "data_dir", "cache_dir", "threads"), ()),
             }
             function = with_config_options(function, taken[entry.takes])
         *above, last = name.split()

@@ -52,6 +52,11 @@ def batch_preprocessing(calls: Sequence[Call]) -> Callable[[Batch, bool], Batch]
     return preprocess
 
 
+def changes_batches(calls: Sequence[Call]) -> bool:
+    """Whether any of the preprocessings works on batches."""
+    return bool(_steps(calls, "batch"))
+
+
 def with_example_preprocessing(dataset: Dataset, calls: Sequence[Call]) -> Dataset:
     """``dataset`` with what happens to each example."""
     steps = _steps(calls, "example")

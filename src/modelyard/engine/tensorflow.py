@@ -369,6 +369,16 @@ class TensorFlowEngine(Engine):
                 partial(self._outputs, training=False), {name: array[mine] for name, array in batch.items()}
             )
 
+    def predict_tensors(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """What the task predicts for a batch of raw examples, as tensors outside of replicas: for exports."""
+        return self.predictions(partial(self._outputs, training=False), batch)
+
+    def settle_averages(self) -> None:
+        """The averages of the weights, if there are any, become the weights: for what only predicts from now on."""
+        for weight, average in self._averages:
+            weight.assign(average.value)
+        self._averages = []
+
     def _averaged(self) -> AbstractContextManager[Any]:
         """While this is open, the network computes with the averages of its weights, if there are any."""
         if not self._averages:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from modelyard.run.mirror import Mirror
 
 CONFIG, MANIFEST, METRICS, LOCK, MARK = "config.yaml", "manifest.json", "metrics.jsonl", ".lock", ".cluster"
-EVENTS, CHECKPOINTS, BEST, LOGS, PROFILE, EVALUATOR = (
-    "events", "checkpoints", "best", "runlogs", "profile", "evaluator",
+EVENTS, CHECKPOINTS, BEST, LOGS, PROFILE, EVALUATOR, EXPORT = (
+    "events", "checkpoints", "best", "runlogs", "profile", "evaluator", "export",
 )  # fmt: skip
 _NOT_IN_CONFIG = ("model_dir", "resume", "config_file", "config_set", "hyperparameter_file", "hyperparameter_set")
 """These say where a run is and how its config was found; a run from its own config is told anew."""
@@ -67,6 +67,10 @@ class RunDirectory:
             for folder in (own.metrics.parent, own.best):
                 folder.mkdir(parents=True, exist_ok=True)
         return own
+
+    def export(self, form: str) -> Path:
+        """The folder of the exports of a format; that of SavedModels is what TensorFlow Serving is given."""
+        return self.path / (EXPORT if form == "saved_model" else f"{EXPORT}-{form}")
 
     @property
     def name(self) -> str:

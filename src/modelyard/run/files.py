@@ -69,7 +69,10 @@ def whole_folder(target: Path) -> Iterator[Path]:
         try:
             folder.chmod(0o755)
             yield folder
-            for path in folder.iterdir():
+            for path in folder.rglob("*"):
+                if path.is_dir():
+                    sync_folder(path)
+                    continue
                 with open(path, "rb") as file:
                     os.fsync(file.fileno())
             sync_folder(folder)

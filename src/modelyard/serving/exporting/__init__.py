@@ -1,0 +1,1 @@
+"""Models that leave Modelyard: SavedModel, Keras, ONNX, TensorFlow Lite."""

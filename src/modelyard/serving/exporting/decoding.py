@@ -1,0 +1,307 @@
+"""From the bytes of an image file to pixels of one size, as TensorFlow operations.
+
+The arithmetic is that of `modelyard.data.images`, to the bit for JPEG and PNG: a SavedModel sees what training saw, and
+needs neither OpenCV nor Pillow nor Modelyard. Where that module asks Pillow (CMYK), TensorFlow's own conversion may
+differ by one in a pixel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from modelyard.data.dataset import Feature
+from modelyard.data.images import MOST_PIXELS
+
+Tensor = Any
+_ONE = 2048  # OpenCV resizes bytes with whole numbers: coefficients of 11 bits
+_EXIF = tuple(b"Exif\0\0")
+_JPEG = (0xFF, 0xD8, 0xFF)
+_PNG = tuple(b"\x89PNG\r\n\x1a\n")
+
+
+def image_decoder(image: Feature, fit: str, shares: bool) -> Callable[[Tensor], Tensor]:
+    """A function from the bytes of one image file to an image as in training.
+
+    Args:
+        image: shape (height × width × 1 or 3) and type of the images.
+        fit: how an image of another shape is made to fit: crop, stretch or pad.
+        shares: whether pixels are floats from 0 to 1.
+    """
+
+    def decode(data: Tensor) -> Tensor:
+        height, width, channels = image.shape
+        is_jpeg = tf.equal(tf.strings.substr(data, 0, 3), bytes(_JPEG))
+        pixels, *part = tf.cond(
+            is_jpeg,
+            lambda: _from_jpeg(data, height, width, channels, fit),
+            lambda: _from_other(data, height, width, channels, fit),
+        )
+        pixels = _fitted(tf.ensure_shape(pixels, [None, None, channels]), part, height, width, fit)
+        pixels = tf.ensure_shape(pixels, image.shape)
+        if shares:  # looked up: a graph would multiply by 1/255 instead of dividing
+            return tf.gather(tf.constant(np.arange(256, dtype=np.dtype(image.dtype)) / 255, image.dtype), pixels)
+        return tf.cast(pixels, image.dtype)
+
+    return decode
+
+
+def resize(pixels: Tensor, height: Tensor, width: Tensor) -> Tensor:
+    """Whole pixels (int32) at another size: halved while they are much too large, then resized bilinearly."""
+    channels = pixels.shape[2]
+
+    def more(down: Tensor, across: Tensor, now: Tensor) -> Tensor:
+        del now
+        return tf.logical_or(down, across)
+
+    def halve(down: Tensor, across: Tensor, now: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        number = tf.cast(down, tf.int32) + 2 * tf.cast(across, tf.int32) - 1
+        halved = tf.switch_case(number, [lambda: _half_down(now), lambda: _half_across(now), lambda: _half(now)])
+        halved = tf.ensure_shape(halved, [None, None, channels])
+        return (*_too_large(halved, height, width), halved)
+
+    shapes = (tf.TensorShape([]), tf.TensorShape([]), tf.TensorShape([None, None, channels]))
+    first = (*_too_large(pixels, height, width), pixels)
+    pixels = tf.while_loop(more, halve, first, shape_invariants=shapes, parallel_iterations=1)[2]
+    return _bilinear(pixels, height, width)
+
+
+def _too_large(pixels: Tensor, height: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
+    """Whether rows, and columns, are to be halved."""
+    shape = tf.shape(pixels)
+    both = tf.logical_and(shape[0] >= 2 * height, shape[1] >= 2 * width)
+    return tf.logical_or(both, shape[0] >= 3 * height), tf.logical_or(both, shape[1] >= 3 * width)
+
+
+def _half(pixels: Tensor) -> Tensor:
+    tall, wide = 2 * (tf.shape(pixels)[0] // 2), 2 * (tf.shape(pixels)[1] // 2)
+    rows = pixels[:tall:2] + pixels[1:tall:2]
+    return _shifted(rows[:, :wide:2] + rows[:, 1:wide:2] + 2, 2)
+
+
+def _half_down(pixels: Tensor) -> Tensor:
+    tall = 2 * (tf.shape(pixels)[0] // 2)
+    both = pixels[:tall:2] + pixels[1:tall:2]
+    half = _shifted(both, 1)
+    return half + tf.bitwise.bitwise_and(tf.bitwise.bitwise_and(both, 1), half)  # a half goes to the even number
+
+
+def _half_across(pixels: Tensor) -> Tensor:
+    wide = 2 * (tf.shape(pixels)[1] // 2)
+    return _shifted(pixels[:, :wide:2] + pixels[:, 1:wide:2] + 1, 1)
+
+
+def _bilinear(pixels: Tensor, height: Tensor, width: Tensor) -> Tensor:
+    """As OpenCV's INTER_LINEAR resizes bytes."""
+    shape = tf.shape(pixels)
+    left, share = _places(shape[1], width)
+    outside = tf.logical_or(left < 0, left + 1 >= shape[1])
+    share = tf.where(outside, tf.zeros_like(share), share)
+    left = tf.clip_by_value(left, 0, shape[1] - 1)
+    right = tf.minimum(left + 1, shape[1] - 1)
+    first, second = (part[None, :, None] for part in _coefficients(share))
+    across = tf.gather(pixels, left, axis=1) * first + tf.gather(pixels, right, axis=1) * second
+    across = _shifted(across, 4)
+    top, share = _places(shape[0], height)
+    first, second = (part[:, None, None] for part in _coefficients(share))
+    above = tf.gather(across, tf.clip_by_value(top, 0, shape[0] - 1)) * first
+    below = tf.gather(across, tf.clip_by_value(top + 1, 0, shape[0] - 1)) * second
+    return _shifted(_shifted(above, 16) + _shifted(below, 16) + 2, 2)
+
+
+def _places(there: Tensor, here: Tensor) -> tuple[Tensor, Tensor]:
+    """For each place of ``here`` many: the place before it among ``there`` many, and how far behind that it is."""
+    scale = 1.0 / (tf.cast(here, tf.float64) / tf.cast(there, tf.float64))
+    at = tf.cast((tf.cast(tf.range(here), tf.float64) + 0.5) * scale - 0.5, tf.float32)
+    before = tf.floor(at)
+    return tf.cast(before, tf.int32), at - before
+
+
+def _coefficients(share: Tensor) -> tuple[Tensor, Tensor]:
+    return tf.cast(tf.round((1.0 - share) * _ONE), tf.int32), tf.cast(tf.round(share * _ONE), tf.int32)
+
+
+def _shifted(numbers: Tensor, bits: int) -> Tensor:
+    return tf.bitwise.right_shift(numbers, bits)
+
+
+# -- the part of an image that is taken ---------------------------------------------------------------------------
+
+
+def part_of(tall: Tensor, wide: Tensor, height: int, width: int, fit: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Top, left, height and width (float64) of the part of an image that ends up in ``height`` × ``width``."""
+    tall, wide = tf.cast(tall, tf.float64), tf.cast(wide, tf.float64)
+    if fit != "crop":
+        return tf.zeros_like(tall), tf.zeros_like(wide), tall, wide
+    # By a constant, Grappler would multiply with its reciprocal, which is not exact; so these are no constants.
+    by = [tf.where(tall > 0, tf.constant(side, tf.float64), 1.0) for side in (height, width)]
+    scale = tf.minimum(tall / by[0], wide / by[1])
+    part_tall, part_wide = height * scale, width * scale
+    return (tall - part_tall) / 2, (wide - part_wide) / 2, part_tall, part_wide
+
+
+def _fitted(pixels: Tensor, part: Sequence[Tensor], height: int, width: int, fit: str) -> Tensor:
+    shape = tf.shape(pixels)
+    top, left = tf.minimum(_rounded(part[0]), shape[0] - 1), tf.minimum(_rounded(part[1]), shape[1] - 1)
+    tall = tf.minimum(tf.maximum(_rounded(part[2]), 1), shape[0] - top)
+    wide = tf.minimum(tf.maximum(_rounded(part[3]), 1), shape[1] - left)
+    pixels = pixels[top : top + tall, left : left + wide]
+    if fit != "pad":
+        return resize(pixels, tf.constant(height), tf.constant(width))
+    scale = tf.minimum(height / part[2], width / part[3])
+    inner_tall, inner_wide = tf.maximum(_rounded(part[2] * scale), 1), tf.maximum(_rounded(part[3] * scale), 1)
+    above, before = (height - inner_tall) // 2, (width - inner_wide) // 2
+    bars = [[above, height - inner_tall - above], [before, width - inner_wide - before], [0, 0]]
+    return tf.pad(resize(pixels, inner_tall, inner_wide), bars)
+
+
+def _rounded(value: Tensor) -> Tensor:
+    return tf.cast(value + 0.5, tf.int32)
+
+
+# -- files --------------------------------------------------------------------------------------------------------
+
+
+def _from_jpeg(data: Tensor, height: int, width: int, channels: int, fit: str) -> tuple[Tensor, ...]:
+    """Upright pixels, and the part of them to take."""
+    raw = tf.io.extract_jpeg_shape(data)
+    small = tf.debugging.assert_less_equal(
+        tf.cast(raw[0], tf.int64) * tf.cast(raw[1], tf.int64), tf.constant(MOST_PIXELS, tf.int64), "too many pixels"
+    )
+    with tf.control_dependencies([small] if small is not None else []):
+        raw = tf.identity(raw)
+    orientation = _orientation(data, _exif_of_jpeg)
+    turned = orientation >= 5
+    tall, wide = tf.where(turned, raw[1], raw[0]), tf.where(turned, raw[0], raw[1])
+    part = part_of(tall, wide, height, width, fit)
+    # Each time that the part is twice as large as needed, it is decoded at half the size.
+    enough = [tf.logical_and(part[2] >= by * height, part[3] >= by * width) for by in (2, 4, 8)]
+    halvings = tf.add_n([tf.cast(yes, tf.int32) for yes in enough])
+    inks = raw[2] == 4  # CMYK
+    halvings = tf.where(inks, 0, halvings)
+
+    def shrunk(ratio: int) -> Callable[[], Tensor]:
+        return lambda: tf.io.decode_jpeg(data, channels, ratio, dct_method="INTEGER_ACCURATE", fancy_upscaling=True)
+
+    def from_inks() -> Tensor:
+        whole = tf.io.decode_jpeg(data, 3, dct_method="INTEGER_ACCURATE", fancy_upscaling=True)
+        return tf.cast(_with_channels(tf.cast(whole, tf.int32), channels), tf.uint8)
+
+    pixels = tf.switch_case(tf.where(inks, 4, halvings), [shrunk(1), shrunk(2), shrunk(4), shrunk(8), from_inks])
+    pixels = _turned(tf.cast(tf.ensure_shape(pixels, [None, None, channels]), tf.int32), orientation)
+    by = tf.cast(tf.bitwise.left_shift(1, halvings), tf.float64)
+    return (pixels, *(side / by for side in part))
+
+
+def _from_other(data: Tensor, height: int, width: int, channels: int, fit: str) -> tuple[Tensor, ...]:
+    """The same of a PNG, GIF or BMP."""
+    found = tf.io.decode_image(data, expand_animations=False)
+    pixels = _with_channels(tf.cast(tf.ensure_shape(found, [None, None, None]), tf.int32), channels)
+    is_png = tf.equal(tf.strings.substr(data, 0, len(_PNG)), bytes(_PNG))
+    orientation = tf.cond(is_png, lambda: _orientation(data, _exif_of_png), lambda: tf.constant(1))
+    pixels = _turned(pixels, orientation)
+    shape = tf.shape(pixels)
+    return (pixels, *part_of(shape[0], shape[1], height, width, fit))
+
+
+def _with_channels(pixels: Tensor, channels: int) -> Tensor:
+    """Grey or colour, as Pillow converts; transparency is dropped."""
+    colours = tf.where(tf.shape(pixels)[2] < 3, [0, 0, 0], [0, 1, 2])
+    red, green, blue = (tf.gather(pixels, colours[i], axis=2) for i in range(3))
+    if channels == 3:
+        return tf.stack([red, green, blue], axis=2)
+    return _shifted(red * 19595 + green * 38470 + blue * 7471 + 0x8000, 16)[..., None]
+
+
+def _turned(pixels: Tensor, orientation: Tensor) -> Tensor:
+    """Upright, as EXIF says."""
+    channels = pixels.shape[2]
+
+    def when(orientations: tuple[int, ...], turn: Callable[[Tensor], Tensor], now: Tensor) -> Tensor:
+        chosen = tf.reduce_any(orientation == tf.constant(orientations))
+        return tf.ensure_shape(tf.cond(chosen, lambda: turn(now), lambda: now), [None, None, channels])
+
+    pixels = when((5, 6, 7, 8), lambda now: tf.transpose(now, [1, 0, 2]), pixels)
+    pixels = when((2, 3, 6, 7), lambda now: now[:, ::-1], pixels)
+    return when((3, 4, 7, 8), lambda now: now[::-1], pixels)
+
+
+# -- EXIF ---------------------------------------------------------------------------------------------------------
+
+
+class _Bytes:
+    """The bytes of a file as numbers; those behind its end are 0."""
+
+    def __init__(self, data: Tensor) -> None:
+        self.numbers = tf.cast(tf.io.decode_raw(data, tf.uint8), tf.int64)
+        self.size = tf.shape(self.numbers, tf.int64)[0]
+
+    def at(self, place: Tensor) -> Tensor:
+        """One byte, or several."""
+        inside = tf.logical_and(place >= 0, place < self.size)
+        found = tf.gather(self.numbers, tf.clip_by_value(place, 0, self.size - 1))
+        return tf.where(inside, found, tf.zeros_like(found))
+
+    def number(self, place: Tensor, length: int, little: Tensor | bool = False) -> Tensor:
+        """A whole number of ``length`` bytes at each place."""
+        parts = [self.at(place + i) for i in range(length)]
+        big = tf.add_n([part * 256 ** (length - 1 - i) for i, part in enumerate(parts)])
+        small = tf.add_n([part * 256**i for i, part in enumerate(parts)])
+        return tf.where(little, small, big)
+
+    def says(self, place: Tensor, text: tuple[int, ...]) -> Tensor:
+        """Whether ``text`` stands there."""
+        return tf.reduce_all(self.at(place + tf.range(len(text), dtype=tf.int64)) == tf.constant(text, tf.int64))
+
+
+def _exif_of_jpeg(data: _Bytes) -> Tensor:
+    """Where the TIFF header of the first EXIF segment is; 0 if there is none."""
+
+    def more(place: Tensor, found: Tensor) -> Tensor:
+        marker = tf.logical_and(data.at(place) == 0xFF, data.at(place + 1) != 0xDA)
+        return tf.logical_and(tf.logical_and(found == 0, place + 4 <= data.size), marker)
+
+    def step(place: Tensor, found: Tensor) -> tuple[Tensor, Tensor]:
+        here = tf.logical_and(data.at(place + 1) == 0xE1, data.says(place + 4, _EXIF))
+        on = tf.where(data.at(place + 1) == 0xFF, tf.constant(1, tf.int64), 2 + data.number(place + 2, 2))
+        return place + on, tf.where(here, place + 10, found)
+
+    return tf.while_loop(more, step, (tf.constant(2, tf.int64), tf.constant(0, tf.int64)), parallel_iterations=1)[1]
+
+
+def _exif_of_png(data: _Bytes) -> Tensor:
+    """The same of a PNG: the chunk eXIf."""
+
+    def more(place: Tensor, found: Tensor) -> Tensor:
+        return tf.logical_and(found == 0, place + 12 <= data.size)
+
+    def step(place: Tensor, found: Tensor) -> tuple[Tensor, Tensor]:
+        here = data.says(place + 4, tuple(b"eXIf"))
+        return place + 12 + data.number(place, 4), tf.where(here, place + 8, found)
+
+    first = tf.constant(len(_PNG), tf.int64)
+    return tf.while_loop(more, step, (first, tf.constant(0, tf.int64)), parallel_iterations=1)[1]
+
+
+def _orientation(data: Tensor, find: Callable[[_Bytes], Tensor]) -> Tensor:
+    """1 to 8 as EXIF gives it; 1, upright, where there is none or it is damaged."""
+    read = _Bytes(data)
+    start = find(read)
+
+    def look() -> Tensor:
+        little = read.says(start, tuple(b"II\x2a\x00"))
+        known = tf.logical_or(little, read.says(start, tuple(b"MM\x00\x2a")))
+        directory = start + read.number(start + 4, 4, little)
+        count = tf.where(known, read.number(directory, 2, little), tf.constant(0, tf.int64))
+        entries = directory + 2 + 12 * tf.range(count)
+        tag, kind, many = (read.number(entries + at, n, little) for at, n in ((0, 2), (2, 2), (4, 4)))
+        value = tf.where(kind == 3, read.number(entries + 8, 2, little), read.number(entries + 8, 4, little))
+        whole = tf.logical_or(kind == 3, kind == 4)  # SHORT, or LONG
+        right = (tag == 0x0112) & whole & (many == 1) & (value >= 1) & (value <= 8)
+        chosen = tf.boolean_mask(value, right)
+        return tf.cast(tf.concat([[1], chosen], axis=0)[-1], tf.int32)
+
+    return tf.cond(start > 0, look, lambda: tf.constant(1))
