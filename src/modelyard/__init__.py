@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         register_schedule,
     )
     from modelyard.run.weights.read import load_weights
+    from modelyard.serving.server import serve
 
 # Imported when first used: `import modelyard` must not fix Keras's backend, and must be quick.
 _HOMES = {
@@ -61,6 +62,7 @@ _HOMES = {
     "modelyard.models.regression": ("Regressor",),
     "modelyard.models.task": ("Classifier", "DataInfo", "Task", "any_input", "image_input"),
     "modelyard.run.weights.read": ("load_weights",),
+    "modelyard.serving.server": ("serve",),
     "modelyard.registry": (
         "Options",
         "register_augmentation",
@@ -122,6 +124,7 @@ __all__ = [
     "register_preprocessing",
     "register_schedule",
     "resume",
+    "serve",
     "show_data",
     "stop",
     "submit",

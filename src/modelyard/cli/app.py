@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from modelyard.cli import looking, machines, sources, training
+from modelyard.cli.serve import serve
 from modelyard.errors import UserError
 
 _EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": ["-h", "--help"]}
@@ -27,7 +28,7 @@ _ALIASES = {
 class Command:
     """A command: its function, its panel in the help, and which options of the config it takes.
 
-    Those are all, data, show or model.
+    Those are all, data, show, model or serve.
     """
 
     function: Callable[..., None]
@@ -46,7 +47,7 @@ def root(
         raise typer.Exit
 
 
-_RUN, _DATA, _CLUSTER, _LOOK = "Run", "Data", "Cluster", "Look"
+_RUN, _DATA, _CLUSTER, _USE, _LOOK = "Run", "Data", "Cluster", "Use", "Look"
 _OF_DATA = ("plugins", "data_dir", "cache_dir", "split_seed")
 COMMANDS: dict[str, Command] = {
     "train-and-evaluate": Command(training.train_and_evaluate, _RUN, "all"),
@@ -63,6 +64,7 @@ COMMANDS: dict[str, Command] = {
     "launch": Command(machines.launch, _CLUSTER),
     "stop": Command(machines.stop, _CLUSTER),
     "submit": Command(machines.submit, _CLUSTER),
+    "serve": Command(serve, _USE, "serve"),
     "config": Command(looking.config, _LOOK, "all"),
     "models": Command(looking.models, _LOOK, "model"),
     "datasets": Command(looking.datasets, _LOOK),
@@ -97,6 +99,7 @@ def build_app(command: str | None = None) -> typer.Typer:
                 "data": Taken(_OF_DATA, ("dataset",)),
                 "show": Taken((*_OF_DATA, "augment", "preprocess", "random_seed"), ("dataset",)),
                 "model": Taken(("plugins", "engine"), ("model",)),
+                "serve": Taken(("plugins", "engine", "num_gpus", "gpu_id", "threads", "data_dir", "cache_dir"), ()),
             }
             function = with_config_options(function, taken[entry.takes])
         *above, last = name.split()
