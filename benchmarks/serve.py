@@ -1,9 +1,9 @@
 """A server under load from a second process on this machine, against the same model called in this process.
 
-    python benchmarks/serve.py [--model resnet20] [--batch 32] [--seconds 10]
+    python benchmarks/serve.py [--model resnet20] [--batch 32] [--seconds 4] [--rounds 3]
 
-Prints images per second in process and through HTTP, and their ratio; p50 and p99 of the latency at half of that load
-against the bound (delay + one batch + one under way); and how 1,000 requests fare while a new version is swapped in.
+Prints images per second in process and through HTTP, and their ratio; p50 and p99 of the latency at a quarter and half
+of that load against the bound; and how 1,000 requests fare while a new version is swapped in.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ async def open_loop(port: int, made: list[bytes], rate: float, seconds: float) -
         failed += status != 200
         free.append(connection)
 
-    tasks = []
+    tasks: list[asyncio.Task[None]] = []
     chance = random.Random(0)
     began = due = time.perf_counter()
     while due < began + seconds:
@@ -122,7 +122,9 @@ async def open_loop(port: int, made: list[bytes], rate: float, seconds: float) -
 
 async def during_swap(port: int, made: list[bytes], total: int, folder: str) -> dict[str, Any]:
     """``total`` requests from 8 connections, while version 2 is moved to its place."""
-    done, failed, latencies, versions = 0, 0, [], set()
+    done, failed = 0, 0
+    latencies: list[float] = []
+    versions: set[int] = set()
 
     async def one(number: int) -> None:
         nonlocal done, failed
@@ -205,35 +207,37 @@ def write_version(folder: Path, classes: int, shape: list[int]) -> None:
     module = tf.Module()
     module.weights = weights
 
-    @tf.function(input_signature=[tf.TensorSpec((None, *shape), tf.uint8, name="image")])
     def call(image: Any) -> dict[str, Any]:
         logits = tf.reshape(tf.cast(image, tf.float32) / 255, (-1, int(np.prod(shape)))) @ weights
         return {"class": tf.argmax(logits, -1), "probabilities": tf.nn.softmax(logits)}
 
-    tf.saved_model.save(module, str(folder), signatures={"serving_default": call})
+    signature = tf.function(call, input_signature=[tf.TensorSpec((None, *shape), tf.uint8, name="image")])
+    tf.saved_model.save(module, str(folder), signatures={"serving_default": signature})
     names = [str(number) for number in range(classes)]
     kept = {"format": "saved_model", "model": "linear", "dataset": "random", "step": 1, "kind": "classification"}
     image = {"shape": shape, "dtype": "uint8"}
     (folder / "modelyard.json").write_text(json.dumps({**kept, "image": image, "classes": names}))
 
 
-def in_process(run: Path, engine: str, batch: int, seconds: float) -> tuple[float, float]:
-    """Images a second and seconds a batch, one batch after the other."""
-    from modelyard.serving.run_model import open_run
-    from modelyard.serving.servable import RunServable
+class InProcess:
+    """The same model called here, one batch after the other."""
 
-    servable = RunServable(open_run(run, engine=engine))
-    image = servable.facts.image
-    images = np.random.default_rng(0).integers(0, 256, (batch, *image.shape)).astype(image.dtype)
-    for _ in range(5):
-        servable.predict(images)
-    times = []
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        began = time.perf_counter()
-        servable.predict(images)
-        times.append(time.perf_counter() - began)
-    return batch / float(np.mean(times)), float(np.median(times))
+    def __init__(self, run: Path, engine: str, batch: int) -> None:
+        from modelyard.serving.run_model import open_run
+        from modelyard.serving.servable import RunServable
+
+        self.servable, self.batch = RunServable(open_run(run, engine=engine)), batch
+        image = self.servable.facts.image
+        self.images = np.random.default_rng(0).integers(0, 256, (batch, *image.shape)).astype(image.dtype)
+        self.rate(1)
+
+    def rate(self, seconds: float) -> float:
+        """Images a second."""
+        count, began = 0, time.perf_counter()
+        while time.perf_counter() < began + seconds:
+            self.servable.predict(self.images)
+            count += self.batch
+        return count / (time.perf_counter() - began)
 
 
 def main() -> None:
@@ -243,47 +247,52 @@ def main() -> None:
     parser.add_argument("--shape", default="32,32,3")
     parser.add_argument("--engine", default="tensorflow")
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--seconds", type=float, default=10)
-    parser.add_argument("--only", choices=["throughput", "latency", "swap"])
+    parser.add_argument("--seconds", type=float, default=4, help="of each turn")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", choices=["load", "swap"])
     given = parser.parse_args()
     shape = [int(n) for n in given.shape.split(",")]
     with tempfile.TemporaryDirectory() as folder:
         if given.only != "swap":
             loaded(Path(folder), given, shape)
-        if given.only in (None, "swap"):
+        if given.only != "load":
             swapped(Path(folder), shape)
 
 
 def loaded(folder: Path, given: argparse.Namespace, shape: list[int]) -> None:
-    """Throughput and latency of a run."""
+    """Throughput and latency of a run; the model here and the server take turns, so that noise hits both alike."""
     train = ["train", "--model", given.model, "--dataset", "synthetic", "--synthetic_shape", given.shape]
     train += ["--train_steps", "1", "--engine", given.engine, "--model_dir", str(folder / "run")]
     subprocess.run([sys.executable, "-m", "modelyard", *train], check=True, capture_output=True)
-    alone, per_batch = in_process(folder / "run", given.engine, given.batch, given.seconds)
+    here = InProcess(folder / "run", given.engine, given.batch)
     print(f"{given.model} {given.shape} on {given.engine}, batch {given.batch}, {os.cpu_count()} cores")
-    print(f"in process: {alone:,.0f} images/s, {per_batch * 1000:.1f} ms a batch")
     words = ["--model_dir", str(folder / "run"), "--engine", given.engine, "--max_batch", str(given.batch)]
     with server(*words, "--max_delay_ms", str(DELAY_MS)) as (port, pid):
         begin = [str(port), json.dumps(shape)]
         client(["closed", *begin, "1", "json", "64", "2"])
         before = resident_mb(pid)
-        for images, kind, connections in (
-            ((1, "json", 2 * given.batch), (1, "jpeg", 2 * given.batch), (8, "json", 16), (given.batch, "json", 4))
-            if given.only != "latency"
-            else ()
-        ):
-            found = client(["closed", *begin, str(images), kind, str(connections), str(given.seconds)])
-            rate = found["rate"] * images
+        for images, kind, connections in ((1, "jpeg", 2 * given.batch), (1, "json", 2 * given.batch), (8, "json", 16)):
+            turns = []
+            for _ in range(given.rounds):
+                alone = here.rate(given.seconds)
+                found = client(["closed", *begin, str(images), kind, str(connections), str(given.seconds)])
+                turns.append((found["rate"] * images / alone, alone, found["rate"] * images, found))
+            ratio, alone, rate, found = sorted(turns, key=lambda turn: turn[0])[len(turns) // 2]
             print(
-                f"{images:3d} images ({kind}) a request, {connections:3d} connections: {rate:7,.0f} images/s, ratio "
-                f"{rate / alone:.2f}; p50 {found['p50']:.0f} ms, p99 {found['p99']:.0f} ms; failed {found['failed']}"
+                f"{images} images ({kind}) a request, {connections} connections: {rate:,.0f} images/s, in process "
+                f"{alone:,.0f}, ratio {ratio:.2f} ({', '.join(f'{turn[0]:.2f}' for turn in turns)}); p50 "
+                f"{found['p50']:.0f} ms, p99 {found['p99']:.0f} ms; {sum(turn[3]['failed'] for turn in turns)} failed",
+                flush=True,
             )
         for share in (0.25, 0.5):
-            found = client(["open", *begin, "1", "json", str(alone * share), str(given.seconds)])
-            bound = DELAY_MS + per_batch * 1000
+            alone = here.rate(given.seconds)
+            found = client(["open", *begin, "1", "jpeg", str(alone * share), str(2 * given.seconds)])
+            full = 1000 * given.batch / alone
             print(
                 f"{share:.0%} of that load, single images at random times: p50 {found['p50']:.1f} ms, p99 "
-                f"{found['p99']:.1f} ms (delay + one batch: {bound:.1f}); {found['failed']} of {found['requests']} failed"
+                f"{found['p99']:.1f} ms; delay + a full batch {DELAY_MS + full:.1f}, + one under way "
+                f"{DELAY_MS + 2 * full:.1f}; {found['failed']} of {found['requests']} failed",
+                flush=True,
             )
         print(f"memory of the server: {before:.0f} MB before, {resident_mb(pid):.0f} MB after")
 

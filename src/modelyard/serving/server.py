@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -116,7 +118,7 @@ def serve(
         )
         shown = f"[{host}]" if ":" in host else host
         line = f"serving {called} at http://{shown}:{listener.getsockname()[1]}/"
-        with _quiet_signals():
+        with _quiet_signals(), _quick_turns():
             _server(uvicorn.Server, config, lambda: (ready or log.info)(line)).run(sockets=[listener])
     log.info("stopped: every request that came was answered")
 
@@ -171,6 +173,18 @@ def _server(kind: Any, config: Any, started: Callable[[], Any]) -> Any:
             started()
 
     return Server(config)
+
+
+@contextmanager
+def _quick_turns() -> Iterator[None]:
+    """The thread of the model waits for Python's lock several times a batch, by default up to 5 ms each."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(0.0005)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+        gc.unfreeze()
 
 
 @contextmanager
