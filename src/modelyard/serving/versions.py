@@ -166,7 +166,7 @@ class Versions:
         seconds, sizes = time.monotonic() - began, ", ".join(map(str, batcher.sizes))
         log.info("version %d: loaded and warmed up for batches of %s in %.1f s", number, sizes, seconds)
         self.statuses[number] = Status(AVAILABLE)
-        set_aside_garbage()
+        gc.freeze()
         return Version(number, servable, batcher)
 
     def _fail(self, number: int, files: str, error: BaseException) -> None:
