@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import shutil
 import threading
 import time
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from starlette.testclient import TestClient
 
 from modelyard.errors import DataError, UserError
@@ -82,6 +84,38 @@ def test_the_old_version_finishes_what_it_has() -> None:
         assert answers[0].json()["predictions"][0]["class"] == 0
         assert answers[0].headers["modelyard-version"] == "1"
         eventually(lambda: states(client)["1"] == "END")
+
+
+class SlowToDecode(Brightness):
+    """Takes its time for image files, before they come into the queue."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decoding, self.decoded = threading.Event(), threading.Event()
+
+    def decode(self, data: bytes, name: str) -> Any:
+        self.decoding.set()
+        self.decoded.wait(20)
+        return super().decode(data, name)
+
+
+def test_a_request_that_was_not_in_the_queue_yet_is_answered_by_the_version_it_came_for() -> None:
+    old, source = SlowToDecode(), Given()
+    source.servables[1] = old
+    file = io.BytesIO()
+    Image.fromarray(np.zeros((9, 9), np.uint8)).save(file, "PNG")
+    with TestClient(service(source=source).app()) as client:
+        answers: list[Any] = []
+        upload = "/v1/models/mine:upload"
+        thread = threading.Thread(target=lambda: answers.append(client.post(upload, content=file.getvalue())))
+        thread.start()
+        assert old.decoding.wait(10)
+        source.servables[2] = Brightness()
+        eventually(lambda: states(client) == {"2": "AVAILABLE", "1": "UNLOADING"})
+        time.sleep(0.1)  # it would be gone by now
+        old.decoded.set()
+        thread.join(10)
+        assert (answers[0].status_code, answers[0].headers["modelyard-version"]) == (200, "1")
 
 
 def test_a_version_that_fails_to_load_is_reported_and_the_old_one_stays() -> None:
