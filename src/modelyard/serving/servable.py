@@ -111,8 +111,8 @@ class RunServable(Servable):
     def __init__(self, opened: OpenRun) -> None:
         from modelyard.run.summary import summarize
 
+        engine, dataset = opened.engine()  # first: it chooses Keras's backend
         kept = opened.remembered()
-        engine, dataset = opened.engine()
         test = summarize(opened.directory).get("test") or {}
         super().__init__(
             Facts(
