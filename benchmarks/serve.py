@@ -225,7 +225,7 @@ class InProcess:
 
     def __init__(self, run: Path, engine: str, batch: int) -> None:
         from modelyard.serving.run_model import open_run
-        from modelyard.serving.servable import RunServable
+        from modelyard.serving.http.servable import RunServable
 
         self.servable, self.batch = RunServable(open_run(run, engine=engine)), batch
         image = self.servable.facts.image

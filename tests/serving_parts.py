@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modelyard.data.dataset import Feature
-from modelyard.serving.app import Service
-from modelyard.serving.batching import Batching
-from modelyard.serving.body import Limits
-from modelyard.serving.metrics import Metrics
-from modelyard.serving.servable import Facts, Outputs, Servable
-from modelyard.serving.sources import Seen, Source
-from modelyard.serving.versions import Versions
+from modelyard.serving.http.app import Service
+from modelyard.serving.http.batching import Batching
+from modelyard.serving.http.body import Limits
+from modelyard.serving.http.metrics import Metrics
+from modelyard.serving.http.servable import Facts, Outputs, Servable
+from modelyard.serving.http.sources import Seen, Source
+from modelyard.serving.http.versions import Versions
 
 CLASSES = ("dark", "grey", "<b>bright</b>")
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         register_schedule,
     )
     from modelyard.run.weights.read import load_weights
-    from modelyard.serving.server import serve
+    from modelyard.serving.http.server import serve
 
 # Imported when first used: `import modelyard` must not fix Keras's backend, and must be quick.
 _HOMES = {
@@ -62,7 +62,7 @@ _HOMES = {
     "modelyard.models.regression": ("Regressor",),
     "modelyard.models.task": ("Classifier", "DataInfo", "Task", "any_input", "image_input"),
     "modelyard.run.weights.read": ("load_weights",),
-    "modelyard.serving.server": ("serve",),
+    "modelyard.serving.http.server": ("serve",),
     "modelyard.registry": (
         "Options",
         "register_augmentation",

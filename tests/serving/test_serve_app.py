@@ -18,9 +18,9 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from modelyard.data.dataset import Feature
-from modelyard.serving.batching import Batching
-from modelyard.serving.body import Limits
-from modelyard.serving.page import PAGE, POLICY
+from modelyard.serving.http.batching import Batching
+from modelyard.serving.http.body import Limits
+from modelyard.serving.http.page import PAGE, POLICY
 from serving_parts import CLASSES, Brightness, facts, service
 
 BASE = "/v1/models/mine"

@@ -21,16 +21,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from modelyard.serving import json_tensors as tensors
-from modelyard.serving.batching import QueueFullError, TooLateError
-from modelyard.serving.body import Bodies, Limits, files_of
-from modelyard.serving.metrics import TYPE, Metrics
-from modelyard.serving.openapi import openapi
-from modelyard.serving.page import HEADERS, PAGE
-from modelyard.serving.refusal import RefusedError
-from modelyard.serving.servable import Outputs
-from modelyard.serving.status import SIGNATURE, about, metadata_of, status_of
-from modelyard.serving.versions import AVAILABLE, Version, Versions
+from modelyard.serving.http import json_tensors as tensors
+from modelyard.serving.http.batching import QueueFullError, TooLateError
+from modelyard.serving.http.body import Bodies, Limits, files_of
+from modelyard.serving.http.metrics import TYPE, Metrics
+from modelyard.serving.http.openapi import openapi
+from modelyard.serving.http.page import HEADERS, PAGE
+from modelyard.serving.http.refusal import RefusedError
+from modelyard.serving.http.servable import Outputs
+from modelyard.serving.http.status import SIGNATURE, about, metadata_of, status_of
+from modelyard.serving.http.versions import AVAILABLE, Version, Versions
 
 log = logging.getLogger("modelyard")
 

@@ -11,7 +11,7 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
-from modelyard.serving.refusal import RefusedError
+from modelyard.serving.http.refusal import RefusedError
 
 _DRAIN_SECONDS = 2.0
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from modelyard import __version__
-from modelyard.serving.body import Limits
-from modelyard.serving.servable import Servable
+from modelyard.serving.http.body import Limits
+from modelyard.serving.http.servable import Servable
 
 _ERROR = {"$ref": "#/components/schemas/Error"}
 

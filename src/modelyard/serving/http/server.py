@@ -76,15 +76,15 @@ def serve(
     try:
         import uvicorn
 
-        from modelyard.serving.app import NAME, Service
-        from modelyard.serving.connections import patient_for
-        from modelyard.serving.metrics import Metrics
+        from modelyard.serving.http.app import NAME, Service
+        from modelyard.serving.http.connections import patient_for
+        from modelyard.serving.http.metrics import Metrics
     except ImportError as error:
         raise UserError(f"{NEEDS} ({error})") from error
-    from modelyard.serving.batching import Batching
-    from modelyard.serving.body import Limits
-    from modelyard.serving.sources import ExportSource, RunSource, Source
-    from modelyard.serving.versions import Versions
+    from modelyard.serving.http.batching import Batching
+    from modelyard.serving.http.body import Limits
+    from modelyard.serving.http.sources import ExportSource, RunSource, Source
+    from modelyard.serving.http.versions import Versions
 
     called = name if name is not None else Path(str(export or model_dir)).resolve().name
     if not NAME.fullmatch(called):

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from modelyard.errors import RunError, UserError
-from modelyard.serving.batching import Batcher, Batching
-from modelyard.serving.servable import Servable
-from modelyard.serving.sources import Source
+from modelyard.serving.http.batching import Batcher, Batching
+from modelyard.serving.http.servable import Servable
+from modelyard.serving.http.sources import Source
 
 log = logging.getLogger("modelyard")
 

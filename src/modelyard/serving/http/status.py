@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from modelyard.data.dataset import IMAGE
-from modelyard.serving.servable import Servable
-from modelyard.serving.versions import Status, Version
+from modelyard.serving.http.servable import Servable
+from modelyard.serving.http.versions import Status, Version
 
 SIGNATURE = "serving_default"
 _TYPES = {"float32": "DT_FLOAT", "float64": "DT_DOUBLE", "float16": "DT_HALF", "bool": "DT_BOOL", "string": "DT_STRING"}

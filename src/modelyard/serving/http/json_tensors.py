@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from modelyard.data.dataset import IMAGE, Feature
 from modelyard.errors import DataError
-from modelyard.serving.body import Limits
-from modelyard.serving.refusal import RefusedError
-from modelyard.serving.servable import Outputs, Servable
+from modelyard.serving.http.body import Limits
+from modelyard.serving.http.refusal import RefusedError
+from modelyard.serving.http.servable import Outputs, Servable
 
 B64 = "b64"
 _REQUEST_PIXELS = 4
