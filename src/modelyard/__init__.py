@@ -38,8 +38,9 @@ if TYPE_CHECKING:
         register_schedule,
     )
     from modelyard.run.weights.read import load_weights
-    from modelyard.serving.tables.predict import Predictions, predict
     from modelyard.serving.exporting.export import Exported, export
+    from modelyard.serving.http.server import serve
+    from modelyard.serving.tables.predict import Predictions, predict
 
 # Imported when first used: `import modelyard` must not fix Keras's backend, and must be quick.
 _HOMES = {
@@ -65,6 +66,7 @@ _HOMES = {
     "modelyard.run.weights.read": ("load_weights",),
     "modelyard.serving.tables.predict": ("Predictions", "predict"),
     "modelyard.serving.exporting.export": ("Exported", "export"),
+    "modelyard.serving.http.server": ("serve",),
     "modelyard.registry": (
         "Options",
         "register_augmentation",
@@ -130,6 +132,7 @@ __all__ = [
     "register_preprocessing",
     "register_schedule",
     "resume",
+    "serve",
     "show_data",
     "stop",
     "submit",

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from modelyard.cli import after, export, looking, machines, sources, training
+from modelyard.cli.serve import serve
 from modelyard.errors import UserError
 
 _EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": ["-h", "--help"]}
@@ -27,7 +28,7 @@ _ALIASES = {
 class Command:
     """A command: its function, its panel in the help, and which options of the config it takes.
 
-    Those are all, data, show, model or where.
+    Those are all, data, show, model, where or serve.
     """
 
     function: Callable[..., None]
@@ -57,6 +58,7 @@ COMMANDS: dict[str, Command] = {
     "find-learning-rate": Command(training.find_learning_rate, _RUN, "all"),
     "predict": Command(after.predict, _AFTER, "all"),
     "export": Command(export.export, _AFTER, "where"),
+    "serve": Command(serve, _AFTER, "serve"),
     "convert": Command(sources.convert, _DATA, "data"),
     "data fetch": Command(sources.data_fetch),
     "data info": Command(sources.data_info, takes="data"),
@@ -100,6 +102,7 @@ def build_app(command: str | None = None) -> typer.Typer:
                 "show": Taken((*_OF_DATA, "augment", "preprocess", "random_seed"), ("dataset",)),
                 "model": Taken(("plugins", "engine"), ("model",)),
                 "where": Taken(("plugins", "data_dir", "cache_dir", "threads"), ()),
+                "serve": Taken(("plugins", "engine", "num_gpus", "gpu_id", "threads", "data_dir", "cache_dir"), ()),
             }
             function = with_config_options(function, taken[entry.takes])
         *above, last = name.split()

@@ -96,7 +96,8 @@ def recall(kept: Mapping[str, Any]) -> Remembered:
         stored,
         label,
         fit,
-        shares,
+        # What the network sees may have been made shares by the user's preprocessing; that is still to come.
+        shares and IMAGE in stored and np.dtype(stored[IMAGE].dtype).kind == "f",
     )
 
 

@@ -17,8 +17,8 @@ from modelyard.config.accelerators import is_installed
 from modelyard.config.backend import INSTALL, keras_backend, select_engine
 from modelyard.errors import RunError, UserError, unknown
 from modelyard.run.files import whole_folder
-from modelyard.serving.run_model import OpenRun, open_run
 from modelyard.serving.exporting.versions import choose_version, export_folder
+from modelyard.serving.run_model import OpenRun, open_run
 
 if TYPE_CHECKING:
     from modelyard.serving.exporting.check import Predictions, Probe
@@ -100,8 +100,8 @@ def _export(run: OpenRun, form: Format, target: Path, overwrite: bool, options: 
     from modelyard.serving.exporting.reference import EXACT
 
     select_engine("tensorflow")
-    from modelyard.serving.exporting.check import gather_probe
     from modelyard.serving.description import describe, write_description
+    from modelyard.serving.exporting.check import gather_probe
     from modelyard.serving.exporting.exportable import make_exportable
 
     run = replace(run, config=run.config.model_copy(update={**EXACT, "engine": "tensorflow"}))

@@ -1,0 +1,64 @@
+"""Connections that don't wait for ever: uvicorn has no limit for a client that sends its headers byte by byte."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    _Base = Any
+else:
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol as _Base
+
+_LOOKS = 4
+"""How often in the time that is allowed a connection is looked at."""
+
+
+def patient_for(seconds: float) -> type[Any]:
+    """uvicorn's protocol, for clients that send the headers of a request within ``seconds`` and read its answer."""
+
+    class Protocol(_Base):
+        """One connection."""
+
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(transport)
+            self._began: float | None = self.loop.time()
+            self._busy: tuple[Any, float] = (None, 0.0)
+            self._looking = self.loop.call_later(seconds / _LOOKS, self._look)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._looking.cancel()
+            super().connection_lost(exc)
+
+        def data_received(self, data: bytes) -> None:
+            if self._began is None and self._between():
+                self._began = self.loop.time()
+            super().data_received(data)
+            if not self._between():
+                self._began = None
+
+        def _between(self) -> bool:
+            """Whether no request is being answered."""
+            return self.cycle is None or self.cycle.response_complete
+
+        def _look(self) -> None:
+            now = self.loop.time()
+            if self.transport.is_closing():
+                return
+            self._looking = self.loop.call_later(seconds / _LOOKS, self._look)
+            if self._between():
+                if self._began is not None and now - self._began > seconds:
+                    self._refuse()
+            elif self.cycle is not self._busy[0]:
+                self._busy = (self.cycle, now)
+            elif now - self._busy[1] > 4 * seconds:  # sent, decoded, computed; then the answer was not read
+                self.transport.abort()
+
+        def _refuse(self) -> None:
+            reason = json.dumps({"error": f"the headers of the request were not sent within {seconds:g} seconds."})
+            head = f"HTTP/1.1 408 Request Timeout\r\nContent-Type: application/json\r\nContent-Length: {len(reason)}"
+            self.transport.write(f"{head}\r\nConnection: close\r\n\r\n{reason}".encode("ascii"))
+            self.transport.close()
+
+    return Protocol

@@ -1,0 +1,40 @@
+"""The model of a run sees an image as it did in training, the user's preprocessing included."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from sklearn.datasets import load_digits
+
+import modelyard
+from conftest import engine_name
+
+CENTRE = """
+import modelyard, numpy as np
+
+@modelyard.register_preprocessing("centre_for_serving")
+class Centre:
+    def __init__(self, options): ...
+
+    def example(self, example, training):
+        example["image"] = np.asarray(example["image"], np.float32) / 255 - 0.5
+        return example
+"""
+
+
+def test_what_the_user_does_to_examples_is_done_to_those_of_requests(two_devices: None, tmp_path: Path) -> None:
+    from modelyard.serving.http.servable import RunServable
+    from modelyard.serving.run_model import open_run
+
+    (tmp_path / "centre.py").write_text(CENTRE)
+    options = {"plugins": "centre.py", "preprocess": "centre_for_serving", "engine": engine_name()}
+    modelyard.train(model="mlp", dataset="digits", train_epochs=5, model_dir="run", **options)
+    servable = RunServable(open_run("run", engine=engine_name()))
+    assert (servable.facts.image.dtype, servable.facts.kind, servable.facts.step) == ("uint8", "classification", 102)
+    servable.warm_up([2])
+    digits = load_digits()
+    images = (digits.images[:64] * 255 / 16).astype(np.uint8)[..., None]
+    found = servable.predict(images)
+    assert np.mean(found["label"] == digits.target[:64].astype(str)) > 0.85
+    assert set(servable.outputs) == {"class", "probabilities", "label"}

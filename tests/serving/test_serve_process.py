@@ -1,0 +1,190 @@
+"""`modelyard serve` as a process: it starts, answers, waits for nobody for ever, and ends well."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import io
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+
+import modelyard
+from conftest import COMMAND, environment, on_engine
+from modelyard.errors import CheckpointError, ConfigError, RunError
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "digits"
+    words = ["train-and-evaluate", "--model", "mlp", "--dataset", "digits", "--train_epochs", "6", "--test_at_end"]
+    done = subprocess.run(
+        [*COMMAND, *words, *on_engine(), "--model_dir", str(folder)],
+        env=environment(), cwd=folder.parent, capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@contextlib.contextmanager
+def serving(*words: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    process = subprocess.Popen(
+        [*COMMAND, "serve", "--port", "0", *words],
+        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stderr is not None
+    log: list[str] = []
+    reader = threading.Thread(target=lambda: log.extend(process.stderr or ()), daemon=True)
+    reader.start()
+    try:
+        line = process.stdout.readline()
+        assert line.startswith("serving "), "".join(log)
+        yield line.split(" at ")[1].strip(), process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def stop(process: subprocess.Popen[str]) -> int:
+    process.send_signal(signal.SIGTERM)
+    return process.wait(30)
+
+
+def raw(base: str, *pieces: bytes, wait: float = 10) -> bytes:
+    """What a server says to bytes sent one after the other, until it hangs up."""
+    host, port = base.removeprefix("http://").strip("/").split(":")
+    with socket.create_connection((host, int(port)), timeout=wait) as connection:
+        for piece in pieces:
+            connection.sendall(piece)
+        found = b""
+        while part := connection.recv(65536):
+            found += part
+    return found
+
+
+def test_a_run_is_served_to_a_client_of_tensorflow_serving(run_folder: Path) -> None:
+    digits = load_digits()
+    images = (digits.images[:40] * 255 / 16).astype(np.uint8)[..., None]
+    file = io.BytesIO()
+    Image.fromarray(images[0, ..., 0]).convert("RGB").save(file, "PNG")
+    with serving("--model_dir", str(run_folder), "--name", "digits", "--timeout_secs", "2", *on_engine()) as (
+        base,
+        process,
+    ):
+        url = f"{base}v1/models/digits"
+        assert base.startswith("http://127.0.0.1:")
+        state = httpx.get(url).json()["model_version_status"][0]
+        assert state["state"] == "AVAILABLE"
+        told = httpx.get(f"{base}about").json()
+        assert (told["model"], told["dataset"], told["version"]) == ("mlp", "digits", state["version"])
+        assert 0.5 < told["test"]["accuracy"] <= 1
+        answer = httpx.post(f"{url}:predict", json={"instances": images.tolist()}).json()["predictions"]
+        right = [row["label"] == str(target) for row, target in zip(answer, digits.target, strict=False)]
+        assert np.mean(right) > 0.6
+        whole = {"examples": [{"image": {"b64": base64.b64encode(file.getvalue()).decode()}}]}
+        assert httpx.post(f"{url}:classify", json=whole).json()["results"][0][0][0] == answer[0]["label"]
+        assert (
+            httpx.post(f"{url}:upload", files={"file": file.getvalue()}).json()["predictions"][0]["class"]
+            == answer[0]["class"]
+        )
+
+        # Clients that are slow, or speak something else.
+        head = b"POST /v1/models/digits:predict HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n"
+        began = time.monotonic()
+        assert raw(base, head).startswith(b"HTTP/1.1 408")
+        assert b"not sent within 2 seconds (1 bytes came)" in raw(base, head + b"\r\n", b"{")
+        assert raw(base, b"\x16\x03\x01 hello\r\n\r\n").startswith(b"HTTP/1.1 400")
+        assert time.monotonic() - began < 20
+        assert httpx.get(f"{base}readyz").status_code == 200
+
+        # Told to stop while a request is being sent: it is still answered.
+        body = json.dumps({"instances": images[:1].tolist()}).encode()
+        host, port = base.removeprefix("http://").strip("/").split(":")
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            start = (
+                f"POST /v1/models/digits:predict HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+            )
+            connection.sendall(start + body[:50])
+            time.sleep(0.2)
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.2)
+            connection.sendall(body[50:])
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+        assert process.wait(30) == 0
+
+
+def test_a_newer_checkpoint_is_taken_up_and_ctrl_c_ends_it_well(run_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(run_folder, folder)
+    newest = max((folder / "checkpoints").iterdir())
+    newest.rename(tmp_path / newest.name)
+    with serving("--model_dir", str(folder), "--checkpoint", "latest", *on_engine()) as (base, process):
+        url = f"{base}v1/models/copy"
+        first = httpx.get(f"{base}readyz").json()["version"]
+        (tmp_path / newest.name).rename(newest)
+        seen: set[str] = set()
+        deadline = time.monotonic() + 60
+        while len(seen) < 2 and time.monotonic() < deadline:
+            answer = httpx.post(f"{url}:predict", json={"instances": [np.zeros((8, 8, 1), int).tolist()]})
+            assert answer.status_code == 200
+            seen.add(answer.headers["modelyard-version"])
+        assert seen == {first, str(int(newest.name.removeprefix("step-")))}
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+
+
+def test_what_can_not_be_served_is_a_sentence(run_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="either a run"):
+        modelyard.serve()
+    with pytest.raises(RunError, match="does not exist"):
+        modelyard.serve(tmp_path / "nothing")
+    with pytest.raises(RunError, match="does not exist, or is no folder"):
+        modelyard.serve(export=tmp_path / "nothing")
+    with pytest.raises(ConfigError, match="part of a path"):
+        modelyard.serve(run_folder, name="../secret")
+    with pytest.raises(ConfigError, match="an export is served as it is"):
+        modelyard.serve(export=tmp_path, engine="jax")
+    with pytest.raises(ConfigError, match="must be above 0"):
+        modelyard.serve(run_folder, max_batch=0)
+    with pytest.raises(CheckpointError, match="no checkpoint '77'"):
+        modelyard.serve(run_folder, checkpoint=77)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(RunError, match="Give another --port"):
+            modelyard.serve(run_folder, port=taken.getsockname()[1])
+
+
+def test_a_run_without_a_checkpoint_is_not_served(run_folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(run_folder, tmp_path / "run", ignore=shutil.ignore_patterns("step-*", "best"))
+    for name in ("checkpoints", "best"):
+        shutil.rmtree(tmp_path / "run" / name, ignore_errors=True)
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        modelyard.serve(tmp_path / "run")
+
+
+def test_without_the_extra_it_says_what_to_install(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    loaded = [name for name in sys.modules if name.startswith("modelyard.serving.")]
+    for name in loaded:
+        if name.rsplit(".", 1)[1] in ("app", "body", "connections", "metrics", "server"):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    from modelyard.errors import UserError
+
+    with pytest.raises(UserError, match=r"pip install 'modelyard\[serve\]'"):
+        modelyard.serve(run_folder)

@@ -1,0 +1,219 @@
+"""Versions come and go, and no request fails for it; what is half there is not served."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from starlette.testclient import TestClient
+
+from modelyard.errors import DataError, UserError
+from modelyard.serving.http.batching import Batching
+from modelyard.serving.http.servable import ExportedServable
+from modelyard.serving.http.sources import ExportSource
+from modelyard.serving.http.versions import Versions
+from serving_parts import Brightness, Given, service, write_export
+
+STATUS, PREDICT = "/v1/models/mine", "/v1/models/mine:predict"
+BLACK = {"instances": [np.zeros((4, 4, 3), int).tolist()]}
+
+
+def eventually(met: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not met():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
+
+
+def states(client: TestClient) -> dict[str, str]:
+    return {each["version"]: each["state"] for each in client.get(STATUS).json()["model_version_status"]}
+
+
+def test_a_new_version_takes_over_and_no_request_fails_meanwhile() -> None:
+    source = Given(v1=Brightness())
+    with TestClient(service(source=source).app()) as client:
+        answers: list[tuple[int, str]] = []
+        stop = threading.Event()
+
+        def ask() -> None:
+            while not stop.is_set():
+                answer = client.post(PREDICT, json=BLACK)
+                answers.append((answer.status_code, answer.headers.get("modelyard-version", "")))
+
+        threads = [threading.Thread(target=ask) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for number in (2, 3):
+            eventually(lambda n=number: len(answers) > 20 * n)  # type: ignore[misc]
+            source.servables[number] = Brightness()
+            eventually(lambda n=number: states(client).get(str(n)) == "AVAILABLE")  # type: ignore[misc]
+        count = len(answers)
+        eventually(lambda: len(answers) > count + 20)
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert {status for status, _ in answers} == {200}
+        assert {version for _, version in answers} == {"1", "2", "3"}
+        eventually(lambda: states(client) == {"3": "AVAILABLE", "2": "END", "1": "END"})
+
+
+def test_the_old_version_finishes_what_it_has() -> None:
+    old, source = Brightness(), Given()
+    source.servables[1] = old
+    with TestClient(service(source=source).app()) as client:
+        old.go.clear()
+        answers: list[Any] = []
+        thread = threading.Thread(target=lambda: answers.append(client.post(PREDICT, json=BLACK)))
+        old.asked.clear()
+        thread.start()
+        assert old.asked.wait(10)
+        source.servables[2] = Brightness(shift=1.0)
+        eventually(lambda: states(client) == {"2": "AVAILABLE", "1": "UNLOADING"})
+        assert client.post(PREDICT, json=BLACK).json()["predictions"][0]["class"] == 2  # of the new one
+        old.go.set()
+        thread.join(10)
+        assert answers[0].json()["predictions"][0]["class"] == 0
+        assert answers[0].headers["modelyard-version"] == "1"
+        eventually(lambda: states(client)["1"] == "END")
+
+
+class SlowToDecode(Brightness):
+    """Takes its time for image files, before they come into the queue."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decoding, self.decoded = threading.Event(), threading.Event()
+
+    def decode(self, data: bytes, name: str) -> Any:
+        self.decoding.set()
+        self.decoded.wait(20)
+        return super().decode(data, name)
+
+
+def test_a_request_that_was_not_in_the_queue_yet_is_answered_by_the_version_it_came_for() -> None:
+    old, source = SlowToDecode(), Given()
+    source.servables[1] = old
+    file = io.BytesIO()
+    Image.fromarray(np.zeros((9, 9), np.uint8)).save(file, "PNG")
+    with TestClient(service(source=source).app()) as client:
+        answers: list[Any] = []
+        upload = "/v1/models/mine:upload"
+        thread = threading.Thread(target=lambda: answers.append(client.post(upload, content=file.getvalue())))
+        thread.start()
+        assert old.decoding.wait(10)
+        source.servables[2] = Brightness()
+        eventually(lambda: states(client) == {"2": "AVAILABLE", "1": "UNLOADING"})
+        time.sleep(0.1)  # it would be gone by now
+        old.decoded.set()
+        thread.join(10)
+        assert (answers[0].status_code, answers[0].headers["modelyard-version"]) == (200, "1")
+
+
+def test_a_version_that_fails_to_load_is_reported_and_the_old_one_stays() -> None:
+    source = Given(v1=Brightness())
+    with TestClient(service(source=source).app()) as client:
+        source.servables[2] = DataError("its weights are damaged")  # type: ignore[assignment]
+        eventually(lambda: states(client).get("2") == "END")
+        failed = client.get(f"{STATUS}/versions/2").json()["model_version_status"][0]["status"]
+        assert failed["error_code"] == "INTERNAL"
+        assert "damaged" in failed["error_message"]
+        assert client.post(PREDICT, json=BLACK).headers["modelyard-version"] == "1"
+
+
+def test_a_version_that_is_taken_back_gives_way_to_the_one_before() -> None:
+    source = Given(v1=Brightness(), v2=Brightness())
+    with TestClient(service(source=source).app()) as client:
+        assert states(client) == {"2": "AVAILABLE"}
+        del source.servables[2]
+        eventually(lambda: states(client) == {"2": "END", "1": "AVAILABLE"})
+        source.servables.clear()  # a folder that is away for a moment
+        time.sleep(0.1)
+        assert states(client)["1"] == "AVAILABLE"
+
+
+@pytest.fixture(scope="module")
+def export(tmp_path_factory: pytest.TempPathFactory, two_devices: None) -> Path:
+    folder = tmp_path_factory.mktemp("export")
+    write_export(folder / "1")
+    write_export(folder / "2", bias=3.0)
+    return folder
+
+
+@pytest.mark.tensorflow_only("exports are SavedModels")
+def test_an_exported_version_is_served(export: Path) -> None:
+    servable = ExportedServable(export / "2")
+    found = servable.predict(np.zeros((3, 4, 4, 1), np.uint8))
+    assert found["label"].tolist() == ["yés"] * 3
+    assert found["probabilities"].shape == (3, 2)
+    assert servable.facts.test == {"accuracy": 0.5}
+
+
+@pytest.mark.tensorflow_only("exports are SavedModels")
+def test_what_is_no_whole_version_is_not_served(export: Path, tmp_path: Path) -> None:
+    source = ExportSource(tmp_path)
+    shutil.copytree(export / "2", tmp_path / ".partial-9")
+    shutil.copytree(export / "2", tmp_path / "latest")
+    shutil.copytree(export / "2", tmp_path / "007")
+    for number, missing in ((4, "saved_model.pb"), (5, "modelyard.json")):
+        shutil.copytree(export / "2", tmp_path / str(number))
+        (tmp_path / str(number) / missing).unlink()
+    (tmp_path / "6").write_text("a file")
+    assert source.versions() == {}
+    with pytest.raises(UserError, match=r"holds no version that can be served.*half copied"):
+        Versions(source, Batching()).open()
+
+
+@pytest.mark.tensorflow_only("exports are SavedModels")
+def test_a_copy_in_progress_waits_until_it_is_whole_and_a_damaged_one_is_passed_over(
+    export: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(export / "1", tmp_path / "1")
+    versions = Versions(ExportSource(tmp_path), Batching(2))
+    versions.open()
+
+    async def looks() -> None:
+        data = next((export / "2" / "variables").glob("*.data*")).name
+        shutil.copytree(export / "2", tmp_path / "2", ignore=shutil.ignore_patterns(data))
+        await versions.look()  # seen for the first time
+        assert versions.current is not None
+        (tmp_path / "2" / "variables" / data).write_bytes(b"")  # it grows
+        await versions.look()
+        assert 2 not in versions.statuses  # it has not been tried
+        await versions.look()  # unchanged, so tried, and found damaged
+        assert versions.statuses[2].state == "END"
+        assert "2 can't be loaded" in versions.statuses[2].message
+        assert versions.current.number == 1
+        await versions.look()
+        shutil.copy(export / "2" / "variables" / data, tmp_path / "2" / "variables" / data)
+        await versions.look()
+        await versions.look()
+        assert versions.current.number == 2
+        await versions.close()
+
+    asyncio.run(looks())
+
+
+@pytest.mark.tensorflow_only("exports are SavedModels")
+def test_a_description_that_does_not_fit_its_model_is_refused(export: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "1"
+    shutil.copytree(export / "1", folder)
+    text = (folder / "modelyard.json").read_text()
+    for old, new, words in (
+        ("[4, 4, 1]", "[5, 4, 1]", "but its modelyard.json says"),
+        ("uint8", "float32", "but its modelyard.json says"),
+        ("saved_model", "onnx", "a SavedModel can be served"),
+        ('"model": "bias", ', "", "missing or damaged"),
+        ("{", "", "missing or damaged"),
+    ):
+        (folder / "modelyard.json").write_text(text.replace(old, new))
+        with pytest.raises(DataError, match=words):
+            ExportedServable(folder)
