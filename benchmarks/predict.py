@@ -42,7 +42,7 @@ def measure(model: str, engine: str, examples: int, side: int, folder: Path) -> 
 
     def timed(self: OpenRun, *given: Any, **named: Any) -> Any:
         made, rows = original(self, *given, **named)
-        for _ in made.predict(TEST, first=max(len(rows.items) - made.config.eval_batch_size, 0)):
+        for _ in made.predict(TEST, first=max(rows.size(TEST) - made.config.eval_batch_size, 0)):
             pass  # compiled, before the clock runs
         times.append(time.perf_counter())
         return made, rows

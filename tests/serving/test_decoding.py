@@ -78,7 +78,14 @@ def files(random: np.random.Generator) -> list[bytes]:
     ]
 
 
-@pytest.mark.parametrize(("shape", "fit"), [((28, 28, 1), "pad"), ((17, 9, 3), "stretch"), ((32, 32, 3), "crop")])
+@pytest.mark.parametrize(
+    ("shape", "fit"),
+    [
+        ((28, 28, 1), "pad"),
+        pytest.param((17, 9, 3), "stretch", marks=pytest.mark.slow),
+        ((32, 32, 3), "crop"),
+    ],
+)
 def test_files_of_all_kinds_and_sizes_have_the_pixels_of_training(shape: tuple[int, int, int], fit: str) -> None:
     random = np.random.default_rng(sum(shape))
     decode = decoder(shape, fit)

@@ -226,6 +226,7 @@ def test_averages_of_the_weights_are_what_is_exported(two_devices: None, tmp_pat
 
 
 @tensorflow_only
+@pytest.mark.slow
 def test_grey_floats_and_views_of_each_image_are_inside(two_devices: None, tmp_path: Path) -> None:
     """As Fashion-MNIST, with pixels from 0 to 1; and with test-time augmentation."""
     random = np.random.default_rng(0)
@@ -237,7 +238,7 @@ def test_grey_floats_and_views_of_each_image_are_inside(two_devices: None, tmp_p
 
 
 @tensorflow_only
-@pytest.mark.parametrize("kind", ["regression", "multi_label"])
+@pytest.mark.parametrize("kind", ["regression", pytest.param("multi_label", marks=pytest.mark.slow)])
 def test_other_tasks_give_what_they_predict(two_devices: None, tmp_path: Path, kind: str) -> None:
     random = np.random.default_rng(0)
     images = random.integers(0, 256, (40, 8, 8, 1), np.uint8)
@@ -340,6 +341,7 @@ def test_where_keras_runs_on_jax_another_process_exports(two_devices: None, tmp_
     assert done.difference <= 1e-4
 
 
+@pytest.mark.slow
 def test_the_command_prints_where_the_export_is(photos_run: Path, command: Callable[..., Any]) -> None:
     plugins = str(Path(__file__).parents[1] / "parts.py")
     words = ["--format", "tflite", "--checkpoint", "latest", "--plugins", plugins, "--output", "lite"]

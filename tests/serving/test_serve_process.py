@@ -126,6 +126,7 @@ def test_a_run_is_served_to_a_client_of_tensorflow_serving(run_folder: Path) -> 
         assert process.wait(30) == 0
 
 
+@pytest.mark.slow
 def test_a_newer_checkpoint_is_taken_up_and_ctrl_c_ends_it_well(run_folder: Path, tmp_path: Path) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(run_folder, folder)

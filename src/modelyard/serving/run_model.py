@@ -12,7 +12,7 @@ import numpy as np
 from modelyard.cluster.crew import Crew
 from modelyard.config.durations import Run
 from modelyard.config.schema import Config
-from modelyard.data.dataset import TEST
+from modelyard.data.dataset import TEST, Dataset
 from modelyard.data.items import ArrayItems, Items
 from modelyard.data.preprocess import with_example_preprocessing
 from modelyard.loop.experiment import resume_config
@@ -25,7 +25,6 @@ from modelyard.run.manifest import read_manifest
 if TYPE_CHECKING:
     from modelyard.engine.base import Engine
     from modelyard.models.remembered import Remembered
-    from modelyard.serving.examples import Examples
 
 log = logging.getLogger("modelyard")
 
@@ -65,8 +64,8 @@ class OpenRun:
 
     def engine(
         self, examples: Items | None = None, *, labelled: bool = False, skips: bool = False
-    ) -> tuple[Engine, Examples]:
-        """An engine that has the weights, and the examples, which are its split `test`.
+    ) -> tuple[Engine, Dataset]:
+        """An engine that has the weights, and the dataset of the examples, which are its split `test`.
 
         Args:
             examples: what to predict; none for an engine that is given batches.
@@ -80,14 +79,14 @@ class OpenRun:
         kept = self.remembered()
         if examples is None:
             examples = ArrayItems(np.zeros((1, *kept.image.shape), kept.image.dtype), np.zeros(1, np.int32))
-        given = Examples(examples, kept, labelled=labelled, skips=skips)
-        dataset = with_example_preprocessing(given, self.config.preprocess)
+        raw = Examples(examples, kept, labelled=labelled, skips=skips)
+        dataset = with_example_preprocessing(raw, self.config.preprocess)
         size = dataset.size(TEST)
         engine.build(
             lambda: task_for(self.config, kept.data, kept.label), dataset, Run(size, self.config.train_batch_size, 1)
         )
         load_state(engine, self.checkpoint, weights_only=True)
-        return engine, given
+        return engine, dataset
 
 
 def open_run(

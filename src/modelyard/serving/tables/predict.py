@@ -158,7 +158,8 @@ class _Work:
         """Writes the table, what is left of it."""
         from modelyard.run.console import bar
 
-        engine, examples = self.run.engine(self.found.items, labelled=self.found.labelled, skips=self.skips)
+        engine, dataset = self.run.engine(self.found.items, labelled=self.found.labelled, skips=self.skips)
+        unreadable: dict[int, str] = getattr(dataset.stored, "bad", {})
         size, rows = len(self.found.items), self._rows_so_far()
         try:
             with (
@@ -171,7 +172,7 @@ class _Work:
                 for found in engine.predict(TEST, first=rows):
                     if written is not None:
                         written.result()
-                    written = pool.submit(self._write, file, found, rows, examples.bad)
+                    written = pool.submit(self._write, file, found, rows, unreadable)
                     rows += len(next(iter(found.values())))
                     progress(rows)
                 if written is not None:
