@@ -31,7 +31,7 @@ test: install  ## the tests, without the slow ones, on all cores
 test-all: install  ## all tests
 	$(BIN)/python -m pytest -n auto --dist worksteal
 	$(BIN)/python -m pytest -n auto --dist worksteal --engine jax $(ON_JAX) $(CLUSTER) tests/loop/test_runs.py \
-		tests/loop/test_kill_streaming.py tests/models tests/data/test_augmentations.py
+		tests/loop/test_kill_streaming.py tests/models tests/serving tests/data/test_augmentations.py
 
 lint: install  ## ruff and mypy
 	$(BIN)/ruff check .

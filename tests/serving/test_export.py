@@ -161,6 +161,21 @@ def test_plain_tensorflow_serves_it_in_a_fresh_process_without_modelyard(
 
 
 @tensorflow_only
+def test_predict_takes_an_export_and_writes_the_table_of_the_run(
+    photos_run: Path, saved: modelyard.Exported, tmp_path: Path
+) -> None:
+    photos = photo_folder(tmp_path / "new", 9)
+    of_run = modelyard.predict(photos_run, photos, output="run.csv", top=2, probabilities=True)
+    of_export = modelyard.predict(Path(saved.path).parent, photos, output="export.csv", top=2, probabilities=True)
+    assert Path("run.csv").read_bytes() == Path("export.csv").read_bytes()
+    assert of_run.scores == of_export.scores
+    with pytest.raises(UserError, match="is an export: it has no --split"):
+        modelyard.predict(saved.path, split="test")
+    with pytest.raises(UserError, match="has no use here"):
+        modelyard.predict(saved.path, photos, output="other.csv", train_steps=3)
+
+
+@tensorflow_only
 def test_versions_are_numbered_and_what_exists_is_left_alone(run: Path) -> None:
     first, second = (modelyard.export(run, format="keras") for _ in range(2))
     assert [first.path, second.path] == [str(run / "export-keras" / number) for number in "12"]

@@ -50,6 +50,17 @@ class OpenRun:
         """Of the checkpoint."""
         return self.checkpoint.step
 
+    @property
+    def address(self) -> str:
+        """Where the run is."""
+        return self.directory.address
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Their names; without an engine."""
+        kept = read_manifest(self.directory)
+        return tuple(str(name) for name in (kept.get("data") or kept.get("dataset") or {}).get("classes", []))
+
     def remembered(self) -> Remembered:
         """What the run knows of its data; of runs that did not write it down yet, from the data itself."""
         from modelyard.models.remembered import recall, remember

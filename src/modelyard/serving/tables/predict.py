@@ -19,8 +19,8 @@ import numpy as np
 from modelyard.data.dataset import TEST
 from modelyard.errors import DataError, UserError
 from modelyard.run.files import PARTIAL, explain, write_text
-from modelyard.run.manifest import read_manifest
 from modelyard.serving.run_model import OpenRun, open_run
+from modelyard.serving.tables.exported import OpenExport, is_export
 from modelyard.serving.tables.rows import FORMS, CsvForm, JsonForm, Table, kind_of
 from modelyard.serving.tables.scores import Scores
 from modelyard.serving.tables.sources import COLUMNS, ToPredict, open_sources
@@ -67,7 +67,7 @@ def predict(
     """Predicts every example of some files, in order.
 
     Args:
-        model_dir: the run folder.
+        model_dir: the run folder, or one of an exported SavedModel.
         *sources: images, folders or patterns of them; or one .csv file, .npz file, or records.
         checkpoint: best, latest or a step; by default best if there is one.
         split: predict this split of the run's own data, instead of files.
@@ -94,11 +94,11 @@ def predict(
             "what shall be predicted? Give files or a folder, or --split for a split of the run's own data."
         )
     columns = {key: options.pop(key) for key in COLUMNS if options.get(key) is not None}
-    run = open_run(model_dir, checkpoint, source, **options)
-    if split is not None:
+    run = _opened(Path(model_dir).expanduser(), checkpoint, split, source, options)
+    if split is not None and isinstance(run, OpenRun):
         found = _of_split(run, split)
     else:
-        found = open_sources([*map(str, sources)], run.config, _classes(run), columns)
+        found = open_sources([*map(str, sources)], run.config, run.classes, columns)
     if not len(found.items):
         raise DataError("there are no examples to predict.")
     # Files are read as they come; arrays are there already.
@@ -107,11 +107,16 @@ def predict(
     return work.done()
 
 
-def _classes(run: OpenRun) -> tuple[str, ...]:
-    """The classes of a run; without an engine, since its data may be at fault."""
-    kept = read_manifest(run.directory)
-    named = (kept.get("data") or kept.get("dataset") or {}).get("classes", [])
-    return tuple(str(name) for name in named)
+def _opened(
+    folder: Path, checkpoint: str | int | None, split: str | None, source: str, options: dict[str, Any]
+) -> OpenRun | OpenExport:
+    """A checkpoint of a run, or an exported model."""
+    if not is_export(folder):
+        return open_run(folder, checkpoint, source, **options)
+    if checkpoint is not None or split is not None:
+        word = "checkpoint" if checkpoint is not None else "split"
+        raise UserError(f"{folder} is an export: it has no --{word}. Name the run folder instead.")
+    return OpenExport(folder, options, source)
 
 
 def _of_split(run: OpenRun, split: str) -> ToPredict:
@@ -135,7 +140,9 @@ class _Work:
         skips: what can't be read gets a row.
     """
 
-    def __init__(self, run: OpenRun, found: ToPredict, target: Path, top: int, everything: bool, skips: bool) -> None:
+    def __init__(
+        self, run: OpenRun | OpenExport, found: ToPredict, target: Path, top: int, everything: bool, skips: bool
+    ) -> None:
         self.run, self.found, self.target = run, found, target
         self.top, self.everything, self.skips = top, everything, skips
         self.form: CsvForm | JsonForm = FORMS[target.suffix.lower()]()
@@ -149,7 +156,7 @@ class _Work:
     def _key(self) -> str:
         """Changes when anything that decides the table does."""
         weights = self.run.path.stat().st_mtime_ns
-        parts = (self.run.directory.address, self.run.path.name, weights, self.found.items.fingerprint())
+        parts = (self.run.address, self.run.path.name, weights, self.found.items.fingerprint())
         return hashlib.sha256(
             repr((*parts, self.top, self.everything, self.skips, self.found.labelled)).encode()
         ).hexdigest()
@@ -219,7 +226,7 @@ class _Work:
 
     def _table_for(self, found: dict[str, Any]) -> Table:
         if self.table is None:
-            classes, kind = _classes(self.run), kind_of(found)
+            classes, kind = self.run.classes, kind_of(found)
             options = {"top": self.top, "everything": self.everything, "labelled": self.found.labelled}
             self.table = Table(classes, kind, **options, errors=self.skips)  # type: ignore[arg-type]
             if self.scores is None:
