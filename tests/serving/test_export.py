@@ -267,6 +267,7 @@ def test_other_tasks_give_what_they_predict(two_devices: None, tmp_path: Path, k
 
 
 @tensorflow_only
+@pytest.mark.slow
 def test_own_preprocessing_of_batches_is_inside_and_of_examples_comes_before(
     two_devices: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -323,6 +324,7 @@ def test_a_tf_example_may_hold_pixels_as_convert_writes_them(photos_run: Path, s
 
 
 @tensorflow_only
+@pytest.mark.slow
 def test_a_run_on_jax_is_compared_with_what_jax_predicts(
     two_devices: None, tmp_path: Path, command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
