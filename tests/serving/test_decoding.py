@@ -81,7 +81,7 @@ def files(random: np.random.Generator) -> list[bytes]:
 @pytest.mark.parametrize(
     ("shape", "fit"),
     [
-        ((28, 28, 1), "pad"),
+        pytest.param((28, 28, 1), "pad", marks=pytest.mark.slow),
         pytest.param((17, 9, 3), "stretch", marks=pytest.mark.slow),
         ((32, 32, 3), "crop"),
     ],

@@ -124,6 +124,7 @@ print(json.dumps({name: {key: plain(value) for key, value in found.items()} for 
 
 
 @tensorflow_only
+@pytest.mark.slow
 def test_plain_tensorflow_serves_it_in_a_fresh_process_without_modelyard(
     photos_run: Path, saved: modelyard.Exported, tmp_path: Path
 ) -> None:
@@ -190,6 +191,7 @@ def test_versions_are_numbered_and_what_exists_is_left_alone(run: Path) -> None:
 
 
 @tensorflow_only
+@pytest.mark.slow
 def test_what_predicts_something_else_is_refused_and_nothing_is_left(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,6 +236,7 @@ def test_a_run_without_a_checkpoint_is_told(run: Path) -> None:
 
 
 @tensorflow_only
+@pytest.mark.slow
 def test_averages_of_the_weights_are_what_is_exported(two_devices: None, tmp_path: Path) -> None:
     run = trained(tmp_path / "run", dataset="digits", ema_decay=0.9)
     for form in ("keras", "tflite"):
@@ -296,6 +299,7 @@ def test_own_preprocessing_of_batches_is_inside_and_of_examples_comes_before(
 
 
 @tensorflow_only
+@pytest.mark.slow
 def test_without_its_data_a_run_is_checked_on_random_images(
     two_devices: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
