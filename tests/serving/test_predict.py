@@ -277,6 +277,13 @@ def test_numbers_and_several_classes_have_tables_too(tmp_path: Path) -> None:
     assert set(table("flags.csv")[0]) == {"path", "truth", "labels"}
 
 
+def test_a_misspelt_option_is_no_file(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        modelyard.main(["predict", str(home / "run"), str(home / "photos"), "--otput", "a.csv"])
+    assert left.value.code == 2
+    assert "otput: there is no such option" in capsys.readouterr().err
+
+
 def test_the_command_shows_the_confusion_matrix(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         modelyard.main(["predict", str(home / "run"), str(home / "photos"), "--top", "2", "--engine", engine_name()])

@@ -52,6 +52,10 @@ def predict(
     """Predict images or values in files, into a table. Started again after a kill it goes on where it was."""
     from modelyard.cli import predicting
 
+    # What looks like an option and is none was taken for a file; the config says what is wrong with it.
+    files = sources or []
+    end = next((place for place, word in enumerate(files) if word.startswith("--")), len(files))
+    files, ctx.args = files[:end], [*files[end:], *ctx.args]
     settings = {"checkpoint": checkpoint, "split": split, "output": output, "top": top}
     settings |= {"probabilities": probabilities, "overwrite": overwrite, "on_bad": on_bad}
-    predicting.predict(run, sources or [], settings, given(ctx), as_json=json)
+    predicting.predict(run, files, settings, given(ctx), as_json=json)

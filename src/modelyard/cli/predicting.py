@@ -13,7 +13,7 @@ from rich.text import Text
 from modelyard.cli.commands import stdout
 from modelyard.config.resolve import COMMAND_LINE
 from modelyard.errors import UserError
-from modelyard.run.console import show_log
+from modelyard.run.console import console, show_log
 from modelyard.serving.tables.predict import Predictions
 from modelyard.serving.tables.predict import predict as run_it
 
@@ -27,7 +27,11 @@ def predict(
     if settings["on_bad"] not in ("fail", "skip"):
         raise UserError(f"--on_bad {settings['on_bad']} is neither fail nor skip.")
     show_log()
-    done = run_it(run, *sources, **settings, source=COMMAND_LINE, **options)
+    try:
+        done = run_it(run, *sources, **settings, source=COMMAND_LINE, **options)
+    except KeyboardInterrupt:
+        console().print("stopped. The same command goes on from what is written.")
+        raise
     if as_json:
         stdout().print_json(json.dumps(asdict(done)))
         return

@@ -100,6 +100,23 @@ def resume_config(model_dir: str | Path, options: Mapping[str, Any], source: str
     return config, bool(read_manifest(directory).get("evaluates", True))
 
 
+def find_checkpoint(
+    model_dir: str | Path, checkpoint: str | int | None, options: Mapping[str, Any], source: str
+) -> tuple[RunDirectory, Config, Path]:
+    """A run folder, its config, and the folder of a checkpoint: best, latest or a step; None is best if there is one.
+
+    Raises:
+        UserError: if there is no run or no such checkpoint, or options would change what was trained.
+    """
+    directory = open_run_folder(model_dir, options.get("cache_dir"))
+    config, _ = resume_config(model_dir, options, source)
+    refuse_changes(directory, config)
+    which = checkpoint if checkpoint is not None else "best" if best_first(directory.best) else "latest"
+    path = choose(directory.checkpoints, directory.best, str(which))
+    directory.bring_weights(path)
+    return directory, config, path
+
+
 def evaluate(
     model_dir: str | Path,
     *,
@@ -117,12 +134,7 @@ def evaluate(
         source: where the options come from, for error messages.
         **options: options that change how it is computed, such as eval_batch_size or engine.
     """
-    directory = open_run_folder(model_dir, options.get("cache_dir"))
-    config, _ = resume_config(model_dir, options, source)
-    refuse_changes(directory, config)
-    which = checkpoint if checkpoint is not None else "best" if best_first(directory.best) else "latest"
-    path = choose(directory.checkpoints, directory.best, str(which))
-    directory.bring_weights(path)
+    directory, config, path = find_checkpoint(model_dir, checkpoint, options, source)
     loaded = read_checkpoint(path)
     dataset = open_dataset(config)
     known = read_manifest(directory).get("dataset", {}).get("fingerprint")

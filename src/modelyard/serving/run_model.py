@@ -15,11 +15,10 @@ from modelyard.config.schema import Config
 from modelyard.data.dataset import TEST, Dataset
 from modelyard.data.items import ArrayItems, Items
 from modelyard.data.preprocess import with_example_preprocessing
-from modelyard.loop.experiment import resume_config
+from modelyard.loop.experiment import find_checkpoint
 from modelyard.loop.stages import create_engine, load_state, open_dataset
-from modelyard.loop.start import refuse_changes
-from modelyard.run.checkpoint import Checkpoint, best_first, choose, read_checkpoint
-from modelyard.run.directory import RunDirectory, open_run_folder
+from modelyard.run.checkpoint import Checkpoint, read_checkpoint
+from modelyard.run.directory import RunDirectory
 from modelyard.run.manifest import read_manifest
 
 if TYPE_CHECKING:
@@ -114,12 +113,7 @@ def open_run(
     Raises:
         RunError: if there is no run, or no such checkpoint.
     """
-    directory = open_run_folder(model_dir, options.get("cache_dir"))
-    config, _ = resume_config(model_dir, options, source)
-    refuse_changes(directory, config)
-    which = checkpoint if checkpoint is not None else "best" if best_first(directory.best) else "latest"
-    path = choose(directory.checkpoints, directory.best, str(which))
-    directory.bring_weights(path)
+    directory, config, path = find_checkpoint(model_dir, checkpoint, options, source)
     # What only training needs is left out: pieces of batches, phases, augmentation.
     plain = {"augment": (), "gradient_accumulation": 1, "fine_tune": (), "freeze_batch_norm": False, "cluster": "none"}
     return OpenRun(directory, config.model_copy(update=plain), path, read_checkpoint(path))
