@@ -249,7 +249,17 @@ def fit_speeds(bench: Bench, case: Case) -> dict[str, Any]:
     """Keras's `fit` on the same model."""
     options = json.dumps({**bench.options(case), "engine": bench.arguments.engine})
     return dict(
-        bench.child("gpu_jax.py", "fit", "--engine", bench.arguments.engine, "--options", options, *bench.timing())
+        bench.child(
+            "gpu_jax.py",
+            "fit",
+            "--engine",
+            bench.arguments.engine,
+            "--options",
+            options,
+            *bench.timing(),
+            "--budget",
+            str(bench.arguments.limit / 2),
+        )
     )
 
 

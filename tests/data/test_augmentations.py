@@ -393,6 +393,17 @@ def test_cutout_paints_one_square_black() -> None:
         assert (sides == 4).mean() == pytest.approx((size - 3) / size, abs=0.05)
 
 
+def test_cutout_may_be_grey_and_wholly_inside() -> None:
+    made, _ = augmented("cutout(size=4, fill=grey, inside=true)", images=many(np.full((12, 10, 3), 255, np.uint8)))
+    assert set(np.unique(made)) == {127, 255}
+    grey = (made == 127).all(axis=3)
+    assert (grey.sum(axis=(1, 2)) == 16).all()
+    tops, lefts = grey.any(axis=2).argmax(axis=1), grey.any(axis=1).argmax(axis=1)
+    assert (set(tops), set(lefts)) == (set(range(9)), set(range(7)))
+    with pytest.raises(DataError, match="no room inside images of 12×10"):
+        augmented("cutout(size=11, inside=true)", images=many(np.full((12, 10, 3), 255, np.uint8)))
+
+
 def partners(values: Array) -> Array:
     return values.reshape(len(values) // 2, 2, *values.shape[1:])[:, ::-1].reshape(values.shape)
 

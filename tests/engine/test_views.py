@@ -26,8 +26,9 @@ def by_hand(forward: Any, names: list[str]) -> Any:
     return mirrored(IMAGES) / 2 + (mirrored(padded[:, :-2, :-2]) + mirrored(padded[:, 2:, 2:])) / 4
 
 
+@pytest.mark.parametrize("one_by_one", [False, True])
 @pytest.mark.parametrize("names", [[], ["flip"], ["shift"], ["flip", "shift"]])
-def test_views_count_as_in_the_reference_in_one_pass(names: list[str]) -> None:
+def test_views_count_as_in_the_reference_in_one_pass(names: list[str], one_by_one: bool) -> None:
     from keras import ops
 
     from modelyard.engine.views import averaged
@@ -39,14 +40,14 @@ def test_views_count_as_in_the_reference_in_one_pass(names: list[str]) -> None:
         return np.tanh(images.reshape(len(images), -1).astype(np.float32) / 255 @ kernel)
 
     def forward(batch: dict[str, Any]) -> Any:
-        passes.append(len(batch["image"]))
+        passes.append(batch["image"].shape[0])
         flat = ops.cast(ops.reshape(batch["image"], (-1, 60)), "float32") / 255
         out = ops.tanh(flat @ kernel)
         return {"a": out, "b": [out[:, :1] * ops.cast(batch["other"], "float32")[:, None]]}
 
     other = np.array([1, 2, 3], np.int32)
     batch = {"image": ops.convert_to_tensor(IMAGES), "other": ops.convert_to_tensor(other)}
-    got = averaged(forward, batch, names)
+    got = averaged(forward, batch, names, one_by_one=one_by_one)
     assert len(passes) == 1
     np.testing.assert_allclose(np.asarray(got["a"]), by_hand(plain, names), atol=1e-5)
     np.testing.assert_allclose(np.asarray(got["b"][0]), by_hand(plain, names)[:, :1] * other[:, None], atol=1e-5)

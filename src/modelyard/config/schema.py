@@ -217,6 +217,11 @@ class Devices(Group):
         "float32", "bfloat16 and float16 are mixed precision, float16 with loss scaling"
     )
     xla: bool = option(False, "compile the steps with XLA", free=True)
+    autotune: bool = option(
+        True,
+        "try out which GPU kernels are best: half a minute at the first start, steps up to a quarter faster",
+        free=True,
+    )
     deterministic: bool = option(False, "the same run twice gives the same bits, at some cost in speed")
     sync_batch_norm: bool = option(True, "batch-norm statistics over all devices")
     shard_parameters: bool = option(

@@ -153,7 +153,9 @@ class NoiseOptions(Options):
 class CutoutOptions(Options):
     """How much is hidden."""
 
-    size: int = Field(8, ge=0, description="side of the black square in pixels")
+    size: int = Field(8, ge=0, description="side of the square in pixels")
+    fill: Literal["black", "grey"] = Field("black", description="what the square is painted: black, or half of white")
+    inside: bool = Field(False, description="the whole square lies inside; else its centre does")
 
 
 class MixOptions(Options):

@@ -37,6 +37,7 @@ from modelyard.engine.jax_step import Learned, StepFacts, TrainingStep
 from modelyard.engine.naming import seed_states
 from modelyard.engine.network import build_network
 from modelyard.engine.precision import seed_initializers, set_precision
+from modelyard.engine.views import averaged
 from modelyard.errors import PeerLostError, UserError
 from modelyard.models.task import Task
 from modelyard.run.machine import available_cores
@@ -165,19 +166,19 @@ class JaxEngine(Engine):
         for batch, weights in batches:
             placed = self._placed(batch, weights)
             lowered[_name("evaluate", placed[1].shape[0])] = self._lowered_evaluation(*placed)
-        self._programs.update(zip(lowered, compile_all(list(lowered.values())), strict=True))
+        self._programs.update(zip(lowered, compile_all(list(lowered.values()), self.config.autotune), strict=True))
 
     def _program(self, kind: str, count: int, phase: int) -> Any:
         """The compiled program for ``count`` steps, on data that is resident or that is given with each step."""
         name = _name(kind, count, phase)
         if name not in self._programs:
-            (self._programs[name],) = compile_all([self._lowered(kind, count, phase)])
+            (self._programs[name],) = compile_all([self._lowered(kind, count, phase)], self.config.autotune)
         return self._programs[name]
 
     def _evaluation_program(self, batch: dict[str, Any], weights: Any) -> Any:
         name = _name("evaluate", weights.shape[0])
         if name not in self._programs:
-            (self._programs[name],) = compile_all([self._lowered_evaluation(batch, weights)])
+            (self._programs[name],) = compile_all([self._lowered_evaluation(batch, weights)], self.config.autotune)
         return self._programs[name]
 
     def _lowered(self, kind: str, count: int, phase: int) -> Any:
@@ -288,6 +289,10 @@ class JaxEngine(Engine):
             sums: dict[str, Any] = self._evaluation_program(*placed)(*self._learned.evaluated, *placed)
             return sums
 
+    def evaluation_outputs(self, forward: Callable[[dict[str, Any]], Any], batch: dict[str, Any]) -> Any:
+        """One view after the other: convolutions of the size of a training batch, which XLA has kernels for already."""
+        return averaged(forward, batch, self.config.test_time_augmentation, one_by_one=True)
+
     def predict_batch(self, batch: Arrays) -> dict[str, Any]:
         """What the task predicts for each example of a batch; it may still be on its way."""
         with self._types(), self._explained_by_xla():
@@ -296,7 +301,7 @@ class JaxEngine(Engine):
             if name not in self._programs:
                 shapes = jax.tree.map(self.layout.shape_of, (*self._learned.evaluated, placed))
                 lowered = jax.jit(self.step.predict, out_shardings=self.layout.everywhere).lower(*shapes)
-                (self._programs[name],) = compile_all([lowered])
+                (self._programs[name],) = compile_all([lowered], self.config.autotune)
             found: dict[str, Any] = self._programs[name](*self._learned.evaluated, placed)
             return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import os
 from functools import lru_cache
 from typing import Any
 
@@ -109,6 +110,8 @@ def _set_threads(config: Config) -> None:
 
 def _choose_gpus(config: Config, several: bool) -> int:
     """Makes TensorFlow see the GPUs that are wanted; how many."""
+    if not config.autotune:
+        os.environ["TF_CUDNN_USE_AUTOTUNE"] = "0"  # read at the first convolution
     gpus = tf.config.list_physical_devices("GPU")
     wanted = _wanted_gpus(config, len(gpus), several)
     if wanted:

@@ -36,23 +36,28 @@ def views_of(images: Any, names: Sequence[str]) -> list[tuple[Any, float]]:
     return views
 
 
-def averaged(forward: Callable[[Batch], Any], batch: Batch, names: Sequence[str]) -> Any:
+def averaged(forward: Callable[[Batch], Any], batch: Batch, names: Sequence[str], *, one_by_one: bool = False) -> Any:
     """What ``forward`` gives for a batch, averaged over the views of its images that ``names`` asks for.
 
     Args:
-        forward: from a batch to outputs (or a nest of them) whose first axis is the batch; called once, on all views.
+        forward: from a batch to outputs (or a nest of them) whose first axis is the batch; called once.
         batch: named tensors, among them the images.
         names: "flip", "shift", both or none.
+        one_by_one: the views go through the network in a loop, each a batch of its own, not all in one batch.
     """
     if not names:
         return forward(batch)
     views = views_of(batch[IMAGE], names)
-    count = len(views)
-    together = {name: ops.concatenate([value] * count) for name, value in batch.items() if name != IMAGE}
-    outputs = forward({**together, IMAGE: ops.concatenate([view for view, _ in views])})
+    images, shares = [view for view, _ in views], [share for _, share in views]
+    if one_by_one:
+        outputs = ops.map(lambda image: forward({**batch, IMAGE: image}), ops.stack(images))
+    else:
+        together = {name: ops.concatenate([value] * len(views)) for name, value in batch.items() if name != IMAGE}
+        outputs = forward({**together, IMAGE: ops.concatenate(images)})
 
     def mean(output: Any) -> Any:
-        return sum(part * share for part, (_, share) in zip(ops.split(output, count), views, strict=True))
+        parts = output if one_by_one else ops.split(output, len(views))
+        return sum(parts[number] * share for number, share in enumerate(shares))
 
     return keras.tree.map_structure(mean, outputs)
 

@@ -135,7 +135,9 @@ class WhitenedCnnOptions(ClassifierOptions):
     depth: Literal[2, 3] = Field(
         2, description="convolutions of each group; with 3, the third's result is added to the first's"
     )
-    activation: Literal["silu", "gelu"] = Field("silu", description="silu or gelu")
+    activation: Literal["silu", "gelu", "quick_gelu"] = Field(
+        "silu", description="silu, gelu, or quick_gelu: x · sigmoid(1.702 x), nearly the same and quicker"
+    )
     whiten_bias: bool = Field(False, description="learn a bias for the whitened patches")
     logit_scale: float | None = Field(
         None,

@@ -160,6 +160,15 @@ def fast_gelu(x: Any) -> Any:
     return ops.gelu(x, approximate=True)
 
 
+@keras.saving.register_keras_serializable(package="modelyard")  # type: ignore[untyped-decorator]
+def quick_gelu(x: Any) -> Any:
+    """GELU by its approximation with a sigmoid (Hendrycks and Gimpel 2016): fewer instructions, off by at most 0.02."""
+    return x * ops.sigmoid(1.702 * x)
+
+
+_ACTIVATIONS = {"silu": "silu", "gelu": fast_gelu, "quick_gelu": quick_gelu}
+
+
 def whitened_cnn(data: DataInfo, options: WhitenedCnnOptions) -> keras.Model:
     """The network for images of 32×32 and other sizes."""
     pooled = 2 ** len(options.widths)
@@ -197,7 +206,7 @@ def _group(x: Any, width: int, options: WhitenedCnnOptions, name: str) -> Any:
 
 
 def _activation(options: WhitenedCnnOptions, name: str) -> layers.Layer:
-    return layers.Activation(fast_gelu if options.activation == "gelu" else "silu", name=name)
+    return layers.Activation(_ACTIVATIONS[options.activation], name=name)
 
 
 def _conv(width: int, name: str, padding: str = "same") -> layers.Layer:

@@ -57,20 +57,37 @@ def _partners(values: Any) -> Any:
 
 
 class Cutout:
-    """Paints a square black, at a random place; at the edges a part of it is outside."""
+    """Paints a square black or grey, at a random place; at the edges a part of it is outside, unless told."""
 
     def __init__(self, options: CutoutOptions) -> None:
-        self.size = options.size
+        self.size, self.fill, self.inside = options.size, options.fill, options.inside
+
+    def prepare(self, info: ImageInfo) -> None:
+        """Finds the value of grey.
+
+        Raises:
+            DataError: if the square has no room inside.
+        """
+        self.grey = int(info.scale / 2) if info.dtype == "uint8" else info.scale / 2
+        if self.inside and self.size > min(info.shape[:2]):
+            height, width = info.shape[:2]
+            raise DataError(
+                f"{info.name}: a square of {self.size} pixels has no room inside images of {height}×{width}."
+            )
 
     def __call__(self, batch: Batch, draws: Draws) -> Batch:
         """One place an example."""
         images = batch[IMAGE]
         _, height, width, _ = images.shape
         before, after = self.size // 2, self.size - self.size // 2
-        rows, _ = _inside(_index(draws, height), before, after, height)
-        columns, _ = _inside(_index(draws, width), before, after, width)
-        visible = ops.logical_not(ops.logical_and(rows[:, :, None, None], columns[:, None, :, None]))
-        return {**batch, IMAGE: images * ops.cast(visible, images.dtype)}
+        rows, _ = _inside(self._centre(draws, height), before, after, height)
+        columns, _ = _inside(self._centre(draws, width), before, after, width)
+        hidden = ops.logical_and(rows[:, :, None, None], columns[:, None, :, None])
+        colour = ops.cast(self.grey if self.fill == "grey" else 0, images.dtype)
+        return {**batch, IMAGE: ops.where(hidden, colour, images)}
+
+    def _centre(self, draws: Draws, size: int) -> Any:
+        return _index(draws, size - self.size + 1) + self.size // 2 if self.inside else _index(draws, size)
 
 
 class _Mix:
