@@ -267,9 +267,16 @@ def open_run_folder(path: str | Path, cache_dir: str | None = None) -> RunDirect
         directory = named
     if not directory.exists():
         what = "is not a run folder: it has no config.yaml" if directory.path.is_dir() else "does not exist"
-        raise RunError(f"{path} {what}. `modelyard runs` lists the runs.")
+        raise RunError(f"{path} {what}. {_instead(directory.path)}")
     best = run_options(directory).get("best_model_dir")
     return RunDirectory(directory.path, Path(str(best)).expanduser() if best else None)
+
+
+def _instead(folder: Path) -> str:
+    """What to do where there is no run: a folder that `modelyard export` wrote is taken for one now and then."""
+    if any((place / "modelyard.json").is_file() for place in (folder, *folder.glob("[0-9]*"))):
+        return "It is of `modelyard export`; of exports, `predict` and `serve --export` take whole SavedModels."
+    return "`modelyard runs` lists the runs."
 
 
 def _look_at(url: str, cache_dir: str | None) -> RunDirectory:
