@@ -274,8 +274,12 @@ def open_run_folder(path: str | Path, cache_dir: str | None = None) -> RunDirect
 
 def _instead(folder: Path) -> str:
     """What to do where there is no run: a folder that `modelyard export` wrote is taken for one now and then."""
-    if any((place / "modelyard.json").is_file() for place in (folder, *folder.glob("[0-9]*"))):
-        return "It is of `modelyard export`; of exports, `predict` and `serve --export` take whole SavedModels."
+    files = ("modelyard.json", "saved_model.pb")
+    if any((place / name).is_file() for place in (folder, *folder.glob("[0-9]*")) for name in files):
+        return (
+            "It looks like an export: of those, `predict` and `serve --export` take a SavedModel that is whole "
+            "(saved_model.pb, modelyard.json, variables); other commands take the run."
+        )
     return "`modelyard runs` lists the runs."
 
 
