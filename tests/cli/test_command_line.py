@@ -104,6 +104,18 @@ def test_a_mistake_is_explained_and_exits_with_2(command: Command, words: list[s
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["serve", "--model_dir", "run", "--prot", "80"], "Did you mean 'port'?"),
+        (["serve", "run"], "A run is --model_dir run, an export --export run."),
+    ],
+)
+def test_options_of_a_command_are_named_too(command: Command, words: list[str], text: str) -> None:
+    command("train", *QUICK, "--model_dir", "run")
+    assert text in command(*words, code=2).stderr
+
+
 def test_train_prints_for_people_on_stderr_and_one_json_object_on_stdout(command: Command) -> None:
     done = command("train_and_eval", *QUICK, "--model-dir", "run", "--test-at-end", "--json")
     assert len(done.stdout.splitlines()) == 1

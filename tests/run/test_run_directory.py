@@ -177,3 +177,11 @@ def test_a_json_file_that_is_torn_is_empty(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.json").write_text(text)
     assert read_json(tmp_path / "x.json") == {}
     assert read_json(tmp_path / "nothing.json") == {}
+
+
+@pytest.mark.parametrize("left", ["saved_model.pb", "modelyard.json"])
+def test_an_export_that_is_half_copied_is_not_called_a_strange_run(tmp_path: Path, left: str) -> None:
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / left).write_bytes(b"")
+    with pytest.raises(RunError, match=r"is not a run folder.*It looks like an export.*variables"):
+        open_run_folder(tmp_path)

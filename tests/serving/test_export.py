@@ -230,7 +230,7 @@ def test_a_place_that_can_not_be_written_to_is_told(run: Path) -> None:
 def test_a_run_without_a_checkpoint_is_told(run: Path) -> None:
     shutil.rmtree(run / "checkpoints")
     shutil.rmtree(run / "best")
-    with pytest.raises(CheckpointError, match="there is no checkpoint"):
+    with pytest.raises(CheckpointError, match=r"there is no checkpoint in .*: nothing was saved yet"):
         modelyard.export(run)
     assert not (run / "export").exists()
 
@@ -373,3 +373,35 @@ def test_the_command_prints_where_the_export_is(photos_run: Path, command: Calla
     refused = command("export", str(photos_run), "--checkpoint", "5", "--plugins", plugins, code=None)
     assert refused.returncode != 0
     assert "there is no checkpoint '5'" in refused.stderr
+
+
+@tensorflow_only
+def test_layers_that_a_keras_file_can_not_hold_are_told_by_name(two_devices: None, tmp_path: Path) -> None:
+    Path("twice.py").write_text(
+        "import keras, modelyard\n"
+        "class Twice(keras.layers.Layer):\n"
+        "    def call(self, x): return 2 * x\n"
+        "@modelyard.register_model('twice')\n"
+        "def twice(data, options):\n"
+        "    inputs, x = modelyard.image_input(data)\n"
+        "    x = Twice(name='double')(keras.layers.Flatten(name='flat')(x))\n"
+        "    return keras.Model(inputs, keras.layers.Dense(data.num_classes, name='logits')(x))\n"
+    )
+    run = trained(tmp_path / "own", dataset="digits", plugins="twice.py", model="twice")
+    with pytest.raises(UserError, match=r"Twice, of the layer 'double', is not registered"):
+        modelyard.export(run, format="keras")
+
+
+@tensorflow_only
+def test_a_saved_model_inside_is_no_part_of_a_keras_file(two_devices: None, tmp_path: Path) -> None:
+    import tensorflow as tf
+
+    features = tf.Module()
+    spec = tf.TensorSpec([None, 8, 8, 3], tf.float32)
+    features.call = tf.function(lambda x: tf.reduce_mean(x, [1, 2]), input_signature=[spec])
+    tf.saved_model.save(features, str(tmp_path / "features"), {"serving_default": features.call})
+    options = {"model": "saved_model", "saved_model_path": str(tmp_path / "features"), "dataset": "digits"}
+    run = trained(tmp_path / "hub", **options)
+    with pytest.raises(UserError, match=r"its layer 'features' is not made of operations of Keras"):
+        modelyard.export(run, format="keras")
+    assert not list((run / "export-keras").iterdir())

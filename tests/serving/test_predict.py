@@ -163,7 +163,7 @@ def test_what_cannot_be_read_ends_it_or_gets_a_row(home: Path, tmp_path: Path) -
     for number in range(5):
         save_photo(Path(f"{number}.jpg"), number)
     Path("2.jpg").write_bytes(Path("2.jpg").read_bytes()[:200])
-    with pytest.raises(DataError, match=r"2\.jpg can't be decoded"):
+    with pytest.raises(DataError, match=r"2\.jpg can't be decoded: .* With --on_bad skip"):
         modelyard.predict(home / "run", ".", output="all.csv")
     assert not Path("all.csv").exists()
     found = modelyard.predict(home / "run", ".", output="all.csv", on_bad="skip")
@@ -285,7 +285,15 @@ def test_a_misspelt_option_is_no_file(home: Path, capsys: pytest.CaptureFixture[
     with pytest.raises(SystemExit) as left:
         modelyard.main(["predict", str(home / "run"), str(home / "photos"), "--otput", "a.csv"])
     assert left.value.code == 2
-    assert "otput: there is no such option" in capsys.readouterr().err
+    assert "otput: there is no such option. Did you mean 'output'?" in capsys.readouterr().err
+
+
+def test_metrics_of_a_table_that_was_replaced_go_with_it(home: Path) -> None:
+    modelyard.predict(home / "run", home / "photos", output="a.csv")
+    assert Path("a.metrics.json").exists()
+    save_photo(Path("one.jpg"), 1)
+    modelyard.predict(home / "run", "one.jpg", output="a.csv", overwrite=True)
+    assert not Path("a.metrics.json").exists()
 
 
 def test_the_command_shows_the_confusion_matrix(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

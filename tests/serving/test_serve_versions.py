@@ -172,6 +172,15 @@ def test_what_is_no_whole_version_is_not_served(export: Path, tmp_path: Path) ->
         Versions(source, Batching()).open()
 
 
+def test_one_version_of_an_export_says_which_folder_to_give(tmp_path: Path) -> None:
+    version = tmp_path / "models" / "3"
+    version.mkdir(parents=True)
+    for name in ("saved_model.pb", "modelyard.json"):
+        (version / name).write_bytes(b"")
+    assert ExportSource(version).versions() == {}
+    assert ExportSource(version).missing().endswith(f"Give the folder of all versions: {version.parent}.")
+
+
 @pytest.mark.tensorflow_only("exports are SavedModels")
 def test_a_copy_in_progress_waits_until_it_is_whole_and_a_damaged_one_is_passed_over(
     export: Path, tmp_path: Path

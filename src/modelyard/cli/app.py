@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import typer
 
 from modelyard.cli import after, export, looking, machines, sources, training
 from modelyard.cli.serve import serve
-from modelyard.errors import UserError
+from modelyard.errors import ConfigError, UserError, nearest
 
 _EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": ["-h", "--help"]}
 _ALIASES = {
@@ -148,10 +149,22 @@ def main(arguments: list[str] | None = None) -> None:
             words = [_underscored(word) for word in words[:own]] + words[own:]
         build_app(None if completing else command)(words, standalone_mode=True)
     except UserError as error:
+        if isinstance(error, ConfigError) and command in COMMANDS:
+            _look_among_own_options(error, COMMANDS[command].function)
         _print_error(error)
         sys.exit(error.status)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
+
+
+def _look_among_own_options(error: ConfigError, function: Callable[..., None]) -> None:
+    """What is misspelt may be an option of the command, of which the config knows nothing."""
+    own = [name for name in inspect.signature(function).parameters if name not in ("ctx", "run", "files")]
+    for place, problem in enumerate(error.problems):
+        near = nearest(problem.key, own, 1) if problem.message.startswith("there is no such option") else []
+        if near:
+            told = f"there is no such option. Did you mean '{near[0]}'?"
+            error.problems[place] = replace(problem, message=told)
 
 
 def _print_error(error: UserError) -> None:

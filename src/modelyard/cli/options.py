@@ -110,6 +110,8 @@ def given_options(context: typer.Context) -> dict[str, Any]:
         if not word.startswith("--"):
             near = nearest(word, [f"--{name}" for name in CORE_FIELDS], most=1)
             hint = f" Did you mean {near[0]}?" if near else ""
+            if context.info_name == "serve":  # other commands take the run without an option
+                hint = f" A run is --model_dir {word}, an export --export {word}."
             problems.append(Problem(COMMAND_LINE, word, f"is not an option.{hint}"))
             continue
         name, equals, value = word[2:].partition("=")

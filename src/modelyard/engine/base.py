@@ -38,6 +38,7 @@ from modelyard.engine.network import Network
 from modelyard.engine.phases import Phases
 from modelyard.engine.views import averaged
 from modelyard.errors import ClusterError, TrainingError, UserError
+from modelyard.models.cut_floats import warn_of_cut_floats
 from modelyard.models.schedules import build_schedule
 from modelyard.models.task import Task
 
@@ -131,6 +132,7 @@ class Engine(ABC):
         if training:
             batch = self._augment(batch, low, high, rows, epochs, seeds)
         batch = self.task.preprocess(self._prepare(batch, training), training)
+        warn_of_cut_floats(self.task, self.model, batch)
         return self.task.weigh(batch) if training else batch
 
     def evaluation_outputs(self, forward: Callable[[dict[str, Any]], Any], batch: dict[str, Any]) -> Any:

@@ -193,6 +193,11 @@ def choose(checkpoints: Path, best: Path, which: str) -> Path:
         by_step = {**list_checkpoints(best), **latest}
         if int(which) in by_step:
             return by_step[int(which)]
+    if not latest and not winners:
+        raise CheckpointError(
+            f"there is no checkpoint in {checkpoints.parent}: nothing was saved yet, or its folders {checkpoints.name} "
+            f"and {best.name} were not copied."
+        )
     steps = ", ".join(map(str, latest)) or "none"
     bests = ", ".join(str(step_of(path)) for path in winners) or "none"
     raise CheckpointError(

@@ -267,9 +267,20 @@ def open_run_folder(path: str | Path, cache_dir: str | None = None) -> RunDirect
         directory = named
     if not directory.exists():
         what = "is not a run folder: it has no config.yaml" if directory.path.is_dir() else "does not exist"
-        raise RunError(f"{path} {what}. `modelyard runs` lists the runs.")
+        raise RunError(f"{path} {what}. {_instead(directory.path)}")
     best = run_options(directory).get("best_model_dir")
     return RunDirectory(directory.path, Path(str(best)).expanduser() if best else None)
+
+
+def _instead(folder: Path) -> str:
+    """What to do where there is no run: a folder that `modelyard export` wrote is taken for one now and then."""
+    files = ("modelyard.json", "saved_model.pb")
+    if any((place / name).is_file() for place in (folder, *folder.glob("[0-9]*")) for name in files):
+        return (
+            "It looks like an export: of those, `predict` and `serve --export` take a SavedModel that is whole "
+            "(saved_model.pb, modelyard.json, variables); other commands take the run."
+        )
+    return "`modelyard runs` lists the runs."
 
 
 def _look_at(url: str, cache_dir: str | None) -> RunDirectory:

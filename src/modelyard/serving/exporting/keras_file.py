@@ -28,6 +28,7 @@ def write_keras(model: Exportable, folder: Path) -> None:
             "this run preprocesses batches by code of its own, which a file of Keras can't hold. "
             "Export a SavedModel: --format saved_model."
         )
+    _refuse_own_layers(model.engine.model)
     network = _plain(model.engine.model)
     image = keras.Input(model.image.shape, dtype=model.image.dtype, name=IMAGE)
     views, task = model.run.config.test_time_augmentation, model.engine.task
@@ -53,6 +54,20 @@ def keras_predictors(folder: Path, model: Exportable) -> dict[str, Callable[[Any
     return {"keras": predict}
 
 
+def _refuse_own_layers(network: Any) -> None:
+    """Keras writes down a layer of the user's by the name of its class, and finds only registered ones again."""
+    for layer in network._flatten_layers():  # those in layers, too
+        kind = type(layer)
+        if kind.__module__.split(".")[0] in ("keras", "modelyard"):
+            continue
+        if keras.saving.get_registered_object(keras.saving.get_registered_name(kind)) is None:
+            raise UserError(
+                f"a file of Keras has the names of layers' classes, not their code, and {kind.__name__}, of the layer "
+                f"{layer.name!r}, is not registered. Put @keras.saving.register_keras_serializable() above the class, "
+                "and import it where the file is loaded; or export a SavedModel, which needs neither."
+            )
+
+
 def _plain(network: Any) -> Any:
     """The same network without layers of Modelyard's: what they compute becomes operations of Keras.
 
@@ -65,7 +80,13 @@ def _plain(network: Any) -> Any:
             _use_plain_initializers(layer)
             return layer(*arguments, **named)
         named.pop("training", None)
-        return layer.call(*arguments, **named)
+        try:
+            return layer.call(*arguments, **named)
+        except (ValueError, TypeError) as error:  # a SavedModel inside, which is operations of TensorFlow
+            raise UserError(
+                f"Keras can't write this model down: its layer {layer.name!r} is not made of operations of Keras. "
+                "Export a SavedModel instead: --format saved_model."
+            ) from error
 
     return keras.models.clone_model(network, clone_function=lambda layer: layer, call_function=call)
 

@@ -60,10 +60,20 @@ def onnx_predictors(folder: Path, model: Exportable) -> dict[str, Callable[[Any]
     try:
         session = onnxruntime.InferenceSession(str(folder / ONNX_FILE), providers=["CPUExecutionProvider"])
     except Exception as error:  # its classes are private
-        raise UserError(f"ONNX Runtime can't load what tf2onnx made of this model: {error}") from error
+        raise UserError(f"ONNX Runtime can't load what tf2onnx made of this model: {error}{_hint(error)}") from error
     names = [output.name for output in session.get_outputs()]
 
     def predict(batch: Any) -> dict[str, NDArray[Any]]:
         return dict(zip(names, session.run(names, {IMAGE: batch}), strict=True))
 
     return {"onnx": predict}
+
+
+def _hint(error: Exception) -> str:
+    """keras.ops.argmax looks at the bits of floats, to tell -0.0 from 0.0; Modelyard's own `class` does not."""
+    if "Bitcast" not in str(error):
+        return ""
+    return (
+        ". ONNX has no Bitcast, which keras.ops.argmax of floats is made of. If `predictions` of your task has it, "
+        "take keras.ops.top_k(x, 1)[1][..., 0]."
+    )

@@ -65,6 +65,8 @@ class ExportSource(Source):
 
     def missing(self) -> str:
         """What is in the folder instead."""
+        if is_version(self.folder):
+            return f"{self.folder} is one version of an export. Give the folder of all versions: {self.folder.parent}."
         others = sorted(path.name for path in self.folder.iterdir())[:10]
         why = f"there is {', '.join(others)}" if others else "it is empty"
         return (

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 
 from modelyard.data.dataset import TEST
+from modelyard.data.images import UndecodableError
 from modelyard.errors import DataError, UserError
 from modelyard.run.files import PARTIAL, explain, write_text
 from modelyard.serving.run_model import OpenRun, open_run
@@ -186,8 +187,11 @@ class _Work:
                     written.result()
                 file.flush()
                 os.fsync(file.fileno())
+        except UndecodableError as error:
+            raise DataError(f"{error} With --on_bad skip such a file gets a row that says why.") from error
         finally:
             engine.close()
+        replaces = self.target.exists()
         with explain(self.target, "write"):
             self.partial.replace(self.target)
             self.note.unlink(missing_ok=True)
@@ -195,6 +199,8 @@ class _Work:
         metrics = self.scores.metrics() if self.scores is not None and self.found.labelled else {}
         if scores:
             write_text(self.target.with_suffix(".metrics.json"), json.dumps(scores) + "\n")
+        elif replaces:  # the metrics beside it were those of the table that was here
+            self.target.with_suffix(".metrics.json").unlink(missing_ok=True)
         if self.skipped:
             log.warning("%d of %d examples could not be read; the column error says why", self.skipped, size)
         return Predictions(str(self.target), rows, self.run.step, self.skipped, metrics, scores)
