@@ -30,7 +30,7 @@ class Talkative(Brightness):
     """Answers with megabytes, more than the system takes for a client that does not read."""
 
     def predict(self, images: NDArray[Any]) -> Outputs:
-        return {"values": np.full((len(images), 6_000), 1 / 3)}
+        return {"values": np.full((len(images), 12_000), 1 / 3)}
 
 
 @pytest.fixture
