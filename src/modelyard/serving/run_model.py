@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from modelyard.cluster.crew import Crew
+from modelyard.config.backend import import_engine, keras_backend
 from modelyard.config.durations import Run
 from modelyard.config.schema import Config
 from modelyard.data.dataset import LABEL, TEST, Dataset, Feature
@@ -68,6 +69,8 @@ class OpenRun:
 
     def remembered(self) -> Remembered:
         """What the run knows of its data; of runs that did not write it down yet, from the data itself."""
+        if keras_backend() is None:  # what follows imports Keras, whose backend is then fixed
+            import_engine(self.config.engine)
         from modelyard.models.remembered import recall, remember
 
         kept = read_manifest(self.directory).get("data")
