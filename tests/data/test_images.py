@@ -111,6 +111,15 @@ def test_an_orientation_that_stands_after_a_long_profile_is_found() -> None:
     assert upright_size(data, "it") == size_of(data, "it")[:2] == (40, 24)
 
 
+def test_a_jpeg_of_a_rare_subsampling_is_read() -> None:
+    file = io.BytesIO()
+    Image.fromarray(smooth(20, 30)).save(file, "JPEG", subsampling="4:4:4")
+    data = bytearray(file.getvalue())
+    data[data.index(b"\xff\xc0") + 11] = 0x14  # brightness has four rows where colours have one: 4:4:1
+    assert upright_size(bytes(data), "a photo") == (20, 30)
+    assert decode(bytes(data), 3, "a photo").shape == (20, 30, 3)
+
+
 def test_an_orientation_in_xmp_alone_is_the_same_everywhere() -> None:
     xmp = b'<x:xmpmeta><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
     data = jpeg(smooth(24, 40), xmp=xmp)

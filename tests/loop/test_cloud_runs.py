@@ -155,6 +155,8 @@ def test_a_remote_run_is_evaluated_and_listed(killed: str, undisturbed: Path, tm
     assert (row["split"], row["step"]) == ("test", there["model_step"])
     assert there["metrics"] == pytest.approx({name: row[name] for name in ("loss", "accuracy")})
     assert there["best"]["path"].startswith(f"{killed}/best/step-")
+    words = ("predict", killed, "--split", "test", "--output", str(tmp_path / "a.csv"), "--json")
+    assert last_json(run_to_end(*words, cache=cache))["metrics"]["accuracy"] == pytest.approx(row["accuracy"])
     listed = run_to_end("runs", "--runs_dir", f"s3://{BUCKET}/runs", "--json", cache=cache).stdout
     assert [(run["run"], run["status"], run["step"]) for run in json.loads(listed)] == [("one", "finished", STEPS)]
     assert list((cache / "views").iterdir()) == []

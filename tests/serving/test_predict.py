@@ -148,6 +148,44 @@ def test_arrays_are_predicted_as_they_are(home: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(chances("png.csv"), chances("npz.csv"), atol=1e-6)
 
 
+@pytest.mark.parametrize("labels", [[-1, 0, 1], [0, 1, 3], [0.5, 1, 2], [[1, 0, 0]] * 3, ["cat", "dog", "emu"]])
+def test_labels_that_are_none_of_the_run_are_left_out_and_told(
+    home: Path, labels: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    np.savez("a.npz", x=np.stack([photo(n, 16, 16) for n in range(3)]), y=np.array(labels))
+    found = modelyard.predict(home / "run", "a.npz", output="a.csv")
+    assert (found.examples, found.metrics) == (3, {})
+    assert "truth" not in table("a.csv")[0]
+    assert "labels are left out: " in caplog.text
+
+
+def test_a_list_without_labels_is_nothing_to_warn_of(home: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save_photo(Path("a.jpg"), 1)
+    Path("list.csv").write_text("file\na.jpg\n")
+    assert modelyard.predict(home / "run", "list.csv", image_column="file").examples == 1
+    assert "labels are left out" not in caplog.text
+
+
+@pytest.mark.parametrize("change", [lambda x: x / 255, lambda x: x.astype(int) + 300, lambda x: x * np.nan])
+def test_values_that_would_become_others_are_refused(home: Path, change: Any) -> None:
+    images = np.stack([photo(n, 16, 16) for n in range(3)])
+    np.savez("a.npz", x=change(images))
+    with pytest.raises(DataError, match="trained on uint8: whole numbers from 0 to 255"):
+        modelyard.predict(home / "run", "a.npz")
+    np.savez("same.npz", x=images.astype(np.float64))
+    np.savez("bytes.npz", x=images)
+    for name in ("same", "bytes"):
+        modelyard.predict(home / "run", f"{name}.npz", output=f"{name}.csv", probabilities=True)
+    np.testing.assert_array_equal(chances("same.csv"), chances("bytes.csv"))
+
+
+def test_a_single_array_is_told(home: Path) -> None:
+    with open("a.npz", "wb") as file:
+        np.save(file, np.zeros((2, 16, 16, 3), np.uint8))
+    with pytest.raises(DataError, match=r"a\.npz is a single array .* numpy\.savez"):
+        modelyard.predict(home / "run", "a.npz")
+
+
 def test_other_colour_modes_are_converted_as_in_training(home: Path, tmp_path: Path) -> None:
     grey = Image.fromarray(photo(3)).convert("L")
     grey.save("a-grey.png")
@@ -262,6 +300,57 @@ def test_a_table_that_was_begun_with_other_options_begins_anew(home: Path, tmp_p
     assert Path("a.csv").read_bytes() == Path("b.csv").read_bytes()
 
 
+class Stopped(BaseException):
+    """As Ctrl-C ends it."""
+
+
+def stopped(patch: pytest.MonkeyPatch, *given: Any, **options: Any) -> int:
+    """A prediction that ends when it has noted its first batch; how many rows that had."""
+    from modelyard.serving.tables import predict as room
+
+    def deadly(*values: Any) -> None:
+        note(*values)
+        raise Stopped
+
+    note = room._Work._note
+    with patch.context() as inner:
+        inner.setattr(room._Work, "_note", deadly)
+        with pytest.raises(Stopped):
+            modelyard.predict(*given, output="a.csv", **options)
+    return int(json.loads(Path(".partial-a.csv.json").read_text())["rows"])
+
+
+def test_one_that_was_begun_with_other_views_begins_anew(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"probabilities": True, "eval_batch_size": 4}
+    assert stopped(monkeypatch, home / "run", home / "photos", **options) == 4
+    options["test_time_augmentation"] = "shift"
+    modelyard.predict(home / "run", home / "photos", output="a.csv", **options)
+    modelyard.predict(home / "run", home / "photos", output="b.csv", **options)
+    assert Path("a.csv").read_bytes() == Path("b.csv").read_bytes()
+
+
+def test_one_that_was_killed_after_its_last_row_still_knows_its_metrics(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from modelyard.serving.tables.scores import Scores
+
+    assert stopped(monkeypatch, home / "run", home / "photos", eval_batch_size=32) == 21
+    with monkeypatch.context() as inner:
+        inner.setattr(Scores, "add", lambda *_: pytest.fail("nothing is predicted again"))
+        again = modelyard.predict(home / "run", home / "photos", output="a.csv")
+    plain = modelyard.predict(home / "run", home / "photos", output="b.csv")
+    assert (again.scores, again.metrics, again.examples) == (plain.scores, plain.metrics, 21)
+    assert Path("a.metrics.json").read_bytes() == Path("b.metrics.json").read_bytes()
+
+
+def test_metrics_of_a_table_that_is_replaced_do_not_stay(home: Path) -> None:
+    modelyard.predict(home / "run", home / "photos", output="a.csv")
+    assert Path("a.metrics.json").exists()
+    np.savez("new.npz", x=photo(1, 16, 16)[None])
+    modelyard.predict(home / "run", "new.npz", output="a.csv", overwrite=True)
+    assert not Path("a.metrics.json").exists()
+
+
 def test_numbers_and_several_classes_have_tables_too(tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     images = generator.random((60, 5)).astype(np.float32)
@@ -279,6 +368,17 @@ def test_numbers_and_several_classes_have_tables_too(tmp_path: Path) -> None:
             assert found.metrics[key] == pytest.approx(expected[key], abs=1e-5)
     assert set(table("value.csv")[0]) == {"path", "truth", "value"}
     assert set(table("flags.csv")[0]) == {"path", "truth", "labels"}
+
+
+def test_a_run_on_an_object_store_is_opened_by_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    from modelyard.serving.tables import predict as room
+
+    def opened(model_dir: str | Path, *_: Any) -> None:
+        raise UserError(f"asked for {model_dir}")
+
+    monkeypatch.setattr(room, "open_run", opened)
+    with pytest.raises(UserError, match="asked for s3://yard/run"):
+        modelyard.predict("s3://yard/run", "photos")
 
 
 def test_a_misspelt_option_is_no_file(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

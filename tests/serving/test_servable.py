@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 from sklearn.datasets import load_digits
 
 import modelyard
-from conftest import engine_name
+from conftest import engine_name, environment
 
 CENTRE = """
 import modelyard, numpy as np
@@ -21,6 +24,25 @@ class Centre:
         example["image"] = np.asarray(example["image"], np.float32) / 255 - 0.5
         return example
 """
+
+ASKED_FIRST = """
+import sys
+from modelyard.serving.run_model import open_run
+
+run = open_run("run", engine=sys.argv[1])
+assert run.remembered().image.shape == (8, 8, 1)
+print(type(run.engine()[0]).__name__)
+"""
+
+
+def test_what_a_run_remembers_may_be_asked_before_its_engine(two_devices: None) -> None:
+    modelyard.train(model="mlp", dataset="digits", train_steps=2, engine=engine_name(), model_dir="run")
+    other = "jax" if engine_name() == "tensorflow" else "tensorflow"
+    words = [sys.executable, "-c", ASKED_FIRST, engine_name()]
+    extra = environment(KERAS_BACKEND=other, PYTHONPATH=os.pathsep.join(sys.path))
+    done = subprocess.run(words, env=extra, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-1].lower().startswith(engine_name())
 
 
 def test_what_the_user_does_to_examples_is_done_to_those_of_requests(two_devices: None, tmp_path: Path) -> None:

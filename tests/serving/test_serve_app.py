@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import io
 import json
 import struct
+import threading
+import tracemalloc
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -468,3 +471,35 @@ def test_fuzzed_paths_are_answered_or_refused(client: TestClient, path: str, met
 
     answer = client.request(method, f"/v1/models/{quote(path)}")
     assert answer.status_code < 500
+
+
+def test_a_packed_request_is_refused_in_words(client: TestClient) -> None:
+    packed = gzip.compress(json.dumps({"instances": [bright()]}).encode())
+    answer = client.post(PREDICT, content=packed, headers={"Content-Encoding": "gzip"})
+    assert (answer.status_code, answer.json()["error"]) == (415, "the request is packed (gzip). Send it as it is.")
+
+
+def test_a_method_that_is_not_possible_is_told_with_the_one_that_is(client: TestClient) -> None:
+    answer = client.get(PREDICT)
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+
+
+def test_a_request_that_waits_holds_its_numbers_once() -> None:
+    servable = Brightness(facts("regression", Feature((20_000,), "float32")))
+    body = json.dumps({"instances": [[n / 7 for n in range(20_000)]] * 16}).encode()
+    with TestClient(service(servable).app()) as client:
+        tracemalloc.start()
+        try:
+            servable.go.clear()
+            servable.asked.clear()
+            asking = threading.Thread(target=lambda: client.post(PREDICT, content=body))
+            before = tracemalloc.get_traced_memory()[0]
+            asking.start()
+            assert servable.asked.wait(20)
+            held = tracemalloc.get_traced_memory()[0] - before
+        finally:
+            tracemalloc.stop()
+            servable.go.set()
+        asking.join(20)
+    arrays = 2 * 16 * 20_000 * 4  # of the request, and of its batch
+    assert held < len(body) + arrays + 2_000_000, "lists of Python's numbers would be 10 MB more"

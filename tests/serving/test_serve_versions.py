@@ -66,6 +66,25 @@ def test_a_new_version_takes_over_and_no_request_fails_meanwhile() -> None:
         eventually(lambda: states(client) == {"3": "AVAILABLE", "2": "END", "1": "END"})
 
 
+def test_a_version_that_is_away_for_a_moment_stays() -> None:
+    source = Given(v1=Brightness(), v2=Brightness())
+    versions = Versions(source, Batching(2))
+
+    async def work() -> list[int]:
+        versions.open()
+        served = []
+        for away in (False, False, True, False, False, True, True, True):
+            kept = source.servables.pop(2, None) if away else source.servables.setdefault(2, Brightness())
+            await versions.look()
+            assert versions.current is not None
+            served.append(versions.current.number)
+            del kept
+        await versions.close()
+        return served
+
+    assert asyncio.run(work()) == [2, 2, 2, 2, 2, 2, 1, 1]
+
+
 def test_the_old_version_finishes_what_it_has() -> None:
     old, source = Brightness(), Given()
     source.servables[1] = old

@@ -212,7 +212,7 @@ class _JpegFile:
         """None if Pillow should look at it: another colour space, or damage that Pillow puts better into words."""
         try:
             height, width, space, _ = simplejpeg.decode_jpeg_header(data)
-        except ValueError:
+        except (ValueError, KeyError):  # KeyError: a subsampling that it has no name for
             return None
         if space not in ("YCbCr", "RGB", "Gray") or height * width > MOST_PIXELS:
             return None

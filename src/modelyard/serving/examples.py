@@ -83,6 +83,8 @@ class Examples(Dataset):
         Raises:
             DataError: if it can't be decoded or has another shape.
         """
+        if not isinstance(stored, bytes):
+            _check_values(stored, out.dtype, name)
         if out.ndim != 3:
             if isinstance(stored, bytes) or stored.shape != out.shape:
                 found = "an image file" if isinstance(stored, bytes) else f"of shape {stored.shape}"
@@ -98,3 +100,17 @@ class Examples(Dataset):
     def fingerprint(self) -> str:
         """Of the stored examples, and what is made of them."""
         return hashlib.sha256(f"{self.items.fingerprint()}/{self._image}/{self._fit}".encode()).hexdigest()
+
+
+def _check_values(stored: NDArray[Any], wanted: np.dtype[Any], name: Callable[[], str]) -> None:
+    """Refuses values that would become others: shares, from 0 to 1, are all black as bytes."""
+    if wanted.kind == "f" or stored.dtype == wanted:
+        return
+    with np.errstate(invalid="ignore"):
+        same = np.array_equal(stored.astype(wanted), stored)
+    if not same:
+        low, high = (0, 1) if wanted.kind == "b" else (np.iinfo(wanted).min, np.iinfo(wanted).max)
+        raise DataError(
+            f"example {name()} holds {stored.dtype} from {stored.min():g} to {stored.max():g}; the run was trained on "
+            f"{wanted}: whole numbers from {low} to {high}. Give the values as they were in training."
+        )

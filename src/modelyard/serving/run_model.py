@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from modelyard.cluster.crew import Crew
+from modelyard.config.backend import import_engine, keras_backend
 from modelyard.config.durations import Run
 from modelyard.config.schema import Config
-from modelyard.data.dataset import TEST, Dataset
+from modelyard.data.dataset import LABEL, TEST, Dataset, Feature
 from modelyard.data.items import ArrayItems, Items
 from modelyard.data.preprocess import with_example_preprocessing
 from modelyard.loop.experiment import find_checkpoint
@@ -60,8 +61,16 @@ class OpenRun:
         kept = read_manifest(self.directory)
         return tuple(str(name) for name in (kept.get("data") or kept.get("dataset") or {}).get("classes", []))
 
+    @property
+    def label(self) -> Feature:
+        """Of an example as it is stored; without an engine."""
+        kept = (read_manifest(self.directory).get("data") or {}).get("stored", {}).get(LABEL)
+        return Feature(tuple(kept["shape"]), kept["dtype"]) if kept else Feature((), "int32")
+
     def remembered(self) -> Remembered:
         """What the run knows of its data; of runs that did not write it down yet, from the data itself."""
+        if keras_backend() is None:  # what follows imports Keras, whose backend is then fixed
+            import_engine(self.config.engine)
         from modelyard.models.remembered import recall, remember
 
         kept = read_manifest(self.directory).get("data")

@@ -17,7 +17,7 @@ from modelyard.config.accelerators import is_installed
 from modelyard.config.backend import INSTALL, keras_backend, select_engine
 from modelyard.errors import RunError, UserError, unknown
 from modelyard.run.files import whole_folder
-from modelyard.serving.exporting.versions import choose_version, export_folder
+from modelyard.serving.exporting.versions import choose_version, export_folder, tidied
 from modelyard.serving.run_model import OpenRun, open_run
 
 if TYPE_CHECKING:
@@ -90,10 +90,11 @@ def export(
         options["engine"] = "tensorflow"  # before the run's own parts are imported, which import Keras
     run = open_run(model_dir, checkpoint, source, **options)
     base = export_folder(run.directory, format, None if output is None else str(output))
-    number = choose_version(base, version, overwrite)
-    if keras_backend() not in (None, "tensorflow"):
-        return _elsewhere(run, format, base, version, overwrite, options)
-    return _export(run, format, base / str(number), overwrite, options)
+    with tidied(base):
+        number = choose_version(base, version, overwrite)
+        if keras_backend() not in (None, "tensorflow"):
+            return _elsewhere(run, format, base, version, overwrite, options)
+        return _export(run, format, base / str(number), overwrite, options)
 
 
 def _export(run: OpenRun, form: Format, target: Path, overwrite: bool, options: dict[str, Any]) -> Exported:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from modelyard import storage
 from modelyard.errors import RunError
 from modelyard.run.directory import RunDirectory
-from modelyard.run.files import PARTIAL, explain
+from modelyard.run.files import PARTIAL, explain, remove_partial
 
 
 def export_folder(directory: RunDirectory, form: str, output: str | None) -> Path:
@@ -35,6 +38,25 @@ def export_folder(directory: RunDirectory, form: str, output: str | None) -> Pat
         if not os.access(base, os.W_OK | os.X_OK):
             raise PermissionError(13, "Permission denied")
     return base
+
+
+@contextlib.contextmanager
+def tidied(base: Path) -> Iterator[None]:
+    """Puts in order what a killed export left in ``base``, before the block; a version that it had moved is back.
+
+    Exports into one folder may run side by side: each has a share of its lock, and who is alone tidies up.
+    """
+    with explain(base, "read"):
+        handle = os.open(base, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # others are at work; or a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            remove_partial(base)
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(handle)
 
 
 def choose_version(base: Path, version: int | None, overwrite: bool) -> int:

@@ -144,7 +144,9 @@ class Service:
         request.scope["verb"] = verb or ("metadata" if found["metadata"] else "status")
         allowed = "POST" if verb else "GET"
         if request.method not in (allowed, "HEAD" if allowed == "GET" else allowed):
-            raise RefusedError(405, f"{request.method} {request.url.path[:200]} is not possible; {allowed} is.")
+            refused = RefusedError(405, f"{request.method} {request.url.path[:200]} is not possible; {allowed} is.")
+            refused.headers["Allow"] = allowed
+            raise refused
         self._check_name(found)
         if not verb and not found["metadata"]:
             return JsonResponse(self._status(found["version"]))
@@ -187,9 +189,10 @@ class Service:
 
     async def _predict(self, request: Request, version: Version) -> dict[str, Any]:
         async with self._bodies.read(request) as body:
-            given = self._parsed(body)
-            rows, columns = tensors.rows_of(given, self.limits)
-            outputs = await self._answer(version, rows)
+            rows, columns = tensors.rows_of(self._parsed(body), self.limits)
+            images = await self._images(version, rows)
+            del rows  # many times as large as what they hold, and the queue may be long
+            outputs = await self._batched(version, images)
         return {"outputs": tensors.as_columns(outputs)} if columns else {"predictions": tensors.as_rows(outputs)}
 
     async def _classify(self, request: Request, version: Version) -> dict[str, Any]:
@@ -197,8 +200,8 @@ class Service:
         if "probabilities" not in version.servable.outputs:
             raise RefusedError(400, f"this model gives no classes ({facts.kind}). Use :predict or :regress.")
         async with self._bodies.read(request) as body:
-            rows = tensors.examples_of(self._parsed(body), facts.image, self.limits)
-            found = tensors.as_classes(await self._answer(version, rows), facts.classes)
+            images = await self._images(version, tensors.examples_of(self._parsed(body), facts.image, self.limits))
+            found = tensors.as_classes(await self._batched(version, images), facts.classes)
         # The documentation says result where it describes the format and results in its example, as the server does.
         return {"results": found, "result": found}
 
@@ -209,8 +212,8 @@ class Service:
                 400, f"this model gives no numbers to regress ({facts.kind}). Use :predict or :classify."
             )
         async with self._bodies.read(request) as body:
-            rows = tensors.examples_of(self._parsed(body), facts.image, self.limits)
-            found = tensors.as_rows({"values": (await self._answer(version, rows))["values"]})
+            images = await self._images(version, tensors.examples_of(self._parsed(body), facts.image, self.limits))
+            found = tensors.as_rows({"values": (await self._batched(version, images))["values"]})
         return {"results": found, "result": found}
 
     async def _upload(self, request: Request, version: Version) -> dict[str, Any]:
@@ -232,12 +235,10 @@ class Service:
             )
         return given
 
-    async def _answer(self, version: Version, rows: list[Any]) -> Outputs:
+    async def _images(self, version: Version, rows: list[Any]) -> NDArray[Any]:
         if any(isinstance(row, dict) for row in rows):  # image files are decoded beside other requests
-            images = await self._in_thread(lambda: tensors.images_of(rows, version.servable, self.limits))
-        else:
-            images = tensors.images_of(rows, version.servable, self.limits)
-        return await self._batched(version, images)
+            return await self._in_thread(lambda: tensors.images_of(rows, version.servable, self.limits))
+        return tensors.images_of(rows, version.servable, self.limits)
 
     async def _in_thread(self, work: Callable[[], NDArray[Any]]) -> NDArray[Any]:
         try:

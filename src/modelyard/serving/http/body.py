@@ -52,7 +52,8 @@ class Bodies:
         parts: list[bytes] = []
         try:
             await self._fill(parts, request)
-            yield b"".join(parts)
+            parts[:] = [b"".join(parts)]  # the pieces are not held beside the whole
+            yield parts[0]
         finally:
             self.held -= sum(map(len, parts))
 
@@ -81,6 +82,9 @@ class Bodies:
             raise
 
     def _check_length(self, request: Request) -> None:
+        packed = request.headers.get("content-encoding", "identity").lower()
+        if packed != "identity":
+            raise RefusedError(415, f"the request is packed ({packed[:40]}). Send it as it is.", close=True)
         said = request.headers.get("content-length", "0")
         if said.isdecimal() and int(said[:20]) > self.limits.max_body:
             raise self._too_long()

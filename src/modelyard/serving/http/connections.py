@@ -13,6 +13,8 @@ else:
 
 _LOOKS = 4
 """How often in the time that is allowed a connection is looked at."""
+_TURNS = 4
+"""How many times that time a request may take in all: to be sent, decoded, computed, and its answer read."""
 
 
 def patient_for(seconds: float) -> type[Any]:
@@ -25,6 +27,7 @@ def patient_for(seconds: float) -> type[Any]:
             super().connection_made(transport)
             self._began: float | None = self.loop.time()
             self._busy: tuple[Any, float] = (None, 0.0)
+            self._unread: float | None = None
             self._looking = self.loop.call_later(seconds / _LOOKS, self._look)
 
         def connection_lost(self, exc: Exception | None) -> None:
@@ -44,16 +47,26 @@ def patient_for(seconds: float) -> type[Any]:
 
         def _look(self) -> None:
             now = self.loop.time()
-            if self.transport.is_closing():
-                return
             self._looking = self.loop.call_later(seconds / _LOOKS, self._look)
-            if self._between():
+            if self._is_left_unread(now):
+                self.transport.abort()
+            elif self.transport.is_closing():
+                return
+            elif self._between():
                 if self._began is not None and now - self._began > seconds:
                     self._refuse()
             elif self.cycle is not self._busy[0]:
                 self._busy = (self.cycle, now)
-            elif now - self._busy[1] > 4 * seconds:  # sent, decoded, computed; then the answer was not read
+            elif now - self._busy[1] > _TURNS * seconds:
                 self.transport.abort()
+
+        def _is_left_unread(self, now: float) -> bool:
+            """Whether an answer waits for its client too long: to uvicorn it is done, and even closing would wait."""
+            if not self.transport.get_write_buffer_size():
+                self._unread = None
+            elif self._unread is None:
+                self._unread = now
+            return self._unread is not None and now - self._unread > _TURNS * seconds
 
         def _refuse(self) -> None:
             reason = json.dumps({"error": f"the headers of the request were not sent within {seconds:g} seconds."})

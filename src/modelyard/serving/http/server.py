@@ -17,6 +17,7 @@ from modelyard.errors import ConfigError, Problem, RunError, UserError
 
 log = logging.getLogger("modelyard")
 
+_MOST = 1e9
 NEEDS = "serving needs starlette, uvicorn, python-multipart and prometheus_client: pip install 'modelyard[serve]'"
 
 
@@ -138,6 +139,8 @@ def _check(
         for key, value in of_run.items():
             if value is not None:
                 problems.append(Problem(source, key, "is for runs; an export is served as it is."))
+    endless = [Problem(source, k, "must be a finite number.") for k, v in {**above, **from_zero}.items() if v > _MOST]
+    problems += endless  # no wait of the system, and no size, is so large
     problems += [Problem(source, k, f"must be above 0; it is {v:g}.") for k, v in above.items() if not v > 0]
     problems += [Problem(source, k, f"can't be below 0; it is {v:g}.") for k, v in from_zero.items() if not v >= 0]
     if from_zero["port"] > 65535:

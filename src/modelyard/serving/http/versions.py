@@ -133,7 +133,8 @@ class Versions:
         # A copy in progress grows from look to look.
         whole = [n for n, files in seen.items() if before.get(n) == files and self._failed.get(n) != files]
         serving = self.current.number if self.current else None
-        if serving in seen:
+        # Where a version is replaced (export --overwrite), it is away for a moment: that is no reason to go back.
+        if serving is not None and (serving in seen or serving in before):
             whole.append(serving)
         if not whole or max(whole) == serving:
             return

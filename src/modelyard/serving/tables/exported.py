@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from modelyard.config import Config, load_config
 from modelyard.config.backend import keras_backend, select_engine
 from modelyard.config.durations import Run
-from modelyard.data.dataset import IMAGE, TEST, Dataset
+from modelyard.data.dataset import IMAGE, TEST, Dataset, Feature
 from modelyard.data.items import Items
 from modelyard.data.pipeline import Pipeline
 from modelyard.errors import ConfigError, Problem, RunError
@@ -39,6 +39,12 @@ class OpenExport:
         self.facts = read_description(self.path)
         self.config: Config = load_config(**options)
         self.address, self.step, self.classes = str(self.path.absolute()), self.facts.step, self.facts.classes
+
+    @property
+    def label(self) -> Feature:
+        """Of an example, by what the model predicts."""
+        kinds = {"regression": Feature((), "float32"), "multi_label": Feature((len(self.classes),), "uint8")}
+        return kinds.get(self.facts.kind, Feature((), "int32"))
 
     def engine(self, items: Items, *, labelled: bool = False, skips: bool = False) -> tuple[ExportEngine, Dataset]:
         """What predicts, and the dataset of the examples."""

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
+from modelyard import storage
 from modelyard.data.dataset import TEST
 from modelyard.data.images import UndecodableError
 from modelyard.errors import DataError, UserError
@@ -29,6 +30,8 @@ from modelyard.serving.tables.sources import COLUMNS, ToPredict, open_sources
 log = logging.getLogger("modelyard")
 _NOTE_EVERY = 2.0
 """Seconds between notes of how far it is."""
+_DECIDING = ("engine", "precision", "test_time_augmentation", "preprocess", "plugins", "part_options")
+"""Options that predictions depend on, beyond rounding: those of speed and memory may change when it goes on."""
 
 
 @dataclass(frozen=True)
@@ -95,11 +98,11 @@ def predict(
             "what shall be predicted? Give files or a folder, or --split for a split of the run's own data."
         )
     columns = {key: options.pop(key) for key in COLUMNS if options.get(key) is not None}
-    run = _opened(Path(model_dir).expanduser(), checkpoint, split, source, options)
+    run = _opened(model_dir, checkpoint, split, source, options)
     if split is not None and isinstance(run, OpenRun):
         found = _of_split(run, split)
     else:
-        found = open_sources([*map(str, sources)], run.config, run.classes, columns)
+        found = open_sources([*map(str, sources)], run.config, run.classes, columns, run.label)
     if not len(found.items):
         raise DataError("there are no examples to predict.")
     # Files are read as they come; arrays are there already.
@@ -109,11 +112,12 @@ def predict(
 
 
 def _opened(
-    folder: Path, checkpoint: str | int | None, split: str | None, source: str, options: dict[str, Any]
+    model_dir: str | Path, checkpoint: str | int | None, split: str | None, source: str, options: dict[str, Any]
 ) -> OpenRun | OpenExport:
     """A checkpoint of a run, or an exported model."""
-    if not is_export(folder):
-        return open_run(folder, checkpoint, source, **options)
+    folder = Path(model_dir).expanduser()
+    if storage.is_remote(model_dir) or not is_export(folder):
+        return open_run(model_dir, checkpoint, source, **options)
     if checkpoint is not None or split is not None:
         word = "checkpoint" if checkpoint is not None else "split"
         raise UserError(f"{folder} is an export: it has no --{word}. Name the run folder instead.")
@@ -157,7 +161,8 @@ class _Work:
     def _key(self) -> str:
         """Changes when anything that decides the table does."""
         weights = self.run.path.stat().st_mtime_ns
-        parts = (self.run.address, self.run.path.name, weights, self.found.items.fingerprint())
+        options = [(name, getattr(self.run.config, name)) for name in _DECIDING]
+        parts = (self.run.address, self.run.path.name, weights, self.found.items.fingerprint(), options)
         return hashlib.sha256(
             repr((*parts, self.top, self.everything, self.skips, self.found.labelled)).encode()
         ).hexdigest()
@@ -191,16 +196,16 @@ class _Work:
             raise DataError(f"{error} With --on_bad skip such a file gets a row that says why.") from error
         finally:
             engine.close()
-        replaces = self.target.exists()
-        with explain(self.target, "write"):
-            self.partial.replace(self.target)
-            self.note.unlink(missing_ok=True)
         scores = self.scores.as_json() if self.scores is not None and self.found.labelled else {}
         metrics = self.scores.metrics() if self.scores is not None and self.found.labelled else {}
-        if scores:
-            write_text(self.target.with_suffix(".metrics.json"), json.dumps(scores) + "\n")
-        elif replaces:  # the metrics beside it were those of the table that was here
-            self.target.with_suffix(".metrics.json").unlink(missing_ok=True)
+        beside = self.target.with_suffix(".metrics.json")
+        if scores:  # first: with the table, all is done
+            write_text(beside, json.dumps(scores) + "\n")
+        with explain(self.target, "write"):
+            if not scores and self.target.exists():  # of the table that is replaced
+                beside.unlink(missing_ok=True)
+            self.partial.replace(self.target)
+            self.note.unlink(missing_ok=True)
         if self.skipped:
             log.warning("%d of %d examples could not be read; the column error says why", self.skipped, size)
         return Predictions(str(self.target), rows, self.run.step, self.skipped, metrics, scores)
@@ -237,8 +242,6 @@ class _Work:
             self.table = Table(classes, kind, **options, errors=self.skips)  # type: ignore[arg-type]
             if self.scores is None:
                 self.scores = Scores(classes, kind)
-                with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                    self.scores.go_on(json.loads(self.note.read_text(encoding="utf-8"))["scores"])
         return self.table
 
     # -- going on ---------------------------------------------------------------------------------------------------
@@ -249,6 +252,8 @@ class _Work:
             note = json.loads(self.note.read_text(encoding="utf-8"))
             rows, size, self.skipped = int(note["rows"]), int(note["bytes"]), int(note["skipped"])
             same = note["key"] == self.key and self.partial.stat().st_size >= size
+            if same:  # here, since there may be no rows left that would tell what was counted
+                self.scores = Scores.going_on(self.run.classes, note["scores"])
         except (OSError, ValueError, KeyError, TypeError):
             same = False
         if not same:

@@ -69,21 +69,25 @@ class Scores:
     def state(self) -> dict[str, Any]:
         """What was counted so far."""
         arrays = {"confusion": self.confusion, "sums": self._sums, "flags": self._flags}
-        return {"examples": self.examples, "exact": self._exact, **{k: a.tolist() for k, a in arrays.items()}}
+        counts = {"kind": self.kind, "examples": self.examples, "exact": self._exact}
+        return {**counts, **{name: array.tolist() for name, array in arrays.items()}}
 
-    def go_on(self, state: Mapping[str, Any]) -> None:
+    @classmethod
+    def going_on(cls, classes: Sequence[str], state: Mapping[str, Any]) -> Scores:
         """Counts on from what `state` gave.
 
         Raises:
             ValueError: if that was of other classes.
         """
-        confusion = np.asarray(state["confusion"], np.int64).reshape(-1, len(self.classes))
-        if confusion.shape != self.confusion.shape:
+        made = cls(classes, str(state["kind"]))
+        confusion = np.asarray(state["confusion"], np.int64).reshape(-1, len(made.classes))
+        if confusion.shape != made.confusion.shape:
             raise ValueError("other classes")
-        self.confusion[...] = confusion
-        self._sums[...] = state["sums"]
-        self._flags[...] = state["flags"]
-        self.examples, self._exact = int(state["examples"]), int(state["exact"])
+        made.confusion[...] = confusion
+        made._sums[...] = state["sums"]
+        made._flags[...] = state["flags"]
+        made.examples, made._exact = int(state["examples"]), int(state["exact"])
+        return made
 
     def as_json(self) -> dict[str, Any]:
         """All of it."""

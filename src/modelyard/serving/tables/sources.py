@@ -16,12 +16,14 @@ from numpy.typing import NDArray
 from modelyard import storage
 from modelyard.config.schema import Config
 from modelyard.data.catalog import FilesOptions
+from modelyard.data.dataset import Feature
 from modelyard.data.items import ArrayItems, FileItems, Items
 from modelyard.data.sources.csv_file import numbers_of
 from modelyard.data.sources.files import feature_map, holds_records, matching
 from modelyard.data.sources.folder import IMAGE_ENDINGS, is_hidden
 from modelyard.data.sources.npz import UNREADABLE
 from modelyard.errors import DataError, unknown
+from modelyard.serving.tables.truth import why_no_truth
 from modelyard.storage import cache_folder, list_files
 
 log = logging.getLogger("modelyard")
@@ -41,7 +43,7 @@ class ToPredict:
 
 
 def open_sources(
-    sources: Sequence[str], config: Config, classes: Sequence[str], columns: Mapping[str, Any]
+    sources: Sequence[str], config: Config, classes: Sequence[str], columns: Mapping[str, Any], label: Feature
 ) -> ToPredict:
     """The examples at some paths, in their order.
 
@@ -50,6 +52,7 @@ def open_sources(
         config: of the run: how it reads files of columns and records.
         classes: of the run; labels of these names, where there are any, are taken for the truth.
         columns: options of `COLUMNS` that are other than in training.
+        label: of an example of the run: labels unlike it are left out.
 
     Raises:
         DataError: if there is nothing, or nothing that can be read.
@@ -67,9 +70,9 @@ def open_sources(
         if name.endswith(".csv"):
             return _of_csv(alone, options, classes)
         if name.endswith(".npz"):
-            return _of_npz(alone)
+            return _of_npz(alone, label, classes)
         if holds_records(alone):
-            return _of_records(alone, options, classes, cache_folder(config.cache_dir))
+            return _of_records(alone, options, classes, label, cache_folder(config.cache_dir))
     paths = [path for place in places for path in _images(place)]
     return _with_labels(FileItems(Path(), paths, np.zeros(len(paths), np.int32)), _parents(paths, places), classes)
 
@@ -117,8 +120,8 @@ def _with_labels(items: Items, names: Sequence[str] | None, classes: Sequence[st
     numbers = {name: number for number, name in enumerate(classes)}
     strange = next((name for name in names or () if name not in numbers), None)
     if names is None or strange is not None:
-        if said:
-            log.warning("labels are left out: %s", unknown("class", str(strange), list(classes)))
+        if said and strange is not None:
+            log.warning("labels are left out: %s", unknown("class", strange, list(classes)))
         return ToPredict(items, labelled=False)
     items.labels = np.array([numbers[name] for name in names], np.int32)
     return ToPredict(items, labelled=True)
@@ -166,9 +169,22 @@ def _of_csv(path: Path, options: FilesOptions, classes: Sequence[str]) -> ToPred
     return _with_labels(ArrayItems(table, labels), names, classes, said=True)
 
 
-def _of_npz(path: Path) -> ToPredict:
+def _with_numbers(items: Items, label: Feature, classes: Sequence[str]) -> ToPredict:
+    """The items, with their own labels as the truth where those are such as the run has."""
+    wrong = why_no_truth(items.labels, label, len(classes))
+    if wrong is None:
+        return ToPredict(items, labelled=True)
+    log.warning("labels are left out: %s", wrong)
+    items.labels = np.zeros(len(items), np.int32)
+    return ToPredict(items, labelled=False)
+
+
+def _of_npz(path: Path, label: Feature, classes: Sequence[str]) -> ToPredict:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            raise DataError(f"{path} is a single array (.npy); save it with numpy.savez(path, x=…).")
+        with loaded as file:
             name = next((name for name in _IMAGES if name in file.files), file.files[0] if file.files else "")
             if len(file.files) > 1 and name not in _IMAGES:
                 raise DataError(f"{path} must hold images named x or image; it holds: {', '.join(file.files)}.")
@@ -185,12 +201,12 @@ def _of_npz(path: Path) -> ToPredict:
         images = images[..., None]
     if labels is not None and len(labels) != len(images):
         raise DataError(f"{path}: {len(images)} examples but {len(labels)} labels.")
-    return ToPredict(
-        ArrayItems(images, np.zeros(len(images), np.int32) if labels is None else labels), labels is not None
-    )
+    if labels is None:
+        return ToPredict(ArrayItems(images, np.zeros(len(images), np.int32)), labelled=False)
+    return _with_numbers(ArrayItems(images, labels), label, classes)
 
 
-def _of_records(path: Path, options: FilesOptions, classes: Sequence[str], cache: Path) -> ToPredict:
+def _of_records(path: Path, options: FilesOptions, classes: Sequence[str], label: Feature, cache: Path) -> ToPredict:
     from dataclasses import replace
 
     from modelyard.data.records.items import RecordItems, describe_record
@@ -206,7 +222,4 @@ def _of_records(path: Path, options: FilesOptions, classes: Sequence[str], cache
         return ToPredict(items, labelled=False)
     if items.class_names is not None:
         return _with_labels(items, [items.class_names[n] for n in items.labels], classes, said=True)
-    if len(items) and int(items.labels.max()) >= len(classes):
-        log.warning("labels are left out: there is a %d, and the run has %d classes", items.labels.max(), len(classes))
-        return ToPredict(items, labelled=False)
-    return ToPredict(items, labelled=True)
+    return _with_numbers(items, label, classes)
