@@ -27,6 +27,7 @@ from modelyard.serving.http.body import Bodies, Limits, files_of
 from modelyard.serving.http.metrics import TYPE, Metrics
 from modelyard.serving.http.openapi import openapi
 from modelyard.serving.http.page import HEADERS, PAGE
+from modelyard.serving.http.plain_lists import plain_images
 from modelyard.serving.http.refusal import RefusedError
 from modelyard.serving.http.servable import Outputs
 from modelyard.serving.http.status import SIGNATURE, about, metadata_of, status_of
@@ -80,9 +81,10 @@ class Service:
             "/metrics": self._metrics,
             "/openapi.json": self._openapi,
         }
-        routes = [Route(path, self._guarded(call, path.strip("/") or "page")) for path, call in plain.items()]
         models = self._guarded(self._model, None)
-        routes.append(Route("/v1/models/{path:path}", models, methods=["GET", "POST"]))
+        # Routes are tried one after the other.
+        routes = [Route("/v1/models/{path:path}", models, methods=["GET", "POST"])]
+        routes += [Route(path, self._guarded(call, path.strip("/") or "page")) for path, call in plain.items()]
         return Starlette(routes=routes, lifespan=self._lifespan, exception_handlers={HTTPException: self._no_path})
 
     @contextlib.asynccontextmanager
@@ -187,9 +189,12 @@ class Service:
 
     async def _predict(self, request: Request, version: Version) -> dict[str, Any]:
         async with self._bodies.read(request) as body:
-            given = self._parsed(body)
-            rows, columns = tensors.rows_of(given, self.limits)
-            outputs = await self._answer(version, rows)
+            images, columns = plain_images(body, version.servable.facts.image, self.limits.max_instances), False
+            if images is None:
+                rows, columns = tensors.rows_of(self._parsed(body), self.limits)
+                images = await self._images(version, rows)
+                del rows  # thousands of numbers, not to be kept while the model is waited for
+            outputs = await self._batched(version, images)
         return {"outputs": tensors.as_columns(outputs)} if columns else {"predictions": tensors.as_rows(outputs)}
 
     async def _classify(self, request: Request, version: Version) -> dict[str, Any]:
@@ -197,8 +202,8 @@ class Service:
         if "probabilities" not in version.servable.outputs:
             raise RefusedError(400, f"this model gives no classes ({facts.kind}). Use :predict or :regress.")
         async with self._bodies.read(request) as body:
-            rows = tensors.examples_of(self._parsed(body), facts.image, self.limits)
-            found = tensors.as_classes(await self._answer(version, rows), facts.classes)
+            images = await self._images(version, tensors.examples_of(self._parsed(body), facts.image, self.limits))
+            found = tensors.as_classes(await self._batched(version, images), facts.classes)
         # The documentation says result where it describes the format and results in its example, as the server does.
         return {"results": found, "result": found}
 
@@ -209,8 +214,8 @@ class Service:
                 400, f"this model gives no numbers to regress ({facts.kind}). Use :predict or :classify."
             )
         async with self._bodies.read(request) as body:
-            rows = tensors.examples_of(self._parsed(body), facts.image, self.limits)
-            found = tensors.as_rows({"values": (await self._answer(version, rows))["values"]})
+            images = await self._images(version, tensors.examples_of(self._parsed(body), facts.image, self.limits))
+            found = tensors.as_rows({"values": (await self._batched(version, images))["values"]})
         return {"results": found, "result": found}
 
     async def _upload(self, request: Request, version: Version) -> dict[str, Any]:
@@ -232,12 +237,10 @@ class Service:
             )
         return given
 
-    async def _answer(self, version: Version, rows: list[Any]) -> Outputs:
+    async def _images(self, version: Version, rows: list[Any]) -> NDArray[Any]:
         if any(isinstance(row, dict) for row in rows):  # image files are decoded beside other requests
-            images = await self._in_thread(lambda: tensors.images_of(rows, version.servable, self.limits))
-        else:
-            images = tensors.images_of(rows, version.servable, self.limits)
-        return await self._batched(version, images)
+            return await self._in_thread(lambda: tensors.images_of(rows, version.servable, self.limits))
+        return tensors.images_of(rows, version.servable, self.limits)
 
     async def _in_thread(self, work: Callable[[], NDArray[Any]]) -> NDArray[Any]:
         try:
