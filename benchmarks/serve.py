@@ -4,6 +4,13 @@
 
 Prints images per second in process and through HTTP, and their ratio; p50 and p99 of the latency at a quarter and half
 of that load against the bound; and how 1,000 requests fare while a new version is swapped in.
+
+Latency is what the client sees: from the moment it begins to send a request to the last byte of the answer.
+
+The client needs cores of the model, which it would not where clients are other machines. So there are two ratios: to
+the model alone on this machine, and to the model beside a process that does nothing but take as much of a core as the
+client did. Milliseconds of a core for each image, of the server, of the client and of the model in process, say where
+the rest goes, and change less when the machine has other work.
 """
 
 from __future__ import annotations
@@ -78,7 +85,7 @@ def requests_of(shape: list[int], images: int, kind: str, count: int = 16) -> li
 async def closed_loop(port: int, made: list[bytes], connections: int, seconds: float) -> dict[str, Any]:
     """Every connection sends its next request when the last is answered."""
     latencies: list[float] = []
-    failed = 0
+    failed, cpu = 0, time.process_time()
     end = time.perf_counter() + seconds
 
     async def one(number: int) -> None:
@@ -92,7 +99,8 @@ async def closed_loop(port: int, made: list[bytes], connections: int, seconds: f
 
     began = time.perf_counter()
     await asyncio.gather(*map(one, range(connections)))
-    return summary(latencies, failed, time.perf_counter() - began)
+    found = summary(latencies, failed, time.perf_counter() - began)
+    return {**found, "cpu": time.process_time() - cpu}
 
 
 async def open_loop(port: int, made: list[bytes], rate: float, seconds: float) -> dict[str, Any]:
@@ -194,6 +202,30 @@ def server(*words: str) -> Iterator[tuple[int, int]]:
         process.kill()
 
 
+def cpu_seconds(pid: int) -> float:
+    """What a process has had of the cores."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@contextlib.contextmanager
+def busy(share: float) -> Iterator[None]:
+    """A process that takes this share of a core."""
+    turn = f"""
+import time
+while True:
+    began, cpu = time.perf_counter(), time.process_time()
+    while time.process_time() < cpu + {share} * 0.01: pass
+    time.sleep(max(0, began + 0.01 - time.perf_counter()))
+"""
+    process = subprocess.Popen([sys.executable, "-c", turn])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
 def resident_mb(pid: int) -> float:
     """Memory of a process."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
@@ -234,10 +266,12 @@ class InProcess:
 
     def rate(self, seconds: float) -> float:
         """Images a second."""
-        count, began = 0, time.perf_counter()
+        count, began, cpu = 0, time.perf_counter(), time.process_time()
         while time.perf_counter() < began + seconds:
             self.servable.predict(self.images)
             count += self.batch
+        self.milliseconds = 1000 * (time.process_time() - cpu) / count
+        """Of a core, for an image."""
         return count / (time.perf_counter() - began)
 
 
@@ -275,14 +309,22 @@ def loaded(folder: Path, given: argparse.Namespace, shape: list[int]) -> None:
         for images, kind, connections in ((1, "jpeg", 2 * given.batch), (1, "json", 2 * given.batch), (8, "json", 16)):
             turns = []
             for _ in range(given.rounds):
-                alone = here.rate(given.seconds)
+                alone, of_model = here.rate(given.seconds), here.milliseconds
+                used = cpu_seconds(pid)
                 found = client(["closed", *begin, str(images), kind, str(connections), str(given.seconds)])
-                turns.append((found["rate"] * images / alone, alone, found["rate"] * images, found))
-            ratio, alone, rate, found = sorted(turns, key=lambda turn: turn[0])[len(turns) // 2]
+                rate, count = found["rate"] * images, found["requests"] * images
+                cpu = {"server": cpu_seconds(pid) - used, "client": found["cpu"], "model": of_model * count / 1000}
+                with busy(found["cpu"] * found["rate"] / found["requests"]):
+                    beside = here.rate(given.seconds)
+                turns.append((rate / beside, rate / alone, rate, alone, beside, found, count, cpu))
+            ratio, to_alone, rate, alone, beside, found, count, cpu = sorted(turns, key=lambda t: t[0])[len(turns) // 2]
             print(
-                f"{images} images ({kind}) a request, {connections} connections: {rate:,.0f} images/s, in process "
-                f"{alone:,.0f}, ratio {ratio:.2f} ({', '.join(f'{turn[0]:.2f}' for turn in turns)}); p50 "
-                f"{found['p50']:.0f} ms, p99 {found['p99']:.0f} ms; {sum(turn[3]['failed'] for turn in turns)} failed",
+                f"{images} images ({kind}) a request, {connections} connections: {rate:,.0f} images/s; in process "
+                f"beside a busy process {beside:,.0f}, ratio {ratio:.2f} ({', '.join(f'{t[0]:.2f}' for t in turns)}); "
+                f"alone {alone:,.0f}, ratio {to_alone:.2f} ({', '.join(f'{turn[1]:.2f}' for turn in turns)}); "
+                f"p50 {found['p50']:.0f} ms, p99 {found['p99']:.0f} ms; ms of a core for an image: "
+                f"{', '.join(f'{name} {1000 * each / count:.2f}' for name, each in cpu.items())}; "
+                f"{sum(turn[5]['failed'] for turn in turns)} failed",
                 flush=True,
             )
         for share in (0.25, 0.5):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from modelyard.launcher.local import launch
     from modelyard.launcher.stop import stop
     from modelyard.launcher.submit import submit
-    from modelyard.loop.experiment import evaluate, resume, train, train_and_evaluate
+    from modelyard.loop.experiment import evaluate
     from modelyard.loop.hooks import Hook
     from modelyard.loop.learning_rate import LearningRates, find_learning_rate
     from modelyard.loop.result import Result
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from modelyard.serving.exporting.export import Exported, export
     from modelyard.serving.http.server import serve
     from modelyard.serving.tables.predict import Predictions, predict
+    from modelyard.serving.training import ExportFailedError, resume, train, train_and_evaluate
 
 # Imported when first used: `import modelyard` must not fix Keras's backend, and must be quick.
 _HOMES = {
@@ -53,7 +54,7 @@ _HOMES = {
     "modelyard.launcher.local": ("launch",),
     "modelyard.launcher.stop": ("stop",),
     "modelyard.launcher.submit": ("submit",),
-    "modelyard.loop.experiment": ("evaluate", "resume", "train", "train_and_evaluate"),
+    "modelyard.loop.experiment": ("evaluate",),
     "modelyard.loop.hooks": ("Hook",),
     "modelyard.loop.learning_rate": ("LearningRates", "find_learning_rate"),
     "modelyard.loop.result": ("Result",),
@@ -67,6 +68,7 @@ _HOMES = {
     "modelyard.serving.tables.predict": ("Predictions", "predict"),
     "modelyard.serving.exporting.export": ("Exported", "export"),
     "modelyard.serving.http.server": ("serve",),
+    "modelyard.serving.training": ("ExportFailedError", "resume", "train", "train_and_evaluate"),
     "modelyard.registry": (
         "Options",
         "register_augmentation",
@@ -94,6 +96,7 @@ __all__ = [
     "DataContext",
     "DataInfo",
     "Dataset",
+    "ExportFailedError",
     "Exported",
     "Feature",
     "GeneratorDataset",

@@ -106,6 +106,8 @@ def test_a_run_is_served_to_a_client_of_tensorflow_serving(run_folder: Path) -> 
         began = time.monotonic()
         assert raw(base, head).startswith(b"HTTP/1.1 408")
         assert b"not sent within 2 seconds (1 bytes came)" in raw(base, head + b"\r\n", b"{")
+        endless = [b"a" * 32_000] * 3
+        assert raw(base, head + b"X: ", *endless).startswith((b"HTTP/1.1 431", b"HTTP/1.1 400"))  # httptools, h11
         assert raw(base, b"\x16\x03\x01 hello\r\n\r\n").startswith(b"HTTP/1.1 400")
         assert time.monotonic() - began < 20
         assert httpx.get(f"{base}readyz").status_code == 200

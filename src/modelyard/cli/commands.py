@@ -25,11 +25,8 @@ from modelyard.run.console import console, show_log
 
 def train(config: Config, *, evaluates: bool, as_json: bool) -> None:
     """Trains, shows the results."""
-    from modelyard.loop import experiment
-
     show_log()
-    run = experiment.train_and_evaluate if evaluates else experiment.train
-    _show_result(_interruptible(lambda: run(config)), as_json)
+    _train(config, evaluates, as_json)
 
 
 def resume(model_dir: str, options: dict[str, Any], *, as_json: bool) -> None:
@@ -37,9 +34,18 @@ def resume(model_dir: str, options: dict[str, Any], *, as_json: bool) -> None:
     from modelyard.loop import experiment
 
     show_log()
-    config, evaluates = experiment.resume_config(model_dir, options, COMMAND_LINE)
-    run = experiment.train_and_evaluate if evaluates else experiment.train
-    _show_result(_interruptible(lambda: run(config)), as_json)
+    _train(*experiment.resume_config(model_dir, options, COMMAND_LINE), as_json)
+
+
+def _train(config: Config, evaluates: bool, as_json: bool) -> None:
+    from modelyard.serving import training
+
+    try:
+        result = _interruptible(lambda: training.run(config, evaluates))
+    except training.ExportFailedError as error:
+        _show_result(error.result, as_json)  # the run itself is complete
+        raise
+    _show_result(result, as_json)
 
 
 def evaluate(model_dir: str, checkpoint: str | None, split: str, options: dict[str, Any], *, as_json: bool) -> None:
@@ -88,6 +94,8 @@ def _show_result(result: Any, as_json: bool) -> None:
     out = console() if as_json else stdout()
     out.print(table)
     out.print(f"run folder: {result.model_dir}", soft_wrap=True)
+    for path in result.exports:
+        out.print(f"exported: {path}", soft_wrap=True)
     if as_json:
         print_json(result.as_json())
 

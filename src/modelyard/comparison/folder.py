@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -194,14 +194,17 @@ def _differences(before: Config, now: Config) -> list[tuple[str, Any, Any]]:
     return [(key, there.get(key), here.get(key)) for key in keys]
 
 
-def is_finished(directory: RunDirectory, tests: bool) -> bool:
+def is_finished(directory: RunDirectory, tests: bool, exports: Sequence[str] = ()) -> bool:
     """Whether a run has nothing left to do.
 
     Args:
         directory: the run folder.
         tests: whether the best model is to be tested at the end.
+        exports: the formats in which it is to be exported then.
     """
     if not directory.exists() or summarize(directory)["status"] not in ("finished", "stopped early"):
+        return False
+    if not all(any(directory.export(form).glob("[0-9]*")) for form in exports):
         return False
     sizes = read_json(directory.manifest).get("dataset", {}).get("sizes", {})
     return (

@@ -118,7 +118,7 @@ class Work:
             Interrupted: after SIGINT or SIGTERM, when all have saved and ended; not if none was left to stop.
         """
         for state in self.states.values():
-            if is_finished(self.folder.run(state.cell.name), state.cell.config.test_at_end):
+            if self._is_finished(state.cell):
                 state.state, state.was_done = DONE, True
         waiting = [state for state in self.states.values() if state.state == WAITING]
         if len(waiting) < len(self.states):
@@ -180,6 +180,9 @@ class Work:
             threads = run_options(directory).get("threads") or threads
         return (*self._program, TRAIN_AND_EVALUATE, *words, "--threads", str(threads))
 
+    def _is_finished(self, cell: Cell) -> bool:
+        return is_finished(self.folder.run(cell.name), cell.config.test_at_end, cell.config.export_at_end)
+
     def _conclude(self, process: Process) -> None:
         state, slot = self._running.pop(process)
         status = process.reap()
@@ -188,7 +191,7 @@ class Work:
         state.seconds = time.monotonic() - state.began
         cell = state.cell
         # A stop that comes while a run ends changes its status, not that it is finished.
-        if (status == 0 or self._signals) and is_finished(self.folder.run(cell.name), cell.config.test_at_end):
+        if (status == 0 or self._signals) and self._is_finished(cell):
             state.state = DONE
             if self._failures.pop(cell.name, None) is not None:
                 self.folder.write_failures(self._failures)

@@ -39,7 +39,11 @@ def _each_once(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 Views = Annotated[tuple[Literal["flip", "shift"], ...], BeforeValidator(parse_list), AfterValidator(_each_once)]
-
+Formats = Annotated[
+    tuple[Literal["saved_model", "keras", "onnx", "tflite"], ...],
+    BeforeValidator(parse_list),
+    AfterValidator(_each_once),
+]
 
 USUAL_HOOKS = ("nan_guard", "throughput", "metrics", "log", "tensorboard", "progress", "best", "checkpoint")
 
@@ -272,6 +276,11 @@ class Saving(Group):
     )
     keep_checkpoints: int = option(3, "newest checkpoints to keep", free=True, ge=1)
     keep_best: int = option(1, "best models to keep", free=True, ge=1)
+    export_at_end: Formats = option(
+        (),
+        "export the best model, or the last if there is none, when training ends: saved_model, keras, onnx, tflite",
+        free=True,
+    )
     hypothesis: str = option("", "what you expect of this run; goes into training_log.md", free=True)
 
 

@@ -49,33 +49,31 @@ if TYPE_CHECKING:
 log = logging.getLogger("modelyard")
 
 
-def train_and_evaluate(config: Config | Mapping[str, Any] | None = None, **options: Any) -> Result:
-    """Trains, evaluates on validation on the way, keeps the best, and tests it at the end if the config says so.
+def run(config: Config, evaluates: bool) -> Result:
+    """One process of a run: alone, or with its part in a cluster.
 
     Args:
-        config: a config, or options as a dictionary.
-        **options: options by name, instead.
-
-    Example:
-        >>> result = modelyard.train_and_evaluate(model="mlp", dataset="digits", train_epochs=5)
-        >>> result.metrics["accuracy"]
+        config: the config.
+        evaluates: whether to evaluate on validation on the way, keep the best, and test it if the config says so.
     """
-    return _run(_as_config(config, options), evaluates=True)
+    cluster = find_cluster(config.cluster)
+    config = in_cluster(config, cluster)
+    if not cluster.is_alone:
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # what a lost peer leads to is told in words
+        select_engine(config.engine)  # importing it may hold this process up, which would look like silence later
+    if cluster.leads:
+        with form_crew(config, cluster, evaluates) as crew:
+            return _lead(config, evaluates, crew)
+    return take_part(config, cluster, evaluates)
 
 
-def train(config: Config | Mapping[str, Any] | None = None, **options: Any) -> Result:
-    """Trains and saves, without evaluating. Arguments as for `train_and_evaluate`."""
-    return _run(_as_config(config, options), evaluates=False)
-
-
-def resume(model_dir: str | Path, **options: Any) -> Result:
-    """Goes on with the run in ``model_dir``, from its own config; ``options`` may change what may change.
-
-    Example:
-        >>> modelyard.resume("runs/2026-11-16-09_30_00-resnet20-cifar10", train_epochs=20)
-    """
-    config, evaluates = resume_config(model_dir, options)
-    return _run(config, evaluates)
+def as_config(config: Config | Mapping[str, Any] | None, options: Mapping[str, Any]) -> Config:
+    """The config of whoever gives one, or options in one of two ways."""
+    if isinstance(config, Config):
+        if options:
+            raise TypeError("give a Config or options by name, not both; load_config(...) takes options.")
+        return config
+    return load_config(**{**(config or {}), **options})
 
 
 def resume_config(model_dir: str | Path, options: Mapping[str, Any], source: str = "Python") -> tuple[Config, bool]:
@@ -155,19 +153,6 @@ def evaluate(
 # -- the stages of a run ------------------------------------------------------------------------------------------
 
 
-def _run(config: Config, evaluates: bool) -> Result:
-    """One process of a run: alone, or with its part in a cluster."""
-    cluster = find_cluster(config.cluster)
-    config = in_cluster(config, cluster)
-    if not cluster.is_alone:
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # what a lost peer leads to is told in words
-        select_engine(config.engine)  # importing it may hold this process up, which would look like silence later
-    if cluster.leads:
-        with form_crew(config, cluster, evaluates) as crew:
-            return _lead(config, evaluates, crew)
-    return take_part(config, cluster, evaluates)
-
-
 def _lead(config: Config, evaluates: bool, crew: Crew) -> Result:
     """The training run, stage by stage, in the process that decides and writes."""
     threading.Thread(target=gpus, daemon=True).start()  # the driver takes its time, and there is other work to do
@@ -223,14 +208,6 @@ def _check_validation(config: Config, dataset: Dataset, crew: Crew) -> None:
         log.info("there is no validation split (validation_fraction is 0): nothing is evaluated on the way%s", last)
         return
     dataset.size(VALIDATION)
-
-
-def _as_config(config: Config | Mapping[str, Any] | None, options: Mapping[str, Any]) -> Config:
-    if isinstance(config, Config):
-        if options:
-            raise TypeError("give a Config or options by name, not both; load_config(...) takes options.")
-        return config
-    return load_config(**{**(config or {}), **options})
 
 
 def _trainer(

@@ -29,6 +29,7 @@ class Result:
         validation: metrics on validation at the last evaluation.
         seconds: wall-clock time of training, all starts together.
         role: whose it is; in a cluster, workers and parameter servers have nothing to tell that the chief does not.
+        exports: folders of the exports that the config asked for (export_at_end).
     """
 
     model_dir: str
@@ -40,6 +41,7 @@ class Result:
     validation: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
     role: str = "chief"
+    exports: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """Plain values."""

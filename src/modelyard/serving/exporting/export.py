@@ -85,7 +85,7 @@ def export(
     """
     if format not in FORMATS:
         raise UserError(unknown("format", str(format), FORMATS))
-    _check_installed(format)
+    check_installed(format)
     if keras_backend() in (None, "tensorflow"):
         options["engine"] = "tensorflow"  # before the run's own parts are imported, which import Keras
     run = open_run(model_dir, checkpoint, source, **options)
@@ -175,7 +175,12 @@ def _writer(form: Format) -> tuple[Callable[[Exportable, Path], None], Callable[
     return write_saved_model, saved_model_predictors
 
 
-def _check_installed(form: str) -> None:
+def check_installed(form: str) -> None:
+    """Makes sure that what a format needs is there.
+
+    Raises:
+        UserError: with how to install it.
+    """
     if not is_installed("tensorflow"):
         raise UserError(f"exports are made by TensorFlow, also those of JAX runs. Install it: {INSTALL['tensorflow']}")
     missing = [name for name in _ONNX if form == "onnx" and not is_installed(name)]
@@ -190,6 +195,12 @@ def _why(model: Exportable) -> str:
 
 
 # -- where Keras runs on another backend --------------------------------------------------------------------------
+
+
+def export_apart(model_dir: str | Path, *, format: Format) -> Exported:  # noqa: A002 - as for `export`
+    """The same as `export`, in a process of its own, whatever this one's Keras can do."""
+    run = open_run(model_dir)
+    return _elsewhere(run, format, export_folder(run.directory, format, None), None, False, {})
 
 
 def _elsewhere(

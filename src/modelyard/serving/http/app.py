@@ -27,6 +27,7 @@ from modelyard.serving.http.body import Bodies, Limits, files_of
 from modelyard.serving.http.metrics import TYPE, Metrics
 from modelyard.serving.http.openapi import openapi
 from modelyard.serving.http.page import HEADERS, PAGE
+from modelyard.serving.http.plain_lists import plain_images
 from modelyard.serving.http.refusal import RefusedError
 from modelyard.serving.http.servable import Outputs
 from modelyard.serving.http.status import SIGNATURE, about, metadata_of, status_of
@@ -80,9 +81,10 @@ class Service:
             "/metrics": self._metrics,
             "/openapi.json": self._openapi,
         }
-        routes = [Route(path, self._guarded(call, path.strip("/") or "page")) for path, call in plain.items()]
         models = self._guarded(self._model, None)
-        routes.append(Route("/v1/models/{path:path}", models, methods=["GET", "POST"]))
+        # Routes are tried one after the other.
+        routes = [Route("/v1/models/{path:path}", models, methods=["GET", "POST"])]
+        routes += [Route(path, self._guarded(call, path.strip("/") or "page")) for path, call in plain.items()]
         return Starlette(routes=routes, lifespan=self._lifespan, exception_handlers={HTTPException: self._no_path})
 
     @contextlib.asynccontextmanager
@@ -189,9 +191,11 @@ class Service:
 
     async def _predict(self, request: Request, version: Version) -> dict[str, Any]:
         async with self._bodies.read(request) as body:
-            rows, columns = tensors.rows_of(self._parsed(body), self.limits)
-            images = await self._images(version, rows)
-            del rows  # many times as large as what they hold, and the queue may be long
+            images, columns = plain_images(body, version.servable.facts.image, self.limits.max_instances), False
+            if images is None:
+                rows, columns = tensors.rows_of(self._parsed(body), self.limits)
+                images = await self._images(version, rows)
+                del rows  # many times as large as what they hold, and the queue may be long
             outputs = await self._batched(version, images)
         return {"outputs": tensors.as_columns(outputs)} if columns else {"predictions": tensors.as_rows(outputs)}
 
