@@ -56,7 +56,12 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["KERAS_BACKEND"] = engine_name()  # some modules of tests import Keras when they are collected
 
 
+_FIRST = ("test_docs.py", "test_kill.py", "test_portable.py", "test_cluster.py", "test_data_commands.py")
+"""Files with tests of half a minute and more: begun last, one would keep a core busy while the others have nothing."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in _FIRST)
     others = {"tensorflow": "jax_only", "jax": "tensorflow_only"}[engine_name()]
     for item in items:
         mark = item.get_closest_marker(others)

@@ -183,6 +183,7 @@ def test_pixels_as_shares_are_made_of_files() -> None:
 def test_health_metrics_and_openapi(client: TestClient) -> None:
     assert client.get("/healthz").json() == {"status": "live"}
     assert client.get("/readyz").json()["version"] == "3"
+    assert client.post(PREDICT, json={"instances": [bright()]}).status_code == 200
     text = client.get("/metrics")
     assert text.headers["content-type"].startswith("text/plain; version=0.0.4")
     for line in (
