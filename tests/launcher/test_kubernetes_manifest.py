@@ -142,6 +142,7 @@ def test_every_index_finds_its_place(shape: dict[str, Any]) -> None:
     assert sorted(map(str, cluster.members)) == sorted(map(str, seen))
 
 
+@pytest.mark.slow
 def test_the_processes_of_the_job_form_a_cluster_and_end_well(tmp_path: Path) -> None:
     """Its command and variables as they stand; the hosts are this machine's, with a port each, and so is Python."""
     resources = {**LITTLE, "claim": "shared", "mount": str(tmp_path)}

@@ -160,6 +160,7 @@ def test_a_mistake_of_the_lead_reaches_those_who_wait_for_it(tmp_path: Path) -> 
             assert "there is no run in" in both.output(name).read_text()
 
 
+@pytest.mark.slow
 def test_an_address_in_use_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, cluster(tmp_path / "out", worker=2) as both:
         both.cluster["worker"][0] = f"127.0.0.1:{taken.getsockname()[1]}"

@@ -126,7 +126,9 @@ def test_killed_run_ends_with_the_same_weights(tmp_path: Path, undisturbed: Path
     assert list(folder.rglob(".partial-*")) == []
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+)
 def test_sigterm_and_ctrl_c_save_and_say_how_to_go_on(
     tmp_path: Path, undisturbed: Path, number: signal.Signals, status: int
 ) -> None:

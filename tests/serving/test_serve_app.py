@@ -180,6 +180,21 @@ def test_pixels_as_shares_are_made_of_files() -> None:
     assert servable.batches[-1].max() == 1.0
 
 
+def test_files_go_to_the_signature_that_an_export_has_for_them(client: TestClient) -> None:
+    plain = client.post(PREDICT, json={"instances": [b64(WHITE), b64(WHITE)]}).json()
+    asked = {"signature_name": "bytes"}
+    rows = client.post(PREDICT, json={**asked, "instances": [{"image_bytes": b64(WHITE)}, b64(WHITE)]})
+    columns = client.post(PREDICT, json={**asked, "inputs": {"image_bytes": [b64(WHITE), b64(WHITE)]}}).json()
+    assert rows.json() == plain
+    assert [columns["outputs"]["class"][n] for n in (0, 1)] == [row["class"] for row in plain["predictions"]]
+    for wrong, said in (({"image": b64(WHITE)}, "the one input 'image_bytes'"), (bright(), "takes files")):
+        refused = client.post(PREDICT, json={**asked, "instances": [wrong]})
+        assert (refused.status_code, said in refused.json()["error"]) == (400, True)
+    signatures = client.get(f"{BASE}/metadata").json()["metadata"]["signature_def"]["signature_def"]
+    assert signatures["bytes"]["inputs"]["image_bytes"]["dtype"] == "DT_STRING"
+    assert signatures["bytes"]["outputs"] == signatures["serving_default"]["outputs"]
+
+
 def test_health_metrics_and_openapi(client: TestClient) -> None:
     assert client.get("/healthz").json() == {"status": "live"}
     assert client.get("/readyz").json()["version"] == "3"
@@ -280,7 +295,7 @@ WRONG: dict[str, tuple[str, Any, int, str]] = {
     "nested": (PREDICT, nested(90_000), 400, "nested too deeply"),
     "other input": (PREDICT, {"instances": [{"picture": 1}]}, 400, "the one input 'image'; found 'picture'"),
     "half a character": (PREDICT, b'{"instances": [{"\\ud800": 1}]}', 400, "the one input"),
-    "other signature": (PREDICT, {"signature_name": "x", "instances": [bright()]}, 400, "'serving_default' is there"),
+    "other signature": (PREDICT, {"signature_name": "x", "instances": [bright()]}, 400, "'serving_default' and 'bytes' are there"),
     "a signature that is a list": (PREDICT, {"signature_name": [], "instances": [bright()]}, 400, "signature"),
     "no base64": (PREDICT, {"instances": [{"b64": "!"}]}, 400, "is not base64"),
     "base64 of a number": (PREDICT, {"instances": [{"b64": 1}]}, 400, "{'b64': 'BASE64'}"),

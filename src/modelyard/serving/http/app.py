@@ -30,7 +30,7 @@ from modelyard.serving.http.page import HEADERS, PAGE
 from modelyard.serving.http.plain_lists import plain_images
 from modelyard.serving.http.refusal import RefusedError
 from modelyard.serving.http.servable import Outputs
-from modelyard.serving.http.status import SIGNATURE, about, metadata_of, status_of
+from modelyard.serving.http.status import FILES, SIGNATURE, about, metadata_of, status_of
 from modelyard.serving.http.versions import AVAILABLE, Version, Versions
 
 log = logging.getLogger("modelyard")
@@ -41,7 +41,14 @@ _PATH = re.compile(
     r"(?P<name>[^/:]+)(/versions/(?P<version>[0-9]{1,19})|/labels/(?P<label>[^/:]+))?(?P<metadata>/metadata)?(:(?P<verb>[a-z]+))?"
 )
 _VERBS = ("predict", "classify", "regress", "upload")
-_SIGNATURES = ("", SIGNATURE, "tensorflow/serving/predict", "tensorflow/serving/classify", "tensorflow/serving/regress")
+_SIGNATURES = (
+    "",
+    SIGNATURE,
+    FILES,
+    "tensorflow/serving/predict",
+    "tensorflow/serving/classify",
+    "tensorflow/serving/regress",
+)
 _THREADS = 4
 
 
@@ -235,7 +242,8 @@ class Service:
         if signature not in _SIGNATURES:
             asked = str(signature)[:100]
             raise RefusedError(
-                400, f"Serving signature name: {asked!r} not found in signature def; {SIGNATURE!r} is there."
+                400,
+                f"Serving signature name: {asked!r} not found in signature def; {SIGNATURE!r} and {FILES!r} are there.",
             )
         return given
 

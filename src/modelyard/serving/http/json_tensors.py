@@ -17,6 +17,7 @@ from modelyard.errors import DataError
 from modelyard.serving.http.body import Limits
 from modelyard.serving.http.refusal import RefusedError
 from modelyard.serving.http.servable import Outputs, Servable
+from modelyard.serving.http.status import FILES, IMAGE_BYTES
 
 B64 = "b64"
 _REQUEST_PIXELS = 4
@@ -52,17 +53,20 @@ def rows_of(request: dict[str, Any], limits: Limits) -> tuple[list[Any], bool]:
     """
     if ("instances" in request) == ("inputs" in request):
         raise RefusedError(400, "a predict request has either 'instances' (rows) or 'inputs' (columns).")
-    columns = "inputs" in request
+    columns, name = "inputs" in request, _input_of(request)
     rows = request["inputs" if columns else "instances"]
     if columns and isinstance(rows, dict) and set(rows) != {B64}:
-        rows = _only_image(rows, "inputs")
+        rows = _only_image(rows, "inputs", name)
     if not isinstance(rows, list):
         raise RefusedError(400, f"'{'inputs' if columns else 'instances'}' must be a list; it is {_kind(rows)}.")
     check_count(len(rows), limits)
     if not columns:
         named = (isinstance(row, dict) and set(row) != {B64} for row in rows)
-        rows = [_only_image(row, "an instance") if is_named else row for row, is_named in zip(rows, named, strict=True)]
-    return rows, columns
+        rows = [
+            _only_image(row, "an instance", name) if is_named else row
+            for row, is_named in zip(rows, named, strict=True)
+        ]
+    return _as_files(rows) if name == IMAGE_BYTES else rows, columns
 
 
 def examples_of(request: dict[str, Any], image: Feature, limits: Limits) -> list[Any]:
@@ -71,7 +75,7 @@ def examples_of(request: dict[str, Any], image: Feature, limits: Limits) -> list
     Raises:
         RefusedError: if there are none.
     """
-    examples, context = request.get("examples"), request.get("context", {})
+    examples, context, name = request.get("examples"), request.get("context", {}), _input_of(request)
     if not isinstance(examples, list) or not isinstance(context, dict):
         raise RefusedError(400, "the request needs 'examples', a list of objects; 'context', if any, is an object.")
     check_count(len(examples), limits)
@@ -81,12 +85,26 @@ def examples_of(request: dict[str, Any], image: Feature, limits: Limits) -> list
             raise RefusedError(
                 400, f"example {number} must be an object such as {{'image': …}}; it is {_kind(example)}."
             )
-        value = _only_image({**context, **example}, f"example {number}")
+        value = _only_image({**context, **example}, f"example {number}", name)
         if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict):
             value = value[0]
         elif _is_flat(value, image):
             value = _array([value], Feature((len(value),), image.dtype)).reshape(image.shape).tolist()
         rows.append(value)
+    return _as_files(rows) if name == IMAGE_BYTES else rows
+
+
+def _input_of(request: dict[str, Any]) -> str:
+    """The name that the images of a request have: that of the signature."""
+    return IMAGE_BYTES if request.get("signature_name") == FILES else IMAGE
+
+
+def _as_files(rows: list[Any]) -> list[Any]:
+    for number, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise RefusedError(
+                400, f"image {number}: signature {FILES!r} takes files, as {{'b64': '…'}}; it is {_kind(row)}."
+            )
     return rows
 
 
@@ -97,11 +115,11 @@ def _is_flat(value: Any, image: Feature) -> bool:
     return not any(isinstance(each, list) for each in value)
 
 
-def _only_image(named: dict[str, Any], where: str) -> Any:
-    if set(named) != {IMAGE}:
+def _only_image(named: dict[str, Any], where: str, name: str) -> Any:
+    if set(named) != {name}:
         found = ", ".join(repr(str(name)[:40]) for name in list(named)[:5]) or "nothing"
-        raise RefusedError(400, f"{where} must name the one input 'image'; found {found}.")
-    return named[IMAGE]
+        raise RefusedError(400, f"{where} must name the one input {name!r}; found {found}.")
+    return named[name]
 
 
 def images_of(rows: list[Any], servable: Servable, limits: Limits) -> NDArray[Any]:
