@@ -269,3 +269,26 @@ def test_a_cache_that_the_user_set_up_is_left_alone(own_cache: Path, monkeypatch
     with pytest.warns(UserWarning, match="jit_f"), jax_cache._mended_cache():
         warnings.warn(text, stacklevel=1)
     assert (own_cache / "jit_f-1-cache").exists()
+
+
+def test_options_that_a_version_of_xla_does_not_know_do_not_keep_it_from_compiling(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import jax
+
+    from modelyard.engine import jax_cache
+
+    monkeypatch.setattr(jax_cache, "_compiler_options", lambda autotune: {"xla_gpu_of_another_version": True})
+    (program,) = jax_cache.compile_all([jax.jit(lambda x: x * 2).lower(1.5)])
+    assert float(program(1.5)) == 3.0
+
+
+def test_kernels_are_tried_out_unless_told_and_flags_of_the_user_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    from modelyard.engine import jax_cache
+
+    assert jax_cache._compiler_options(autotune=False) == {}  # on a CPU there is nothing to try
+    monkeypatch.setattr(jax_cache.jax, "default_backend", lambda: "gpu")
+    assert jax_cache._compiler_options(autotune=True)["xla_gpu_autotune_level"] == 1
+    assert jax_cache._compiler_options(autotune=False) == {"xla_gpu_exclude_nondeterministic_ops": True}
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_autotune_level=4")
+    assert list(jax_cache._compiler_options(autotune=True)) == ["xla_gpu_experimental_enable_fusion_autotuner"]
