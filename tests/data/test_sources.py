@@ -388,8 +388,11 @@ def test_what_is_no_table_in_utf8_is_refused(pets: Path, content: bytes) -> None
 def test_a_missing_table_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"there is no file .*none\.csv"):
         load(tmp_path / "none.csv")
-    with pytest.raises(DataError, match=r"none\.csv can't be read"):
+    with pytest.raises(DataError, match=r"there is no file .*none\.csv"):
         load("files", train_files=str(tmp_path / "none.csv"))
+    (tmp_path / "long.csv").write_text(f"image,label\n{'a' * 300}.jpg,cat\n")
+    with pytest.raises(DataError, match=r"long\.csv:2: there is no file .*aaa\.jpg"):
+        load(tmp_path / "long.csv")
 
 
 def test_columns_of_numbers_are_values(tmp_path: Path) -> None:

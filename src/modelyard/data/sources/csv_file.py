@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import math
+import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,26 +50,44 @@ def read_csv(path: Path, options: FilesOptions, split: str = TRAIN, look: bool =
         DataError: with the line, for a missing column, a missing file, a value that is no number.
     """
     found: dict[str, CsvRows] = {}
+    lines = csv_lines(path)
+    _, columns = next(lines)
+    wanted = _columns(path, columns, options)
+    for number, row in lines:
+        _add_row(row, found, wanted, split, f"{path}:{number}", path.parent if look else None)
+    if not found:
+        raise DataError(f"{path} holds no rows below its first line.")
+    return found
+
+
+def is_there(path: Path) -> bool:
+    """Whether ``path`` is a file; what no file system takes for a name is none."""
+    return os.path.isfile(path)  # noqa: PTH113  Path.is_file raises for names that are too long
+
+
+def csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """The names of the columns of a CSV file, then its rows, each with the number of its line.
+
+    Raises:
+        DataError: if it can't be read, or a row has not as many values as there are columns.
+    """
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             first = file.readline()
             file.seek(0)
             reader = csv.reader(file, delimiter=max(",;\t", key=first.count), strict=True)
             columns = [name.strip() for name in next(reader, [])]
-            wanted = _columns(path, columns, options)
-            for row in reader:
-                if not row:
-                    continue
+            yield 1, columns
+            for row in filter(None, reader):
                 if len(row) != len(columns):
                     raise DataError(
                         f"{path}:{reader.line_num}: {len(row)} columns where the first line names {len(columns)}."
                     )
-                _add_row(row, found, wanted, split, f"{path}:{reader.line_num}", path.parent if look else None)
+                yield reader.line_num, row
+    except FileNotFoundError as error:
+        raise DataError(f"there is no file {path}.") from error
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} can't be read as a CSV file in UTF-8: {error}.") from error
-    if not found:
-        raise DataError(f"{path} holds no rows below its first line.")
-    return found
 
 
 @dataclass(frozen=True)
@@ -144,7 +163,7 @@ def _add_row(
         image = row[columns.image].strip()
         if not image:
             raise DataError(f"{where}: there is no file (the path is empty).")
-        if folder is not None and not (folder / image).is_file():
+        if folder is not None and not is_there(folder / image):
             raise DataError(f"{where}: there is no file {folder / image}.")
         rows.paths.append(image)
         return

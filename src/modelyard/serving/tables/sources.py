@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from modelyard.config.schema import Config
 from modelyard.data.catalog import FilesOptions
 from modelyard.data.dataset import Feature
 from modelyard.data.items import ArrayItems, FileItems, Items
-from modelyard.data.sources.csv_file import numbers_of
+from modelyard.data.sources.csv_file import csv_lines, is_there, numbers_of
 from modelyard.data.sources.files import feature_map, holds_records, matching
 from modelyard.data.sources.folder import IMAGE_ENDINGS, is_hidden
 from modelyard.data.sources.npz import UNREADABLE
@@ -128,20 +127,7 @@ def _with_labels(items: Items, names: Sequence[str] | None, classes: Sequence[st
 
 
 def _of_csv(path: Path, options: FilesOptions, classes: Sequence[str]) -> ToPredict:
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            first = file.readline()
-            file.seek(0)
-            reader = csv.reader(file, delimiter=max(",;\t", key=first.count), strict=True)
-            columns = [name.strip() for name in next(reader, [])]
-            rows = [(reader.line_num, row) for row in reader if row]
-    except FileNotFoundError as error:
-        raise DataError(f"there is no file {path}.") from error
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} can't be read as a CSV file in UTF-8: {error}.") from error
-    uneven = next(((line, row) for line, row in rows if len(row) != len(columns)), None)
-    if uneven is not None:
-        raise DataError(f"{path}:{uneven[0]}: {len(uneven[1])} columns where the first line names {len(columns)}.")
+    (_, columns), *rows = csv_lines(path)
     if not rows:
         raise DataError(f"{path} holds no rows below its first line.")
 
@@ -156,7 +142,7 @@ def _of_csv(path: Path, options: FilesOptions, classes: Sequence[str]) -> ToPred
     if not options.value_columns:
         image = place(options.image_column, "image_column")
         paths = [row[image].strip() for _, row in rows]
-        missing = next((n for n, p in enumerate(paths) if not p or not (path.parent / p).is_file()), None)
+        missing = next((n for n, p in enumerate(paths) if not p or not is_there(path.parent / p)), None)
         if missing is not None:
             raise DataError(f"{path}:{rows[missing][0]}: there is no file {path.parent / paths[missing]}.")
         return _with_labels(FileItems(path.parent, paths, labels), names, classes, said=True)
