@@ -390,7 +390,7 @@ def test_a_missing_table_is_named(tmp_path: Path) -> None:
         load(tmp_path / "none.csv")
     with pytest.raises(DataError, match=r"there is no file .*none\.csv"):
         load("files", train_files=str(tmp_path / "none.csv"))
-    (tmp_path / "long.csv").write_text(f"image,label\n{'a' * 300}.jpg,cat\n")
+    (tmp_path / "long.csv").write_text(f"path,label\n{'a' * 300}.jpg,cat\n")
     with pytest.raises(DataError, match=r"long\.csv:2: there is no file .*aaa\.jpg"):
         load(tmp_path / "long.csv")
 
