@@ -13,6 +13,9 @@ from modelyard.run.metrics import read_metrics
 from modelyard.serving.exporting.exportable import Exportable
 
 DESCRIPTION = "modelyard.json"
+DEFAULT, BYTES = "serving_default", "bytes"
+"""The signatures of images and of files; `serve` takes requests to both by the same names."""
+IMAGE_BYTES = "image_bytes"
 _NO_METRICS = ("step", "epoch", "split", "time", "seconds", "examples_per_second")
 
 

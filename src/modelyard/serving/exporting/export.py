@@ -140,8 +140,9 @@ def _expected(model: Exportable, probe: Probe, options: dict[str, Any]) -> Predi
 def _differences(
     predictors: dict[str, Callable[[Any], Predictions]], probe: Probe, expected: Predictions
 ) -> dict[str, float]:
+    from modelyard.serving.description import BYTES
     from modelyard.serving.exporting.check import compare
-    from modelyard.serving.exporting.saved_model import BYTES, EXAMPLES, encoded_example
+    from modelyard.serving.exporting.saved_model import EXAMPLES, encoded_example
 
     of_images = {name: values[: len(probe.images)] for name, values in expected.items()}
     of_files = {name: values[len(probe.images) :] for name, values in expected.items()}

@@ -17,14 +17,15 @@ from numpy.typing import NDArray
 
 from modelyard.data.dataset import ID, IMAGE
 from modelyard.errors import UserError
+from modelyard.serving.description import BYTES, DEFAULT, IMAGE_BYTES
 from modelyard.serving.exporting.decoding import image_decoder
 from modelyard.serving.exporting.exportable import CLASS, Exportable
 
 Tensor = Any
 LABELS = "labels.txt"
-DEFAULT, BYTES, EXAMPLES = "serving_default", "bytes", "examples"
+EXAMPLES = "examples"
 _WITH_ID = {DEFAULT: "image_with_id", BYTES: "bytes_with_id"}
-IMAGE_BYTES, LABEL_TEXT = "image_bytes", "label"
+LABEL_TEXT = "label"
 _AT_ONCE = 16
 """How many images of a batch are decoded side by side."""
 

@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from modelyard.serving.description import BYTES, DEFAULT
 from modelyard.serving.http import json_tensors as tensors
 from modelyard.serving.http.batching import QueueFullError, TooLateError
 from modelyard.serving.http.body import Bodies, Limits, files_of
@@ -30,7 +31,7 @@ from modelyard.serving.http.page import HEADERS, PAGE
 from modelyard.serving.http.plain_lists import plain_images
 from modelyard.serving.http.refusal import RefusedError
 from modelyard.serving.http.servable import Outputs
-from modelyard.serving.http.status import FILES, SIGNATURE, about, metadata_of, status_of
+from modelyard.serving.http.status import about, metadata_of, status_of
 from modelyard.serving.http.versions import AVAILABLE, Version, Versions
 
 log = logging.getLogger("modelyard")
@@ -43,8 +44,8 @@ _PATH = re.compile(
 _VERBS = ("predict", "classify", "regress", "upload")
 _SIGNATURES = (
     "",
-    SIGNATURE,
-    FILES,
+    DEFAULT,
+    BYTES,
     "tensorflow/serving/predict",
     "tensorflow/serving/classify",
     "tensorflow/serving/regress",
@@ -243,7 +244,7 @@ class Service:
             asked = str(signature)[:100]
             raise RefusedError(
                 400,
-                f"Serving signature name: {asked!r} not found in signature def; {SIGNATURE!r} and {FILES!r} are there.",
+                f"Serving signature name: {asked!r} not found in signature def; {DEFAULT!r} and {BYTES!r} are there.",
             )
         return given
 

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from modelyard.data.dataset import IMAGE, Feature
 from modelyard.errors import DataError
+from modelyard.serving.description import BYTES, IMAGE_BYTES
 from modelyard.serving.http.body import Limits
 from modelyard.serving.http.refusal import RefusedError
 from modelyard.serving.http.servable import Outputs, Servable
-from modelyard.serving.http.status import FILES, IMAGE_BYTES
 
 B64 = "b64"
 _REQUEST_PIXELS = 4
@@ -96,14 +96,14 @@ def examples_of(request: dict[str, Any], image: Feature, limits: Limits) -> list
 
 def _input_of(request: dict[str, Any]) -> str:
     """The name that the images of a request have: that of the signature."""
-    return IMAGE_BYTES if request.get("signature_name") == FILES else IMAGE
+    return IMAGE_BYTES if request.get("signature_name") == BYTES else IMAGE
 
 
 def _as_files(rows: list[Any]) -> list[Any]:
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
             raise RefusedError(
-                400, f"image {number}: signature {FILES!r} takes files, as {{'b64': '…'}}; it is {_kind(row)}."
+                400, f"image {number}: signature {BYTES!r} takes files, as {{'b64': '…'}}; it is {_kind(row)}."
             )
     return rows
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from modelyard.data.dataset import IMAGE
+from modelyard.serving.description import BYTES, DEFAULT, IMAGE_BYTES
 from modelyard.serving.http.servable import Servable
 from modelyard.serving.http.versions import Status, Version
 
-SIGNATURE, FILES = "serving_default", "bytes"
-"""Signatures, named as in exports: of images, and of files."""
-IMAGE_BYTES = "image_bytes"
 _TYPES = {"float32": "DT_FLOAT", "float64": "DT_DOUBLE", "float16": "DT_HALF", "bool": "DT_BOOL", "string": "DT_STRING"}
 
 
@@ -37,10 +35,10 @@ def metadata_of(name: str, version: Version) -> dict[str, Any]:
         "outputs": {output: _tensor(output, *found) for output, found in servable.outputs.items()},
         "method_name": "tensorflow/serving/predict",
     }
-    of_files = {**signature, "inputs": {IMAGE_BYTES: _tensor(IMAGE_BYTES, (), "string", FILES)}}
+    of_files = {**signature, "inputs": {IMAGE_BYTES: _tensor(IMAGE_BYTES, (), "string", BYTES)}}
     return {
         "model_spec": {"name": name, "signature_name": "", "version": str(version.number)},
-        "metadata": {"signature_def": {"signature_def": {SIGNATURE: signature, FILES: of_files}}},
+        "metadata": {"signature_def": {"signature_def": {DEFAULT: signature, BYTES: of_files}}},
     }
 
 
@@ -61,7 +59,7 @@ def about(name: str, version: Version) -> dict[str, Any]:
     }
 
 
-def _tensor(name: str, shape: tuple[int, ...], dtype: str, signature: str = SIGNATURE) -> dict[str, Any]:
+def _tensor(name: str, shape: tuple[int, ...], dtype: str, signature: str = DEFAULT) -> dict[str, Any]:
     sizes = [{"size": str(size), "name": ""} for size in (-1, *shape)]
     return {
         "dtype": _TYPES.get(dtype, f"DT_{dtype.upper()}"),
