@@ -17,7 +17,7 @@ from typing import Any
 import modelyard
 from modelyard.config import Config
 from modelyard.config.backend import select_engine
-from modelyard.config.durations import Run
+from modelyard.config.durations import RunLength
 from modelyard.registry import ENGINES
 
 
@@ -180,7 +180,7 @@ def loop(arguments: argparse.Namespace) -> dict[str, Any]:
     config = modelyard.load_config(engine=arguments.engine, **{**arguments.options, "train_steps": 10**6})
     dataset = load_dataset(config)
     engine = ENGINES.get(arguments.engine).load()(config, None)
-    run = Run(dataset.size("train"), config.train_batch_size, 10**6)
+    run = RunLength(dataset.size("train"), config.train_batch_size, 10**6)
     engine.build(lambda: build_task(config, dataset), dataset, run)
 
     def bare(steps: int) -> float:
@@ -238,7 +238,7 @@ def whole_loop(config: Config, engine: Any, steps: int) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as folder:
         directory = RunDirectory(Path(folder))
         directory.create()
-        run = Run(engine.dataset.size("train"), config.train_batch_size, steps)
+        run = RunLength(engine.dataset.size("train"), config.train_batch_size, steps)
         clock = make_clock()
         trainer = Trainer(config, engine, directory, run, "benchmark", build_hooks(config.hooks), False, None)
         trainer.hooks.append(clock)

@@ -148,7 +148,7 @@ def _cores() -> int:
 
 def _pipeline(dataset: str, image_size: int) -> Any:
     from modelyard.config import load_config
-    from modelyard.config.durations import Run
+    from modelyard.config.durations import RunLength
     from modelyard.data.load import load_dataset
     from modelyard.data.pipeline import Pipeline
 
@@ -156,7 +156,7 @@ def _pipeline(dataset: str, image_size: int) -> Any:
         dataset=dataset, image_size=image_size, augment="random_resized_crop", train_batch_size=BATCH, train_steps=1
     )
     opened = load_dataset(config)
-    return Pipeline(config, opened, Run(opened.size("train"), BATCH, 1))
+    return Pipeline(config, opened, RunLength(opened.size("train"), BATCH, 1))
 
 
 Reader = tuple[Callable[[], int], Callable[[], None]]
@@ -317,7 +317,7 @@ def _train_for_nothing(dataset: str, resident: str, seconds: float, **options: A
     import modelyard
     from modelyard.config import load_config
     from modelyard.config.backend import select_engine
-    from modelyard.config.durations import Run
+    from modelyard.config.durations import RunLength
     from modelyard.data.load import load_dataset
 
     select_engine("tensorflow")
@@ -337,7 +337,7 @@ def _train_for_nothing(dataset: str, resident: str, seconds: float, **options: A
     )
     opened = load_dataset(config)
     engine = TensorFlowEngine(config)
-    engine.build(lambda: build_task(config, opened), opened, Run(opened.size("train"), BATCH, 100_000))
+    engine.build(lambda: build_task(config, opened), opened, RunLength(opened.size("train"), BATCH, 100_000))
     step = 0
 
     def read() -> int:

@@ -29,7 +29,7 @@ select_engine("tensorflow")
 import keras  # noqa: E402 - after the engine is chosen
 import numpy as np  # noqa: E402
 
-from modelyard.config.durations import Run  # noqa: E402
+from modelyard.config.durations import RunLength  # noqa: E402
 from modelyard.data.load import load_dataset  # noqa: E402
 from modelyard.engine.tensorflow import TensorFlowEngine  # noqa: E402
 from modelyard.loop.hooks import build_hooks  # noqa: E402
@@ -98,7 +98,7 @@ def bench_case(case: Case, rounds: int) -> None:
     dataset = load_dataset(config)
     engine = TensorFlowEngine(config)
     engine.build(
-        lambda: build_task(config, dataset), dataset, Run(dataset.size("train"), config.train_batch_size, 10**6)
+        lambda: build_task(config, dataset), dataset, RunLength(dataset.size("train"), config.train_batch_size, 10**6)
     )
     engine.train(0, 2)
     shares: list[float] = []
@@ -143,7 +143,7 @@ def loop_speed(config: Config, engine: TensorFlowEngine, steps: int, shares: lis
     with tempfile.TemporaryDirectory() as folder:
         directory = RunDirectory(Path(folder))
         directory.create()
-        run = Run(engine.dataset.size("train"), config.train_batch_size, steps)
+        run = RunLength(engine.dataset.size("train"), config.train_batch_size, steps)
         hooks = build_hooks(config.hooks)
         trainer = Trainer(config, engine, directory, run, "benchmark", hooks, False, None)
         began: list[float] = []

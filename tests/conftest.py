@@ -131,7 +131,7 @@ def make(two_devices: None) -> Make:
     """Builds an engine for a small model on the digits, with these options."""
     import modelyard
     from modelyard.cluster.crew import Crew
-    from modelyard.config.durations import Run
+    from modelyard.config.durations import RunLength
     from modelyard.data.load import load_dataset
     from modelyard.models.task import build_task
 
@@ -142,7 +142,7 @@ def make(two_devices: None) -> Make:
         )
         data = load_dataset(config) if isinstance(dataset, str) else dataset
         engine: Engine = engine_class()(config, Crew())
-        run = Run(data.size("train"), config.train_batch_size, config.train_steps or 0)
+        run = RunLength(data.size("train"), config.train_batch_size, config.train_steps or 0)
         engine.build(lambda: build_task(config, data), data, run)
         return engine
 

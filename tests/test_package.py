@@ -16,6 +16,7 @@ ORDER = [
     "errors",
     "registry",
     "storage",
+    "system",
     "cluster",
     "config",
     "run",
@@ -26,6 +27,7 @@ ORDER = [
     "launcher",
     "comparison",
     "serving",
+    "api",
     "cli",
 ]
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from modelyard.api import ExportFailedError, resume, train, train_and_evaluate
     from modelyard.cli.app import main
     from modelyard.comparison.board import Leaderboard, leaderboard
     from modelyard.comparison.run import MatrixResult, matrix
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from modelyard.serving.exporting.export import Exported, export
     from modelyard.serving.http.server import serve
     from modelyard.serving.tables.predict import Predictions, predict
-    from modelyard.serving.training import ExportFailedError, resume, train, train_and_evaluate
 
 # Imported when first used: `import modelyard` must not fix Keras's backend, and must be quick.
 _HOMES = {
@@ -68,7 +68,7 @@ _HOMES = {
     "modelyard.serving.tables.predict": ("Predictions", "predict"),
     "modelyard.serving.exporting.export": ("Exported", "export"),
     "modelyard.serving.http.server": ("serve",),
-    "modelyard.serving.training": ("ExportFailedError", "resume", "train", "train_and_evaluate"),
+    "modelyard.api": ("ExportFailedError", "resume", "train", "train_and_evaluate"),
     "modelyard.registry": (
         "Options",
         "register_augmentation",

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modelyard.config.durations import Duration, InSteps, Run
+from modelyard.config.durations import Duration, InSteps, RunLength
 
 relaxed = settings(deadline=None)
 UNITS = ("steps", "epochs", "examples", "percent", "seconds", "minutes", "hours")
@@ -80,7 +80,7 @@ def test_wall_clock_time_has_seconds_and_no_steps() -> None:
     assert Duration.parse("1.5 h").seconds == 5400
     assert Duration.parse("3 epochs").seconds is None
     with pytest.raises(ValueError, match="wall-clock"):
-        Duration.parse("10 min").steps(Run(100, 10, 100))
+        Duration.parse("10 min").steps(RunLength(100, 10, 100))
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_wall_clock_time_has_seconds_and_no_steps() -> None:
     [("7 steps", 7), ("1 epochs", 16), ("2 epochs", 32), ("64 examples", 1), ("65 examples", 2), ("10 %", 5)],
 )
 def test_durations_in_steps_are_rounded_up(text: str, steps: int) -> None:
-    assert Duration.parse(text).steps(Run(examples=1000, batch_size=64, total_steps=50)) == steps
+    assert Duration.parse(text).steps(RunLength(examples=1000, batch_size=64, total_steps=50)) == steps
 
 
 periods = st.fractions(min_value=1, max_value=1000, max_denominator=97)
@@ -130,7 +130,7 @@ def test_a_cadence_never_fires_at_step_zero() -> None:
 
 
 def test_the_seventh_epoch_ends_where_seven_epochs_end() -> None:
-    run = Run(examples=1000, batch_size=64, total_steps=1000)
+    run = RunLength(examples=1000, batch_size=64, total_steps=1000)
     cadence = InSteps(Duration.parse("1 epochs").period(run))
     step, ends = 0, []
     for _ in range(7):

@@ -14,7 +14,7 @@ from modelyard.data.items import ArrayItems
 from modelyard.data.records.convert import convert_items
 from modelyard.data.records.converted import open_converted, read_dataset_json
 from modelyard.errors import DataError
-from modelyard.run import console
+from modelyard.system import console
 
 
 @pytest.fixture

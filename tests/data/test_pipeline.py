@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 import modelyard
-from modelyard.config.durations import Run
+from modelyard.config.durations import RunLength
 from modelyard.data import pipeline as module
 from modelyard.data.augment.crop_box import SCALARS, crop_box
 from modelyard.data.dataset import ArrayDataset, Arrays, Dataset
@@ -42,7 +42,7 @@ class Made:
             **{"model": "mlp", "dataset": chosen, "train_batch_size": BATCH, "train_steps": 40, **more, **options}
         )
         self.dataset = dataset if isinstance(dataset, Dataset) else load_dataset(self.config)
-        run = Run(self.dataset.size("train"), self.config.train_batch_size, self.config.train_steps or 0)
+        run = RunLength(self.dataset.size("train"), self.config.train_batch_size, self.config.train_steps or 0)
         self.pipeline = Pipeline(self.config, self.dataset, run, share)
 
     def batches(self, step: int, stop: int, most: int = 3) -> Arrays:

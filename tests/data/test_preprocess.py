@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import modelyard
-from modelyard.config.durations import Run
+from modelyard.config.durations import RunLength
 from modelyard.data.dataset import ArrayDataset, Dataset
 from modelyard.data.load import load_dataset
 from modelyard.data.pipeline import Pipeline
@@ -115,7 +115,7 @@ def test_streamed_and_resident_examples_are_preprocessed_alike(register: Callabl
     for augment in ("", "random_resized_crop"):
         config = modelyard.load_config(**options, resident="never", augment=augment)
         made = load_dataset(config)
-        pipeline = Pipeline(config, made, Run(made.size("train"), 6, 9))
+        pipeline = Pipeline(config, made, RunLength(made.size("train"), 6, 9))
         assert not pipeline.crops_while_decoding, "the user's code sees the image before it is cropped"
         rows = pipeline.rows(1, 2).reshape(-1)
         with pipeline.training(1, 2) as (arrays, count):

@@ -21,7 +21,7 @@ from modelyard.data.records import items as items_module
 from modelyard.data.records.feature_map import FeatureMap
 from modelyard.data.records.index import index_path
 from modelyard.data.records.items import RecordItems
-from modelyard.run import console
+from modelyard.system import console
 
 
 @pytest.fixture

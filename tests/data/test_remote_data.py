@@ -16,14 +16,14 @@ from rich.console import Console
 import modelyard
 from conftest import environment
 from modelyard import storage
-from modelyard.config.durations import Run
+from modelyard.config.durations import RunLength
 from modelyard.data.dataset import Dataset
 from modelyard.data.load import load_dataset, open_dataset
 from modelyard.data.manage import convert, data_info, verify_data
 from modelyard.data.pipeline import Pipeline
 from modelyard.data.sources.remote import local_tree
 from modelyard.errors import DataError
-from modelyard.run import console
+from modelyard.system import console
 from object_store import BUCKET, object_store
 from photos import photo, photo_folder, save_photo
 
@@ -77,7 +77,7 @@ def batches(source: str, **options: Any) -> list[dict[str, np.ndarray[Any, Any]]
         dataset=source, train_batch_size=4, train_steps=5, validation_fraction=0.2, **options
     )
     dataset = load_dataset(config)
-    pipeline = Pipeline(config, dataset, Run(dataset.size("train"), 4, 5))
+    pipeline = Pipeline(config, dataset, RunLength(dataset.size("train"), 4, 5))
     found = [pipeline.training_examples(step, 4)[0] for step in range(5)]
     return found + [dict(dataset.read(split, np.arange(size))) for split, size in sorted(dataset.sizes().items())]
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import modelyard
-from modelyard.config.durations import Run
+from modelyard.config.durations import RunLength
 from modelyard.config.schema import is_path
 from modelyard.data.dataset import ArrayDataset, Dataset
 from modelyard.data.load import load_dataset
@@ -430,7 +430,7 @@ def test_the_same_photographs_as_a_folder_and_as_a_table_give_the_same_batches(t
             augment="random_resized_crop, flip_left_right",
         )  # fmt: skip
         made = load_dataset(config)
-        pipeline = Pipeline(config, made, Run(made.size("train"), 8, 20))
+        pipeline = Pipeline(config, made, RunLength(made.size("train"), 8, 20))
         with pipeline.training(2, 5) as (arrays, count):
             batches.append((count, {name: array.copy() for name, array in arrays.items()}))
         batches.append((0, dict(made.read("validation", np.arange(made.size("validation"))))))

@@ -19,7 +19,7 @@ import modelyard
 from modelyard.cluster.crew import Crew
 from modelyard.cluster.roles import Cluster, Member
 from modelyard.config.backend import select_engine
-from modelyard.config.durations import Run
+from modelyard.config.durations import RunLength
 from modelyard.data.load import load_dataset
 from modelyard.errors import UserError
 
@@ -50,7 +50,7 @@ class Chief:
         config = modelyard.load_config(**options)
         data = load_dataset(config)
         self.engine = ParameterServerEngine(config, self.crew)
-        run = Run(data.size("train"), config.train_batch_size, config.train_steps or 0)
+        run = RunLength(data.size("train"), config.train_batch_size, config.train_steps or 0)
         self.engine.build(lambda: build_task(config, data), data, run)
         return {}
 

@@ -18,7 +18,7 @@ import pytest
 
 import modelyard
 from conftest import TESTS, environment
-from modelyard.config.durations import Run
+from modelyard.config.durations import RunLength
 from modelyard.data.load import load_dataset
 from modelyard.engine.parameter_server_options import parameter_server_problems
 
@@ -108,7 +108,7 @@ def synchronous(**options: Any) -> Any:
     config = modelyard.load_config(**{**OPTIONS, **options})
     data = load_dataset(config)
     engine = TensorFlowEngine(config)
-    run = Run(data.size("train"), config.train_batch_size, config.train_steps or 0)
+    run = RunLength(data.size("train"), config.train_batch_size, config.train_steps or 0)
     engine.build(lambda: build_task(config, data), data, run)
     return engine
 
@@ -138,7 +138,7 @@ def expected_rates(**rates: Any) -> list[float]:
     from modelyard.models.schedules import build_schedule
 
     config = modelyard.load_config(**OPTIONS, **rates)
-    schedule = build_schedule(config, Run(load_dataset(config).size("train"), 32, 400))
+    schedule = build_schedule(config, RunLength(load_dataset(config).size("train"), 32, 400))
     return [float(schedule(step)) for step in range(400)]
 
 

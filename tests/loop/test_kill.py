@@ -27,7 +27,7 @@ KILLER = '''
 import os, pathlib, shutil, signal, sys
 sys.path.insert(0, os.environ["PARTS"])
 import parts
-from modelyard.run import files
+from modelyard.system import files
 
 left = int(os.environ.get("KILL_AT", "0"))
 

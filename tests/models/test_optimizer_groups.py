@@ -10,7 +10,7 @@ import pytest
 import modelyard
 from conftest import engine_class
 from modelyard.cluster.crew import Crew
-from modelyard.config.durations import Run
+from modelyard.config.durations import RunLength
 from modelyard.data.load import load_dataset
 from modelyard.engine.base import Engine
 from modelyard.errors import ConfigError, UserError
@@ -25,7 +25,7 @@ def make(groups: str = "", **options: Any) -> Engine:
     config = modelyard.load_config(**{**usual, "learning_rate": 0.1, "optimizer_groups": groups, **options})
     data = load_dataset(config)
     engine = engine_class()(config, Crew())
-    engine.build(lambda: build_task(config, data), data, Run(data.size("train"), 32, 40))
+    engine.build(lambda: build_task(config, data), data, RunLength(data.size("train"), 32, 40))
     return engine
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import modelyard
-from modelyard.config.durations import Run
+from modelyard.config.durations import RunLength
 
-RUN = Run(examples=1000, batch_size=10, total_steps=1000)
+RUN = RunLength(examples=1000, batch_size=10, total_steps=1000)
 
 
 def rates(steps: list[int], **options: Any) -> list[float]:

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from modelyard.run import console
-from modelyard.run.console import late_bar, show_log
+from modelyard.system import console
+from modelyard.system.console import late_bar, show_log
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -31,9 +31,9 @@ from modelyard.run.checkpoint import (
     write_checkpoint,
 )
 from modelyard.run.directory import RunDirectory, find_runs, is_running, open_run_folder, remote_run_folder
-from modelyard.run.files import remove_folder
 from modelyard.run.journal import JOURNAL, log_result
-from modelyard.run.pid_file import hold_pid_file, holders
+from modelyard.system.files import remove_folder
+from modelyard.system.pid_file import hold_pid_file, holders
 
 pytest.importorskip("fsspec")
 URL = "memory://bucket/runs/one"

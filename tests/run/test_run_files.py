@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from modelyard.errors import RunError
-from modelyard.run.files import PARTIAL, explain, remove_folder, remove_partial, whole_folder, write_text
+from modelyard.system.files import PARTIAL, explain, remove_folder, remove_partial, whole_folder, write_text
 
 
 def content(folder: Path) -> dict[str, str]:
@@ -84,7 +84,7 @@ def kill_at(tmp_path: Path, line: str) -> None:
     """Writes target in a process that is killed, with SIGKILL, when it comes to ``line`` of the program."""
     program = f"""
 import os, pathlib, shutil, signal, sys
-from modelyard.run import files
+from modelyard.system import files
 
 def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -173,7 +173,7 @@ def test_a_reader_never_sees_half_a_text(tmp_path: Path) -> None:
     """A process writes two texts in turn until it is killed; whoever reads meanwhile sees one of them, whole."""
     path = tmp_path / "text"
     program = (
-        "import pathlib\nfrom modelyard.run.files import write_text\n"
+        "import pathlib\nfrom modelyard.system.files import write_text\n"
         f"path, texts = pathlib.Path({str(path)!r}), ['a' * 500_000, 'b' * 500_000]\n"
         "while True:\n    for text in texts:\n        write_text(path, text)\n"
     )

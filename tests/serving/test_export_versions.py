@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from modelyard.errors import RunError
-from modelyard.run import files
 from modelyard.serving.exporting.versions import choose_version, tidied, versions
+from modelyard.system import files
 
 
 def version(base: Path, number: int, text: str = "whole") -> None:

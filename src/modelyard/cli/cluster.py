@@ -17,7 +17,7 @@ from modelyard.cluster.roles import Cluster
 from modelyard.config import Config, resolve
 from modelyard.config.resolve import COMMAND_LINE
 from modelyard.errors import ConfigError, Interrupted, Problem
-from modelyard.run.console import console, show_log
+from modelyard.system.console import console, show_log
 
 
 def launch(words: list[str], model_dir: str | None, layout: dict[str, Any], app: typer.Typer | None) -> None:

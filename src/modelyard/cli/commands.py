@@ -20,7 +20,7 @@ from modelyard.config.schema import CORE_FIELDS, GROUPS, Config
 from modelyard.config.yaml_file import inline
 from modelyard.errors import DataError, Interrupted, unknown
 from modelyard.registry import DATASETS, HOOKS, MODELS, Registry
-from modelyard.run.console import console, show_log
+from modelyard.system.console import console, show_log
 
 
 def train(config: Config, *, evaluates: bool, as_json: bool) -> None:
@@ -38,11 +38,11 @@ def resume(model_dir: str, options: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _train(config: Config, evaluates: bool, as_json: bool) -> None:
-    from modelyard.serving import training
+    from modelyard import api
 
     try:
-        result = _interruptible(lambda: training.run(config, evaluates))
-    except training.ExportFailedError as error:
+        result = _interruptible(lambda: api.run(config, evaluates))
+    except api.ExportFailedError as error:
         _show_result(error.result, as_json)  # the run itself is complete
         raise
     _show_result(result, as_json)

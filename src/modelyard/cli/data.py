@@ -14,7 +14,7 @@ from modelyard.data import manage
 from modelyard.data.dataset import SPLITS
 from modelyard.data.records.converted import read_dataset_json
 from modelyard.errors import DataError, unknown
-from modelyard.run.console import console, show_log
+from modelyard.system.console import console, show_log
 
 
 def convert(source: str, to: str, settings: dict[str, Any], options: dict[str, Any], *, as_json: bool) -> None:

@@ -18,7 +18,7 @@ from modelyard.cluster.find import find_cluster
 from modelyard.config.accelerators import counted, is_installed
 from modelyard.config.backend import INSTALL, choose_engine
 from modelyard.errors import ConfigError, UserError
-from modelyard.run.machine import available_cores, cpu_flags, gpus, hardware, versions
+from modelyard.system.machine import available_cores, cpu_flags, gpus, hardware, versions
 
 _LOW_DISK = 2 << 30
 

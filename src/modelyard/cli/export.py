@@ -43,8 +43,8 @@ def export(
 
     from modelyard.cli.commands import print_json, stdout
     from modelyard.config.resolve import COMMAND_LINE
-    from modelyard.run.console import console, show_log
     from modelyard.serving.exporting.export import export as write
+    from modelyard.system.console import console, show_log
 
     show_log()
     chosen = cast(Any, format)  # the library says which there are

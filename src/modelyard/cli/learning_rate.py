@@ -9,7 +9,7 @@ from rich.table import Table
 
 from modelyard.cli.commands import print_json, stdout
 from modelyard.config.schema import Config
-from modelyard.run.console import show_log
+from modelyard.system.console import show_log
 
 _ROWS = 12
 

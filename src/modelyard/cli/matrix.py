@@ -15,7 +15,7 @@ from rich.text import Text
 from modelyard.cli.commands import print_json, program, stdout
 from modelyard.config.resolve import COMMAND_LINE
 from modelyard.errors import Interrupted
-from modelyard.run.console import console, show_log
+from modelyard.system.console import console, show_log
 
 
 def matrix(file: str | None, settings: dict[str, Any], options: dict[str, Any], *, as_json: bool) -> None:

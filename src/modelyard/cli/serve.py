@@ -51,8 +51,8 @@ def serve(
 ) -> None:
     """Serve a run or an export over HTTP, as TensorFlow Serving does, with a page to try it."""
     from modelyard.config.resolve import COMMAND_LINE
-    from modelyard.run.console import show_log
     from modelyard.serving.http.server import serve as run_server
+    from modelyard.system.console import show_log
 
     options = given(ctx)
     show_log()

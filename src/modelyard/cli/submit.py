@@ -8,7 +8,7 @@ from typing import Any
 from modelyard.cli.commands import print_json
 from modelyard.launcher.dockerfile import dockerfile
 from modelyard.launcher.submit import submit, template_text
-from modelyard.run.console import console
+from modelyard.system.console import console
 
 
 def run(target: str, words: list[str], settings: dict[str, Any], *, as_json: bool) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from modelyard.comparison import scores
 from modelyard.comparison.entrants import dataset_labels, distinguish
-from modelyard.comparison.gather import Run, Unfinished, gather
+from modelyard.comparison.gather import ScoredRun, Unfinished, gather
 from modelyard.errors import RunError, UserError
 from modelyard.loop.ranking import Ranking
 
@@ -121,7 +121,7 @@ def leaderboard(
 
 
 def compare(
-    runs: Sequence[Run],
+    runs: Sequence[ScoredRun],
     unfinished: Sequence[Unfinished] = (),
     metric: str | None = None,
     split: str | None = None,
@@ -175,7 +175,7 @@ def _place(entrant: Entrant, ranking: Ranking) -> tuple[float, float, str]:
     return entrant.mean_rank if entrant.mean_rank is not None else alone, statistics.fmean(means), entrant.name
 
 
-def choose(runs: Sequence[Run], metric: str | None, split: str | None) -> tuple[str, str]:
+def choose(runs: Sequence[ScoredRun], metric: str | None, split: str | None) -> tuple[str, str]:
     """The split and the metric to compare.
 
     Raises:
@@ -209,11 +209,11 @@ def _first(candidates: Sequence[tuple[int, str, str]], enough: int) -> str:
     return next(name for count, name, _ in candidates if count >= enough)
 
 
-def _listed(run: Run) -> str:
+def _listed(run: ScoredRun) -> str:
     return ", ".join(f"{split} {name}" for split, mine in run.scores.items() for name in mine) or _NOTHING
 
 
-def _with_metric(runs: Sequence[Run], metric: str, split: str, notes: list[str]) -> list[Run]:
+def _with_metric(runs: Sequence[ScoredRun], metric: str, split: str, notes: list[str]) -> list[ScoredRun]:
     without: dict[str, list[str]] = defaultdict(list)
     for run in runs:
         if metric not in run.scores.get(split, {}):
@@ -228,10 +228,10 @@ def _with_metric(runs: Sequence[Run], metric: str, split: str, notes: list[str])
 
 
 def _by_place(
-    runs: Sequence[Run], names: Mapping[str, str], datasets: Mapping[str, str], notes: list[str]
-) -> dict[tuple[str, str], list[Run]]:
+    runs: Sequence[ScoredRun], names: Mapping[str, str], datasets: Mapping[str, str], notes: list[str]
+) -> dict[tuple[str, str], list[ScoredRun]]:
     """The runs of each entrant on each dataset, one for each seed: the newest."""
-    places: dict[tuple[str, str], dict[int, Run]] = defaultdict(dict)
+    places: dict[tuple[str, str], dict[int, ScoredRun]] = defaultdict(dict)
     for run in sorted(runs, key=lambda run: (run.started, run.name)):
         seeds = places[names[run.name], datasets[run.name]]
         seed = int(run.options.get("random_seed", 0))
@@ -241,7 +241,7 @@ def _by_place(
     return {place: list(seeds.values()) for place, seeds in places.items()}
 
 
-def _column(runs: Mapping[str, list[Run]], ranking: Ranking, split: str) -> list[tuple[str, Score]]:
+def _column(runs: Mapping[str, list[ScoredRun]], ranking: Ranking, split: str) -> list[tuple[str, Score]]:
     """The scores of all entrants on one dataset."""
     names = list(runs)
     values = [
@@ -282,6 +282,6 @@ def _column(runs: Mapping[str, list[Run]], ranking: Ranking, split: str) -> list
     return column
 
 
-def _mean(runs: Sequence[Run], of: Callable[[Run], float | None]) -> float | None:
+def _mean(runs: Sequence[ScoredRun], of: Callable[[ScoredRun], float | None]) -> float | None:
     known = [value for run in runs if (value := of(run)) is not None]
     return statistics.fmean(known) if known else None

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from modelyard.comparison.gather import Run
+from modelyard.comparison.gather import ScoredRun
 from modelyard.comparison.plan import DATASET, MODEL, SEED, counts
 from modelyard.config.schema import is_path
 from modelyard.config.yaml_file import inline
@@ -18,7 +18,7 @@ _NOBODYS = "–"
 
 
 def distinguish(
-    runs: Sequence[Run], datasets: Mapping[str, str], notes: list[str]
+    runs: Sequence[ScoredRun], datasets: Mapping[str, str], notes: list[str]
 ) -> tuple[dict[str, str], dict[str, tuple[str, dict[str, Any]]]]:
     """The entrant of each run, by its name, and of each entrant its model and the options that tell it from others.
 
@@ -28,7 +28,7 @@ def distinguish(
     of_datasets = {key for entry in DATASETS.entries() for key in entry.options.model_fields}
     names: dict[str, str] = {}
     options: dict[str, tuple[str, dict[str, Any]]] = {}
-    by_model: dict[str, list[Run]] = defaultdict(list)
+    by_model: dict[str, list[ScoredRun]] = defaultdict(list)
     for run in runs:
         by_model[str(run.options.get(MODEL))].append(run)
     for model, mine in by_model.items():
@@ -50,18 +50,18 @@ def distinguish(
     return names, options
 
 
-def _varies(runs: Sequence[Run], key: str) -> bool:
+def _varies(runs: Sequence[ScoredRun], key: str) -> bool:
     return len({inline(run.options.get(key)) for run in runs}) > 1
 
 
-def _groups(runs: Sequence[Run], datasets: Mapping[str, str]) -> list[list[Run]]:
-    groups: dict[str, list[Run]] = defaultdict(list)
+def _groups(runs: Sequence[ScoredRun], datasets: Mapping[str, str]) -> list[list[ScoredRun]]:
+    groups: dict[str, list[ScoredRun]] = defaultdict(list)
     for run in runs:
         groups[datasets[run.name]].append(run)
     return list(groups.values())
 
 
-def _without_echoes(runs: Sequence[Run], keys: list[str]) -> list[str]:
+def _without_echoes(runs: Sequence[ScoredRun], keys: list[str]) -> list[str]:
     """Without options that follow from those before them, such as the momentum that only SGD has."""
     kept: list[str] = []
     for key in keys:
@@ -70,16 +70,16 @@ def _without_echoes(runs: Sequence[Run], keys: list[str]) -> list[str]:
     return kept
 
 
-def _follows(runs: Sequence[Run], key: str, others: Sequence[str]) -> bool:
+def _follows(runs: Sequence[ScoredRun], key: str, others: Sequence[str]) -> bool:
     values: dict[tuple[str, ...], set[str]] = defaultdict(set)
     for run in runs:
         values[tuple(inline(run.options.get(other)) for other in others)].add(inline(run.options.get(key)))
     return bool(others) and all(len(found) == 1 for found in values.values())
 
 
-def dataset_labels(runs: Sequence[Run]) -> dict[str, str]:
+def dataset_labels(runs: Sequence[ScoredRun]) -> dict[str, str]:
     """What the dataset of each run is called, by the name of the run. The same name is the same data."""
-    found: dict[str, dict[str, list[Run]]] = defaultdict(lambda: defaultdict(list))
+    found: dict[str, dict[str, list[ScoredRun]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
         found[_short(run)][run.fingerprint].append(run)
     labels = {}
@@ -90,12 +90,12 @@ def dataset_labels(runs: Sequence[Run]) -> dict[str, str]:
     return labels
 
 
-def _short(run: Run) -> str:
+def _short(run: ScoredRun) -> str:
     name = str(run.options.get(DATASET, _NOBODYS))
     return (Path(name.rstrip("/")).stem or name) if is_path(name) else name
 
 
-def _difference(run: Run, by_data: Mapping[str, list[Run]]) -> str:
+def _difference(run: ScoredRun, by_data: Mapping[str, list[ScoredRun]]) -> str:
     """The options of the dataset, or its folder, that tell this data from the others of the same name."""
     firsts = [mine[0] for mine in by_data.values()]
     keys = {key for entry in DATASETS.entries() for key in entry.options.model_fields}
@@ -107,5 +107,5 @@ def _difference(run: Run, by_data: Mapping[str, list[Run]]) -> str:
     return text if text and sum(_text(first, telling) == _text(run, telling) for first in firsts) == 1 else ""
 
 
-def _text(run: Run, keys: Sequence[str]) -> str:
+def _text(run: ScoredRun, keys: Sequence[str]) -> str:
     return inline([run.options.get(key) for key in keys] or [run.options.get(DATASET)])

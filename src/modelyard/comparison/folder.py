@@ -16,9 +16,9 @@ from modelyard.config.schema import Config
 from modelyard.config.yaml_file import dump, inline, read_flat
 from modelyard.errors import ConfigError, Problem, RunError
 from modelyard.run.directory import LOGS, RunDirectory, config_text, read_json
-from modelyard.run.files import explain, remove_partial, write_text
 from modelyard.run.metrics import read_metrics
 from modelyard.run.summary import summarize
+from modelyard.system.files import explain, remove_partial, write_text
 
 PLAN, CONFIGS, CELLS, FAILED = "matrix.yaml", "configs", "cells", "failed.json"
 _VERSION, _VERSION_KEY = 1, "matrix_version"

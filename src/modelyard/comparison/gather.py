@@ -24,7 +24,7 @@ _ENDED = ("finished", "stopped early")
 
 
 @dataclass(frozen=True)
-class Run:
+class ScoredRun:
     """A run that has ended.
 
     Args:
@@ -59,7 +59,7 @@ class Unfinished:
     reason: str = ""
 
 
-def gather(folder: Path) -> tuple[list[Run], list[Unfinished]]:
+def gather(folder: Path) -> tuple[list[ScoredRun], list[Unfinished]]:
     """All runs in ``folder`` and below, ended ones and others, by name.
 
     Raises:
@@ -69,7 +69,7 @@ def gather(folder: Path) -> tuple[list[Run], list[Unfinished]]:
         raise RunError(f"{folder}: a leaderboard is made of a folder on this machine; copy the runs here first.")
     if not folder.is_dir():
         raise RunError(f"{folder} is not a folder. Name one with runs in it, such as runs or the output of a matrix.")
-    runs: list[Run] = []
+    runs: list[ScoredRun] = []
     others: list[Unfinished] = []
     found, matrices = _walk(folder)
     failures = _failures(folder, matrices)
@@ -128,7 +128,7 @@ def _relative(path: Path, folder: Path) -> str:
     return str(path.relative_to(folder.resolve()))
 
 
-def _read(directory: RunDirectory, name: str) -> Run:
+def _read(directory: RunDirectory, name: str) -> ScoredRun:
     manifest = read_json(directory.manifest)
     rows = [*read_metrics(directory.metrics), *read_metrics(directory.evaluations)]
     best = best_first(directory.best)
@@ -145,7 +145,7 @@ def _read(directory: RunDirectory, name: str) -> Run:
             }
     speeds = [row["average_examples_per_second"] for row in rows if row.get("average_examples_per_second")]
     size, starts = manifest.get("model") or {}, manifest.get("starts") or [{}]
-    return Run(
+    return ScoredRun(
         name,
         run_options(directory),
         str((manifest.get("dataset") or {}).get("fingerprint", "")),

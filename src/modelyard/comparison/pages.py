@@ -10,7 +10,7 @@ from typing import Any
 from modelyard.comparison.board import Leaderboard
 from modelyard.comparison.html import page
 from modelyard.comparison.wording import COSTS, LEGEND, heading, is_share, over_datasets, rank, result
-from modelyard.run.files import explain, write_text
+from modelyard.system.files import explain, write_text
 
 NAME = "leaderboard"
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")

@@ -19,7 +19,7 @@ from modelyard.comparison.work import DONE, FAILED, Work, cores_here, slots_of
 from modelyard.config.calls import parse_list
 from modelyard.config.resolve import COMMAND_LINE
 from modelyard.errors import ConfigError, Problem, UserError
-from modelyard.run.log import log_to
+from modelyard.system.log import log_to
 
 NAME = "matrix"
 """The name of its log and pid file, by which `modelyard stop` finds it."""

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from modelyard.comparison.folder import MatrixFolder
 from modelyard.comparison.work import DONE, FAILED, RUNNING, WAITING, State, View
-from modelyard.run.console import console
+from modelyard.system.console import console
 
 _STYLES = {RUNNING: "green", DONE: "bold green", FAILED: "red", WAITING: "dim"}
 _TAIL_BYTES = 1 << 14

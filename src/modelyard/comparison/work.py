@@ -19,8 +19,8 @@ from modelyard.errors import Interrupted
 from modelyard.launcher.command import TRAIN_AND_EVALUATE
 from modelyard.launcher.processes import Process, Spec, how_it_ended
 from modelyard.launcher.shares import NO_GPU, VISIBLE, deal_gpus, found_cores, found_gpus
-from modelyard.loop.signals import signals_go_to
 from modelyard.run.directory import is_running, run_options
+from modelyard.system.signals import signals_go_to
 
 WAITING, RUNNING, DONE, FAILED, STOPPED = "waiting", "running", "done", "failed", "stopped"
 _SHARING = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}

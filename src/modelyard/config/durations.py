@@ -28,7 +28,7 @@ _SHOWN = {"percent": "%", "seconds": "s", "minutes": "min", "hours": "h"}
 
 
 @dataclass(frozen=True)
-class Run:
+class RunLength:
     """The lengths a duration is measured against."""
 
     examples: int
@@ -77,7 +77,7 @@ class Duration:
         factor = _IN_SECONDS.get(self.unit)
         return None if factor is None else float(self.value) * factor
 
-    def period(self, run: Run) -> Fraction:
+    def period(self, run: RunLength) -> Fraction:
         """The length in steps of ``run``; a fraction, so that the 7th epoch ends where seven epochs end."""
         if self.unit == "steps":
             return self.value
@@ -89,7 +89,7 @@ class Duration:
             return self.value * run.total_steps / 100
         raise ValueError(f"{self} is wall-clock time and has no length in steps.")
 
-    def steps(self, run: Run) -> int:
+    def steps(self, run: RunLength) -> int:
         """The length in whole steps of ``run``, rounded up."""
         return math.ceil(self.period(run))
 

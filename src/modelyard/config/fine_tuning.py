@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pydantic import Field
 
 from modelyard.config.calls import Call
-from modelyard.config.durations import Duration, Run, StepDuration
+from modelyard.config.durations import Duration, RunLength, StepDuration
 from modelyard.errors import UserError
 from modelyard.registry import Options, Registry
 
@@ -87,7 +87,7 @@ def _read(call: Call) -> Phase:
     return Phase(patterns, top, options.until, options.factor)
 
 
-def boundaries(phases: Sequence[Phase], run: Run) -> list[int]:
+def boundaries(phases: Sequence[Phase], run: RunLength) -> list[int]:
     """The steps at which another phase begins.
 
     Raises:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from modelyard.config import Config, resolve
 from modelyard.config.backend import select_engine
-from modelyard.config.durations import Run
+from modelyard.config.durations import RunLength
 from modelyard.config.schema import PATH_DATASET, is_path
 from modelyard.data.dataset import IMAGE, LABEL, TRAIN, VALIDATION, Dataset, label_kind
 from modelyard.data.load import load_dataset, open_dataset
@@ -23,9 +23,9 @@ from modelyard.data.splits import are_classes
 from modelyard.data.stored import StoredDataset, items_of
 from modelyard.data.verify import VerifyReport, verify, verify_folder
 from modelyard.errors import DataError
-from modelyard.run.console import bar
-from modelyard.run.machine import available_cores
 from modelyard.storage import cache_folder, is_remote
+from modelyard.system.console import bar
+from modelyard.system.machine import available_cores
 
 
 def convert(
@@ -183,7 +183,7 @@ def show_data(
         **options: options of the dataset, ``augment``, ``preprocess``, ``random_seed``.
     """
     from modelyard.data.sheet import sheet, to_png
-    from modelyard.run.files import explain, whole_file
+    from modelyard.system.files import explain, whole_file
 
     path = Path(output).expanduser()
     if path.suffix.lower() != ".png":
@@ -296,7 +296,7 @@ def _augmented(config: Config, dataset: Dataset, rows: NDArray[np.int64], copy: 
 
     together = neighbours(config.augment)
     rest = np.concatenate([rows, np.resize(rows, -len(rows) % together)])
-    pipeline = Pipeline(config, dataset, Run(dataset.size(TRAIN), len(rest), 1))
+    pipeline = Pipeline(config, dataset, RunLength(dataset.size(TRAIN), len(rest), 1))
     positions = np.arange(len(rest)) + copy * (-(-dataset.size(TRAIN) // together) * together)
     out = {name: np.empty((len(rest), *f.shape), f.dtype) for name, f in pipeline.features.items()}
     pipeline.read(rest, positions, out)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from modelyard.config.durations import Run
+from modelyard.config.durations import RunLength
 from modelyard.config.schema import Config
 from modelyard.data.augment.crop_box import SCALARS, crop_box
 from modelyard.data.dataset import ID, TRAIN, Arrays, Crop, Dataset, Feature
@@ -24,8 +24,8 @@ from modelyard.data.order import Order
 from modelyard.data.stream import Stream, places_for, read_all
 from modelyard.errors import UserError
 from modelyard.registry import AUGMENTATIONS
-from modelyard.run.console import bar
-from modelyard.run.machine import available_cores
+from modelyard.system.console import bar
+from modelyard.system.machine import available_cores
 
 log = logging.getLogger("modelyard")
 
@@ -45,7 +45,9 @@ class Pipeline:
         share: which positions of every global batch this process reads; by default all.
     """
 
-    def __init__(self, config: Config, dataset: Dataset, run: Run, share: NDArray[np.int64] | None = None) -> None:
+    def __init__(
+        self, config: Config, dataset: Dataset, run: RunLength, share: NDArray[np.int64] | None = None
+    ) -> None:
         self.config, self.dataset, self.run = config, dataset, run
         self.order = Order.for_size(config.random_seed, run.examples, config.shuffle)
         self.share = np.arange(run.batch_size) if share is None else share

@@ -19,7 +19,7 @@ from modelyard.data.records.converted import DATASET_JSON, LABELS, ConvertedInfo
 from modelyard.data.records.items import RecordItems
 from modelyard.data.splits import are_classes
 from modelyard.errors import DataError
-from modelyard.run.files import explain
+from modelyard.system.files import explain
 
 MOST_PROBLEMS = 100
 """More are counted but not listed."""

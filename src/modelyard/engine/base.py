@@ -25,7 +25,7 @@ from safetensors.numpy import save as save_safetensors
 from modelyard.cluster.crew import Crew
 from modelyard.cluster.follower import Follower
 from modelyard.cluster.wire import Message
-from modelyard.config.durations import Run
+from modelyard.config.durations import RunLength
 from modelyard.config.schema import Config
 from modelyard.data.augment.build import build_augmentation, neighbours
 from modelyard.data.dataset import Arrays, Dataset
@@ -79,7 +79,7 @@ class Engine(ABC):
         self.config = config
         self.crew = crew
 
-    def build(self, make_task: Callable[[], Task], dataset: Dataset, run: Run) -> None:
+    def build(self, make_task: Callable[[], Task], dataset: Dataset, run: RunLength) -> None:
         """Makes the model, the optimizer and the compiled steps.
 
         Args:

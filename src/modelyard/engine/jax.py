@@ -40,7 +40,7 @@ from modelyard.engine.precision import seed_initializers, set_precision
 from modelyard.engine.views import averaged
 from modelyard.errors import PeerLostError, UserError
 from modelyard.models.task import Task
-from modelyard.run.machine import available_cores
+from modelyard.system.machine import available_cores
 
 log = logging.getLogger("modelyard")
 _MOST_TOGETHER = 64

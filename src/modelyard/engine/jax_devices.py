@@ -16,7 +16,7 @@ from modelyard.config.schema import Config
 from modelyard.engine.jax_cache import use_cache
 from modelyard.engine.jax_processes import join_processes, meet
 from modelyard.errors import UserError
-from modelyard.run.machine import available_cores
+from modelyard.system.machine import available_cores
 
 log = logging.getLogger("modelyard")
 

@@ -33,7 +33,7 @@ from modelyard.engine.tensorflow import TensorFlowEngine
 from modelyard.engine.tensorflow_server import waiting_threads
 from modelyard.errors import ConfigError, PeerLostError, TrainingError, UserError
 from modelyard.models.task import Task
-from modelyard.run.machine import available_cores
+from modelyard.system.machine import available_cores
 
 log = logging.getLogger("modelyard")
 _WORKER = re.compile(r"/job:worker/replica:0/task:(\d+)")

@@ -11,7 +11,7 @@ import numpy as np
 from keras import ops
 
 from modelyard.config.calls import Call
-from modelyard.config.durations import Run
+from modelyard.config.durations import RunLength
 from modelyard.config.fine_tuning import boundaries, read_phases
 from modelyard.config.schema import Config
 from modelyard.models.freezing import Freezing
@@ -28,7 +28,7 @@ class Phases:
         run: its lengths.
     """
 
-    def __init__(self, config: Config, run: Run) -> None:
+    def __init__(self, config: Config, run: RunLength) -> None:
         self.all = read_phases(config.fine_tune)
         self._starts = boundaries(self.all, run)
         # What each trains, as the user wrote it.

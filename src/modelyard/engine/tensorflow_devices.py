@@ -16,7 +16,7 @@ from modelyard.cluster.crew import Crew
 from modelyard.config.backend import choose_engine
 from modelyard.config.schema import Config
 from modelyard.errors import UserError
-from modelyard.run.machine import available_cores
+from modelyard.system.machine import available_cores
 
 _SERVERS_SECONDS = 60
 """How long TensorFlow's servers may take to find each other, after all processes have met."""

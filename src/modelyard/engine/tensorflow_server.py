@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from modelyard.cluster.roles import WORKER, Cluster
 from modelyard.errors import ClusterError
-from modelyard.run.machine import available_cores
+from modelyard.system.machine import available_cores
 
 _running: list[tf.distribute.Server] = []
 """Kept: Python would ask a server that nobody refers to any more to stop."""

@@ -27,7 +27,7 @@ from modelyard.launcher.supervise import MISTAKE, LaunchError, Patience, Stopped
 from modelyard.launcher.view import is_live, shown
 from modelyard.run.checkpoint import list_checkpoints
 from modelyard.run.directory import RunDirectory
-from modelyard.run.log import log_to
+from modelyard.system.log import log_to
 
 LAUNCHER = "launch"
 """The name of the launcher's own log and pid file."""

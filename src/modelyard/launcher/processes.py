@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from modelyard.run.files import explain
+from modelyard.system.files import explain
 
 _CHILD = Path(__file__).with_name("child.py")
 _KEPT_LINES, _MOST_BYTES = 20, 1 << 18

@@ -6,7 +6,7 @@ import itertools
 import os
 from collections.abc import Mapping
 
-from modelyard.run.machine import gpus
+from modelyard.system.machine import gpus
 
 VISIBLE, NO_GPU = "CUDA_VISIBLE_DEVICES", "-1"
 

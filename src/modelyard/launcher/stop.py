@@ -13,7 +13,7 @@ from modelyard.errors import RunError
 from modelyard.launcher.local import LAUNCHER, local_folder
 from modelyard.launcher.supervise import LaunchError
 from modelyard.run.directory import RunDirectory
-from modelyard.run.pid_file import Holder, holders
+from modelyard.system.pid_file import Holder, holders
 
 log = logging.getLogger("modelyard")
 _LOOK_SECONDS = 0.1

@@ -16,7 +16,7 @@ from modelyard.launcher import kubernetes, slurm_script, vertex
 from modelyard.launcher.job import make_job
 from modelyard.launcher.resources import Resources, read_resources
 from modelyard.launcher.template import read_template, shipped
-from modelyard.run.files import write_text
+from modelyard.system.files import write_text
 
 
 @dataclass(frozen=True)

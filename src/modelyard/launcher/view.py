@@ -13,7 +13,7 @@ from rich.text import Text
 
 from modelyard.launcher.processes import Process
 from modelyard.launcher.supervise import View
-from modelyard.run.console import console
+from modelyard.system.console import console
 
 _STAMP = re.compile(r"^\d{4}-\d\d-\d\d (\d\d:\d\d:\d\d),\d+ [A-Z]+ +")
 """Date, fractions of seconds and level would take the room that the line needs."""

@@ -22,9 +22,9 @@ from modelyard.config.yaml_file import inline
 from modelyard.engine.parameter_server_options import parameter_server_problems
 from modelyard.errors import ClusterError, ConfigError, Problem
 from modelyard.run.directory import RunDirectory
-from modelyard.run.files import write_text
-from modelyard.run.machine import versions
 from modelyard.run.manifest import plugin_digests
+from modelyard.system.files import write_text
+from modelyard.system.machine import versions
 
 log = logging.getLogger("modelyard")
 _OWN = (

@@ -14,7 +14,7 @@ from modelyard.cluster.crew import Crew
 from modelyard.cluster.find import find_cluster
 from modelyard.config import Config, load_config, resolve
 from modelyard.config.backend import select_engine
-from modelyard.config.durations import Run
+from modelyard.config.durations import RunLength
 from modelyard.data.dataset import VALIDATION, Dataset
 from modelyard.errors import ConfigError, Problem, RunError
 from modelyard.loop.crew import form_crew, in_cluster
@@ -38,9 +38,9 @@ from modelyard.run.checkpoint import (
     read_checkpoint,
 )
 from modelyard.run.directory import RunDirectory, open_run_folder
-from modelyard.run.log import log_to
-from modelyard.run.machine import gpus
 from modelyard.run.manifest import read_manifest, started_by
+from modelyard.system.log import log_to
+from modelyard.system.machine import gpus
 
 if TYPE_CHECKING:
     from modelyard.engine.base import Engine
@@ -142,7 +142,7 @@ def evaluate(
     engine = create_engine(config, Crew())
     build(engine, config, dataset, run_lengths(config, dataset))
     load_state(engine, loaded, weights_only=True)
-    from modelyard.run.console import bar
+    from modelyard.system.console import bar
 
     with bar(f"evaluating on {split}", dataset.size(split)) as progress:
         metrics = engine.evaluate(split, progress)
@@ -214,7 +214,7 @@ def _trainer(
     config: Config,
     engine: Engine,
     directory: RunDirectory,
-    run: Run,
+    run: RunLength,
     run_id: str,
     evaluates: bool,
     checkpoint: Checkpoint | None,

@@ -23,7 +23,7 @@ from modelyard.run.checkpoint import (
     read_state,
     write_checkpoint,
 )
-from modelyard.run.files import remove_folder, remove_partial
+from modelyard.system.files import remove_folder, remove_partial
 
 log = logging.getLogger("modelyard")
 

@@ -23,8 +23,8 @@ from modelyard.config.calls import Call
 from modelyard.errors import UserError
 from modelyard.loop.learning_rate_plot import draw
 from modelyard.loop.stages import build, create_engine, open_dataset, run_lengths
-from modelyard.run.console import bar
-from modelyard.run.files import whole_folder
+from modelyard.system.console import bar
+from modelyard.system.files import whole_folder
 
 log = logging.getLogger("modelyard")
 

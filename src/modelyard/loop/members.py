@@ -24,11 +24,11 @@ from modelyard.data.dataset import TRAIN, Dataset
 from modelyard.errors import ClusterError, Interrupted
 from modelyard.loop.crew import check_folder, form_crew, mark_folder
 from modelyard.loop.result import Result, conclude
-from modelyard.loop.signals import signals_go_to
 from modelyard.loop.stages import build, create_engine, is_finished, open_dataset, run_lengths
 from modelyard.run.directory import RunDirectory, remote_run_folder
-from modelyard.run.log import log_to
-from modelyard.run.machine import available_cores
+from modelyard.system.log import log_to
+from modelyard.system.machine import available_cores
+from modelyard.system.signals import signals_go_to
 
 if TYPE_CHECKING:
     from modelyard.engine.base import Engine

@@ -10,7 +10,7 @@ from modelyard.engine.base import StepMetrics
 from modelyard.loop.hooks import Hook
 from modelyard.loop.trainer import Trainer
 from modelyard.registry import Options
-from modelyard.run.console import console
+from modelyard.system.console import console
 
 log = logging.getLogger("modelyard")
 _FIRST = ("loss", "accuracy")

@@ -12,7 +12,7 @@ from modelyard.cluster.crew import Crew
 from modelyard.cluster.roles import PARAMETER_SERVERS
 from modelyard.config import Config
 from modelyard.config.backend import choose_engine, import_engine, select_engine
-from modelyard.config.durations import Run
+from modelyard.config.durations import RunLength
 from modelyard.data.dataset import TRAIN, Dataset
 from modelyard.errors import CheckpointError, ConfigError, Problem
 from modelyard.registry import ENGINES
@@ -49,7 +49,7 @@ def create_engine(config: Config, crew: Crew) -> Engine:
     return engine
 
 
-def run_lengths(config: Config, dataset: Dataset) -> Run:
+def run_lengths(config: Config, dataset: Dataset) -> RunLength:
     """How long the run is: N epochs are ceil(N × examples / batch) steps."""
     examples = dataset.size(TRAIN)
     if config.train_steps is not None:
@@ -59,10 +59,10 @@ def run_lengths(config: Config, dataset: Dataset) -> Run:
         total = math.ceil(Fraction(repr(config.train_epochs)) * examples / config.train_batch_size)
     else:
         raise ConfigError([Problem("config", "train_steps", "is missing, and so is train_epochs; give one.")])
-    return Run(examples, config.train_batch_size, total)
+    return RunLength(examples, config.train_batch_size, total)
 
 
-def is_finished(directory: RunDirectory, config: Config, run: Callable[[], Run]) -> bool:
+def is_finished(directory: RunDirectory, config: Config, run: Callable[[], RunLength]) -> bool:
     """Whether the newest checkpoint is the last that the run will have, as ``config`` now says.
 
     Args:
@@ -92,7 +92,7 @@ def stop_rules(config: Config) -> list[str]:
     return [str(call) for call in config.hooks]
 
 
-def build(engine: Engine, config: Config, dataset: Dataset, run: Run) -> None:
+def build(engine: Engine, config: Config, dataset: Dataset, run: RunLength) -> None:
     """Makes the model and what trains it."""
     from modelyard.models.task import build_task
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from modelyard import storage
 from modelyard.config import Config
-from modelyard.config.durations import Run
+from modelyard.config.durations import RunLength
 from modelyard.config.schema import CORE_FIELDS, PARTS, is_path
 from modelyard.config.yaml_file import inline
 from modelyard.data.dataset import Dataset
@@ -28,11 +28,11 @@ from modelyard.run.directory import (
     run_options,
     write_config,
 )
-from modelyard.run.files import explain
 from modelyard.run.journal import log_start
-from modelyard.run.machine import hardware, versions
 from modelyard.run.manifest import read_manifest, write_manifest
-from modelyard.run.pid_file import holders
+from modelyard.system.files import explain
+from modelyard.system.machine import hardware, versions
+from modelyard.system.pid_file import holders
 
 if TYPE_CHECKING:
     from modelyard.engine.base import Engine
@@ -178,7 +178,7 @@ def record_start(
     config: Config,
     dataset: Dataset,
     engine: Engine,
-    run: Run,
+    run: RunLength,
     checkpoint: Checkpoint | None,
     evaluates: bool,
 ) -> str:
@@ -230,7 +230,7 @@ def _sizes(sizes: dict[str, int]) -> str:
 
 
 def _say_what_is_not_exact(
-    config: Config, engine: Engine, run: Run, checkpoint: Checkpoint, manifest: dict[str, Any]
+    config: Config, engine: Engine, run: RunLength, checkpoint: Checkpoint, manifest: dict[str, Any]
 ) -> None:
     memory = checkpoint.memory
     if memory.get("total_steps", run.total_steps) != run.total_steps:

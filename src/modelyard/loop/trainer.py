@@ -17,18 +17,18 @@ from typing import Any
 
 import numpy as np
 
-from modelyard.config.durations import Duration, InSteps, Run
+from modelyard.config.durations import Duration, InSteps, RunLength
 from modelyard.config.schema import Config
 from modelyard.data.dataset import TEST, TRAIN, VALIDATION
 from modelyard.engine.base import Engine, State, StepMetrics
 from modelyard.errors import CheckpointError, Interrupted, UserError, unknown
 from modelyard.loop.hooks import Hook
-from modelyard.loop.signals import signals_go_to
 from modelyard.loop.stages import stop_rules, stopped_by
 from modelyard.run.checkpoint import BackgroundWriter, Checkpoint, best_first, read_checkpoint
-from modelyard.run.console import bar
 from modelyard.run.directory import RunDirectory
 from modelyard.run.metrics import read_metrics
+from modelyard.system.console import bar
+from modelyard.system.signals import signals_go_to
 
 log = logging.getLogger("modelyard")
 
@@ -93,7 +93,7 @@ class Trainer:
         config: Config,
         engine: Engine,
         directory: RunDirectory,
-        run: Run,
+        run: RunLength,
         run_id: str,
         hooks: Sequence[Hook],
         evaluate: bool,

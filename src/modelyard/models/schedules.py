@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from modelyard.config.durations import Run
+from modelyard.config.durations import RunLength
 from modelyard.config.schema import Config
 from modelyard.models.catalog import (
     CosineOptions,
@@ -29,7 +29,7 @@ Schedule = Callable[[Any], Any]
 """From a step (a float tensor) to a learning rate."""
 
 
-def build_schedule(config: Config, run: Run) -> Schedule:
+def build_schedule(config: Config, run: RunLength) -> Schedule:
     """The learning rate of ``config`` at each step, warm-up included."""
     warmup = config.warmup.steps(run) if config.warmup is not None else 0
     options = config.options_of("learning_rate_schedule")
@@ -47,12 +47,12 @@ def build_schedule(config: Config, run: Run) -> Schedule:
     return learning_rate
 
 
-def constant(options: Options, run: Run, warmup: int, peak: float) -> Schedule:
+def constant(options: Options, run: RunLength, warmup: int, peak: float) -> Schedule:
     """Always the peak."""
     return lambda step: ops.ones_like(step)
 
 
-def piecewise(options: PiecewiseOptions, run: Run, warmup: int, peak: float) -> Schedule:
+def piecewise(options: PiecewiseOptions, run: RunLength, warmup: int, peak: float) -> Schedule:
     """Cut by a factor at each boundary."""
     boundaries = [boundary.steps(run) for boundary in options.decay_boundaries]
 
@@ -65,7 +65,7 @@ def piecewise(options: PiecewiseOptions, run: Run, warmup: int, peak: float) -> 
     return factor
 
 
-def exponential(options: ExponentialOptions, run: Run, warmup: int, peak: float) -> Schedule:
+def exponential(options: ExponentialOptions, run: RunLength, warmup: int, peak: float) -> Schedule:
     """Multiplied by the rate once each period."""
     period = float(options.decay_period.period(run))
 
@@ -76,19 +76,19 @@ def exponential(options: ExponentialOptions, run: Run, warmup: int, peak: float)
     return factor
 
 
-def polynomial(options: PolynomialOptions, run: Run, warmup: int, peak: float) -> Schedule:
+def polynomial(options: PolynomialOptions, run: RunLength, warmup: int, peak: float) -> Schedule:
     """From the peak, reached after the warm-up, to the end value at the end."""
     end = options.end_learning_rate / peak
     return lambda step: end + (1 - end) * ops.power(1 - _progress(step, run, warmup), options.decay_power)
 
 
-def cosine(options: CosineOptions, run: Run, warmup: int, peak: float) -> Schedule:
+def cosine(options: CosineOptions, run: RunLength, warmup: int, peak: float) -> Schedule:
     """Half a cosine from the peak, reached after the warm-up, to the end value at the end."""
     end = options.end_learning_rate / peak
     return lambda step: end + (1 - end) * 0.5 * (1 + ops.cos(math.pi * _progress(step, run, warmup)))
 
 
-def triangular(options: TriangularOptions, run: Run, warmup: int, peak: float) -> Schedule:
+def triangular(options: TriangularOptions, run: RunLength, warmup: int, peak: float) -> Schedule:
     """From a share of the peak to the peak, then to the end value at the end, in straight lines."""
     top, start, end = options.peak_at.steps(run), options.start_factor, options.end_learning_rate / peak
 
@@ -99,7 +99,7 @@ def triangular(options: TriangularOptions, run: Run, warmup: int, peak: float) -
     return factor
 
 
-def one_cycle(options: OneCycleOptions, run: Run, warmup: int, peak: float) -> Schedule:
+def one_cycle(options: OneCycleOptions, run: RunLength, warmup: int, peak: float) -> Schedule:
     """From a share of the peak to the peak, then to the end value at the end, each in half a cosine."""
     top, start, end = options.peak_at.steps(run), options.start_factor, options.end_learning_rate / peak
 
@@ -111,11 +111,11 @@ def one_cycle(options: OneCycleOptions, run: Run, warmup: int, peak: float) -> S
     return factor
 
 
-def range_test(options: RangeTestOptions, run: Run, warmup: int, peak: float) -> Schedule:
+def range_test(options: RangeTestOptions, run: RunLength, warmup: int, peak: float) -> Schedule:
     """From the lowest learning rate at the first step to the peak at the last, the same factor each step."""
     decades = math.log(peak / options.lowest_learning_rate)
     return lambda step: ops.exp(decades * (step / max(run.total_steps - 1, 1) - 1))
 
 
-def _progress(step: Any, run: Run, warmup: int) -> Any:
+def _progress(step: Any, run: RunLength, warmup: int) -> Any:
     return ops.clip((step - warmup) / max(run.total_steps - warmup, 1), 0.0, 1.0)

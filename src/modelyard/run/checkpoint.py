@@ -25,7 +25,7 @@ from safetensors.numpy import load as load_safetensors
 from safetensors.numpy import save as save_safetensors
 
 from modelyard.errors import CheckpointError
-from modelyard.run.files import remove_folder, whole_folder
+from modelyard.system.files import remove_folder, whole_folder
 
 FORMAT_VERSION = 1
 WEIGHTS, OPTIMIZER, STATE = "weights.safetensors", "optimizer.safetensors", "state.json"

@@ -19,8 +19,8 @@ from modelyard import storage
 from modelyard.config.schema import Config, is_free, is_path
 from modelyard.config.yaml_file import CONFIG_VERSION, RUN_CONFIG_KEY, dump, read_set
 from modelyard.errors import ConfigError, Interrupted, Problem, RunError
-from modelyard.run.files import PARTIAL, explain, remove_partial, write_text
 from modelyard.run.journal import JOURNAL
+from modelyard.system.files import PARTIAL, explain, remove_partial, write_text
 
 if TYPE_CHECKING:
     from modelyard.run.mirror import Mirror

@@ -19,7 +19,7 @@ from tensorboard.compat.proto.graph_pb2 import GraphDef
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from modelyard.run.files import explain
+from modelyard.system.files import explain
 
 _SHEET = 32
 _PER_ROW = 8

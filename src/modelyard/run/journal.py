@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from modelyard.config.schema import Config
-from modelyard.run.files import explain
+from modelyard.system.files import explain
 
 JOURNAL = "training_log.md"
 TITLE = "# Training log\n\nEvery run adds its settings, its hypothesis and its results. Add your own notes anywhere.\n"

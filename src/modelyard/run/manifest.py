@@ -13,8 +13,8 @@ from modelyard.config.plugins import plugin_module
 from modelyard.config.schema import Config
 from modelyard.errors import RunError
 from modelyard.run.directory import RunDirectory, read_json
-from modelyard.run.files import write_text
-from modelyard.run.machine import git_commit, hardware, versions
+from modelyard.system.files import write_text
+from modelyard.system.machine import git_commit, hardware, versions
 
 
 def write_manifest(

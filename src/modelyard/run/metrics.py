@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from modelyard.run.files import explain
+from modelyard.system.files import explain
 
 Row = dict[str, Any]
 

@@ -29,10 +29,10 @@ from modelyard.run.checkpoint import (
     read_state,
 )
 from modelyard.run.directory import BEST, CHECKPOINTS, CONFIG, EVENTS, LOCK, LOGS, MANIFEST, METRICS, PROFILE
-from modelyard.run.files import explain, remove_folder, whole_folder
 from modelyard.run.journal import JOURNAL, TITLE
-from modelyard.run.pid_file import SUFFIX, holders
 from modelyard.run.remote_lock import RemoteLock, is_alive
+from modelyard.system.files import explain, remove_folder, whole_folder
+from modelyard.system.pid_file import SUFFIX, holders
 
 _SMALL = (CONFIG, MANIFEST, METRICS, EVENTS, LOGS, PROFILE)
 """Files and folders that are uploaded before any checkpoint, in this order: a folder with a config is a run."""

@@ -18,7 +18,7 @@ from typing import Any
 
 from modelyard import storage
 from modelyard.errors import RunError, StorageError
-from modelyard.run.machine import pid_space
+from modelyard.system.machine import pid_space
 
 STALE_SECONDS = 300
 """A holder that has not renewed its lock for so long is taken for dead."""

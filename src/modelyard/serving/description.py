@@ -8,9 +8,9 @@ from typing import Any
 
 import modelyard
 from modelyard.data.dataset import TEST
-from modelyard.run.files import write_text
 from modelyard.run.metrics import read_metrics
 from modelyard.serving.exporting.exportable import Exportable
+from modelyard.system.files import write_text
 
 DESCRIPTION = "modelyard.json"
 DEFAULT, BYTES = "serving_default", "bytes"

@@ -11,7 +11,7 @@ import numpy as np
 
 from modelyard.cluster.crew import Crew
 from modelyard.config.backend import import_engine, keras_backend
-from modelyard.config.durations import Run
+from modelyard.config.durations import RunLength
 from modelyard.config.schema import Config
 from modelyard.data.dataset import LABEL, TEST, Dataset, Feature
 from modelyard.data.items import ArrayItems, Items
@@ -102,7 +102,9 @@ class OpenRun:
         dataset = with_example_preprocessing(raw, self.config.preprocess)
         size = dataset.size(TEST)
         engine.build(
-            lambda: task_for(self.config, kept.data, kept.label), dataset, Run(size, self.config.train_batch_size, 1)
+            lambda: task_for(self.config, kept.data, kept.label),
+            dataset,
+            RunLength(size, self.config.train_batch_size, 1),
         )
         load_state(engine, self.checkpoint, weights_only=True)
         return engine, dataset

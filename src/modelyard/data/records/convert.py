@@ -47,7 +47,7 @@ from modelyard.data.records.converted import (
 )
 from modelyard.data.records.index import index_path
 from modelyard.errors import DataError
-from modelyard.run.files import PARTIAL, explain, remove_partial, whole_file
+from modelyard.system.files import PARTIAL, explain, remove_partial, whole_file
 
 _SHARD_BYTES = 128_000_000
 _LOOKED_AT = 32

@@ -27,7 +27,7 @@ from modelyard.data.records.feature_map import FeatureMap
 from modelyard.data.records.index import build_index, index_path, write_index
 from modelyard.data.records.tfrecord import frame
 from modelyard.errors import DataError
-from modelyard.run.files import explain, whole_file
+from modelyard.system.files import explain, whole_file
 
 OnBad = Literal["fail", "skip"]
 

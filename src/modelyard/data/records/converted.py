@@ -14,7 +14,7 @@ from modelyard.data.items import Items
 from modelyard.data.records.feature_map import FeatureMap
 from modelyard.data.records.items import RecordItems
 from modelyard.errors import DataError
-from modelyard.run.console import late_bar
+from modelyard.system.console import late_bar
 
 DATASET_JSON, LABELS, BAD = "dataset.json", "labels.txt", "bad.txt"
 SETTINGS = ".convert.json"

@@ -22,7 +22,7 @@ from modelyard.data.records.example import Found, Kind, describe_example, find_f
 from modelyard.data.records.feature_map import FeatureMap
 from modelyard.data.records.tfrecord import HEAD, TAIL, RecordFile, checksum, scan
 from modelyard.errors import DataError
-from modelyard.run.files import whole_file
+from modelyard.system.files import whole_file
 
 ENTRY = np.dtype(
     [

@@ -20,7 +20,7 @@ from typing import BinaryIO
 import google_crc32c
 
 from modelyard.errors import DataError
-from modelyard.run.files import explain, whole_file
+from modelyard.system.files import explain, whole_file
 
 HEAD, TAIL = 12, 4
 """Bytes of a record before and behind its data."""

@@ -21,8 +21,8 @@ from typing import IO, Any
 from urllib.parse import urlsplit
 
 from modelyard.errors import DataError, unknown
-from modelyard.run.files import PARTIAL, explain, sync_folder
 from modelyard.storage import remove_stale
+from modelyard.system.files import PARTIAL, explain, sync_folder
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of a file, how many of its bytes are there, and how many there will be."""

@@ -26,8 +26,8 @@ from modelyard.data.sources.folder import IMAGE_ENDINGS, Labelled, class_names, 
 from modelyard.data.sources.npz import read_npy_folder, read_npz
 from modelyard.data.sources.remote import local_tree
 from modelyard.errors import ConfigError, DataError, Problem
-from modelyard.run.console import late_bar
 from modelyard.storage import is_remote, list_files
+from modelyard.system.console import late_bar
 
 if TYPE_CHECKING:
     from modelyard.data.records.feature_map import FeatureMap

@@ -24,8 +24,8 @@ from modelyard.data.sources.generator import GeneratorDataset
 from modelyard.data.stored import StoredDataset, with_validation_items
 from modelyard.errors import DataError, unknown
 from modelyard.registry import Entry, Options
-from modelyard.run.console import bar
-from modelyard.run.files import explain, remove_partial, whole_folder
+from modelyard.system.console import bar
+from modelyard.system.files import explain, remove_partial, whole_folder
 
 log = logging.getLogger("modelyard")
 _FACTS = "generated.json"

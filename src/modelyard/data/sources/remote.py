@@ -15,8 +15,8 @@ from pathlib import Path, PurePosixPath
 
 from modelyard import storage
 from modelyard.errors import DataError
-from modelyard.run.console import bar, late_bar
-from modelyard.run.files import PARTIAL, explain, remove_partial
+from modelyard.system.console import bar, late_bar
+from modelyard.system.files import PARTIAL, explain, remove_partial
 
 _AT_ONCE = 8
 

@@ -16,9 +16,9 @@ import numpy as np
 from modelyard.config.accelerators import is_installed
 from modelyard.config.backend import INSTALL, keras_backend, select_engine
 from modelyard.errors import RunError, UserError, unknown
-from modelyard.run.files import whole_folder
 from modelyard.serving.exporting.versions import choose_version, export_folder, tidied
 from modelyard.serving.run_model import OpenRun, open_run
+from modelyard.system.files import whole_folder
 
 if TYPE_CHECKING:
     from modelyard.serving.exporting.check import Predictions, Probe

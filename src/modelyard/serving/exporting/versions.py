@@ -11,7 +11,7 @@ from pathlib import Path
 from modelyard import storage
 from modelyard.errors import RunError
 from modelyard.run.directory import RunDirectory
-from modelyard.run.files import PARTIAL, explain, remove_partial
+from modelyard.system.files import PARTIAL, explain, remove_partial
 
 
 def export_folder(directory: RunDirectory, form: str, output: str | None) -> Path:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from modelyard.config import Config, load_config
 from modelyard.config.backend import keras_backend, select_engine
-from modelyard.config.durations import Run
+from modelyard.config.durations import RunLength
 from modelyard.data.dataset import IMAGE, TEST, Dataset, Feature
 from modelyard.data.items import Items
 from modelyard.data.pipeline import Pipeline
@@ -66,7 +66,7 @@ class ExportEngine:
 
     def __init__(self, opened: OpenExport, dataset: Dataset) -> None:
         config, size = opened.config, dataset.size(TEST)
-        self._pipeline = Pipeline(config, dataset, Run(size, config.train_batch_size, 1))
+        self._pipeline = Pipeline(config, dataset, RunLength(size, config.train_batch_size, 1))
         self._batch, self._model = min(config.eval_batch_size, size), ExportedServable(opened.path)
 
     def predict(self, split: str, first: int = 0) -> Generator[dict[str, NDArray[Any]], None, None]:

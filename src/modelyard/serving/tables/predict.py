@@ -20,12 +20,12 @@ from modelyard import storage
 from modelyard.data.dataset import TEST
 from modelyard.data.images import UndecodableError
 from modelyard.errors import DataError, UserError
-from modelyard.run.files import PARTIAL, explain, write_text
 from modelyard.serving.run_model import OpenRun, open_run
 from modelyard.serving.tables.exported import OpenExport, is_export
 from modelyard.serving.tables.rows import FORMS, CsvForm, JsonForm, Table, kind_of
 from modelyard.serving.tables.scores import Scores
 from modelyard.serving.tables.sources import COLUMNS, ToPredict, open_sources
+from modelyard.system.files import PARTIAL, explain, write_text
 
 log = logging.getLogger("modelyard")
 _NOTE_EVERY = 2.0
@@ -169,7 +169,7 @@ class _Work:
 
     def done(self) -> Predictions:
         """Writes the table, what is left of it."""
-        from modelyard.run.console import bar
+        from modelyard.system.console import bar
 
         engine, dataset = self.run.engine(self.found.items, labelled=self.found.labelled, skips=self.skips)
         unreadable: dict[int, str] = getattr(dataset.stored, "bad", {})

@@ -196,7 +196,7 @@ def _of_records(path: Path, options: FilesOptions, classes: Sequence[str], label
     from dataclasses import replace
 
     from modelyard.data.records.items import RecordItems, describe_record
-    from modelyard.run.console import late_bar
+    from modelyard.system.console import late_bar
 
     features, paths = feature_map(options), matching(str(path))
     labelled = any(line.rpartition(": ")[0] == features.label for line in describe_record(paths[0], cache))

@@ -8,8 +8,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from modelyard.run.files import explain
-from modelyard.run.pid_file import SUFFIX, hold_pid_file
+from modelyard.system.files import explain
+from modelyard.system.pid_file import SUFFIX, hold_pid_file
 
 log = logging.getLogger("modelyard")
 _FORMAT = logging.Formatter("%(asctime)s %(levelname)-7s %(message)s")

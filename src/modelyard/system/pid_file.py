@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import IO
 
 from modelyard.errors import RunError
-from modelyard.run.files import explain
-from modelyard.run.machine import pid_space
+from modelyard.system.files import explain
+from modelyard.system.machine import pid_space
 
 SUFFIX = ".pid"
 _LOCK_SECONDS = 0.5
