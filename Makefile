@@ -21,8 +21,8 @@ train: install  ## train the default model on the embedded digits
 ON_JAX := tests/engine tests/loop/test_kill.py tests/models/test_schedules.py tests/data/test_draws_and_augment.py \
 	tests/data/test_crop_box.py
 # Several processes: what they learn, and what becomes of those that are killed.
-CLUSTER := tests/loop/test_cluster.py tests/loop/test_cluster_kill.py tests/loop/test_cluster_shards.py
-CLUSTER_QUICK := tests/loop/test_cluster.py::test_one_two_and_four_workers_learn_the_same
+CLUSTER := tests/distributed/test_cluster.py tests/distributed/test_cluster_kill.py tests/distributed/test_cluster_shards.py
+CLUSTER_QUICK := tests/distributed/test_cluster.py::test_one_two_and_four_workers_learn_the_same
 
 test: install  ## the tests, without the slow ones, on all cores
 	$(BIN)/python -m pytest -m "not slow" -n auto --dist worksteal

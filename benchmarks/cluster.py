@@ -3,7 +3,7 @@
     python benchmarks/cluster.py [--quick]
 
 Every case is the ordinary command on loopback (`modelyard launch` for two workers), with processes bound to a core. The
-cases take turns, and each gives the throughput that its run folder reports, without the first stretch, which compiles.
+cases take turns, and each gives the throughput that its run folder reports, without the first chunk, which compiles.
 Four cases tell where the time goes that two workers do not save:
 
 - one worker with the whole batch of 128: what there is to beat;

@@ -6,7 +6,7 @@ Modelyard is measured through its own command with its usual hooks, by the wall 
 time between late rows, in which nothing is compiled. Peers run in processes of their own, one after the other, keep
 their data on the GPU too (`fit` can't) and get the better of several ways to run them. The goal for `fit` stands beside
 what does the same, augmentation included; what augments nothing is shown, too. All speeds are medians of three
-stretches. A part that fails says so, and the others go on.
+chunks. A part that fails says so, and the others go on.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def tail(log: Path, lines: int = 15) -> str:
 
 
 def modelyard_speeds(bench: Bench, case: Case) -> list[float]:
-    """Images per second in three stretches of a run of the command, which is ended by SIGTERM."""
+    """Images per second in three chunks of a run of the command, which is ended by SIGTERM."""
     words = ["train", "--engine", bench.arguments.engine, "--log_every", case.log_every, "--train_steps", "10000000"]
     for key, value in bench.options(case).items():
         words += [f"--{key}", str(value)]
@@ -227,7 +227,7 @@ def train_rows(metrics: Path) -> list[dict[str, Any]]:
 
 
 def thirds(rows: list[dict[str, Any]], batch: int) -> list[float]:
-    """Images per second in three stretches of about equal length."""
+    """Images per second in three chunks of about equal length."""
     last = len(rows) - 1
     cuts = [rows[round(last * third / 3)] for third in range(4)]
     return [

@@ -18,6 +18,7 @@ import modelyard
 from modelyard.config import Config
 from modelyard.config.backend import select_engine
 from modelyard.config.durations import RunLength
+from modelyard.loop.run import build
 from modelyard.registry import ENGINES
 
 
@@ -175,13 +176,12 @@ def loop(arguments: argparse.Namespace) -> dict[str, Any]:
     The checkpoint at the end of a run is not counted: it is one for a run, however long that is.
     """
     from modelyard.data.load import load_dataset
-    from modelyard.models.task import build_task
 
     config = modelyard.load_config(engine=arguments.engine, **{**arguments.options, "train_steps": 10**6})
     dataset = load_dataset(config)
     engine = ENGINES.get(arguments.engine).load()(config, None)
     run = RunLength(dataset.size("train"), config.train_batch_size, 10**6)
-    engine.build(lambda: build_task(config, dataset), dataset, run)
+    build(engine, config, dataset, run)
 
     def bare(steps: int) -> float:
         began = time.perf_counter()

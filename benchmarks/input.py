@@ -324,7 +324,7 @@ def _train_for_nothing(dataset: str, resident: str, seconds: float, **options: A
     import keras
 
     from modelyard.engine.tensorflow import TensorFlowEngine
-    from modelyard.models.task import build_task
+    from modelyard.loop.run import build
 
     @modelyard.register_model("one_pixel")
     def one_pixel(data: Any, options: Any) -> Any:
@@ -337,7 +337,7 @@ def _train_for_nothing(dataset: str, resident: str, seconds: float, **options: A
     )
     opened = load_dataset(config)
     engine = TensorFlowEngine(config)
-    engine.build(lambda: build_task(config, opened), opened, RunLength(opened.size("train"), BATCH, 100_000))
+    build(engine, config, opened, RunLength(opened.size("train"), BATCH, 100_000))
     step = 0
 
     def read() -> int:

@@ -33,6 +33,7 @@ from modelyard.config.durations import RunLength  # noqa: E402
 from modelyard.data.load import load_dataset  # noqa: E402
 from modelyard.engine.tensorflow import TensorFlowEngine  # noqa: E402
 from modelyard.loop.hooks import build_hooks  # noqa: E402
+from modelyard.loop.run import build  # noqa: E402
 from modelyard.loop.trainer import Trainer  # noqa: E402
 from modelyard.models.task import build_task  # noqa: E402
 from modelyard.run.directory import RunDirectory  # noqa: E402
@@ -97,9 +98,7 @@ def bench_case(case: Case, rounds: int) -> None:
     config = modelyard.load_config(train_steps=10**6, threads=case.threads, **case.options)
     dataset = load_dataset(config)
     engine = TensorFlowEngine(config)
-    engine.build(
-        lambda: build_task(config, dataset), dataset, RunLength(dataset.size("train"), config.train_batch_size, 10**6)
-    )
+    build(engine, config, dataset, RunLength(dataset.size("train"), config.train_batch_size, 10**6))
     engine.train(0, 2)
     shares: list[float] = []
     sides: dict[str, Callable[[], float]] = {
@@ -162,7 +161,7 @@ class _Clock(modelyard.Hook):
         self._began = began
 
     def next_step(self, loop: Any) -> int | None:
-        """Called before the first stretch."""
+        """Called before the first chunk."""
         if not self._began:
             self._began.append(time.perf_counter())
         return None

@@ -130,10 +130,9 @@ def _set_up_jax() -> None:
 def make(two_devices: None) -> Make:
     """Builds an engine for a small model on the digits, with these options."""
     import modelyard
-    from modelyard.cluster.crew import Crew
     from modelyard.config.durations import RunLength
     from modelyard.data.load import load_dataset
-    from modelyard.models.task import build_task
+    from modelyard.loop.run import build as build_engine
 
     def build(dataset: Dataset | str = "digits", **options: Any) -> Engine:
         name = dataset if isinstance(dataset, str) else "digits"
@@ -141,9 +140,9 @@ def make(two_devices: None) -> Make:
             **{"model": "tiny_norm", "dataset": name, "train_steps": 40, "train_batch_size": 32, **options}
         )
         data = load_dataset(config) if isinstance(dataset, str) else dataset
-        engine: Engine = engine_class()(config, Crew())
+        engine: Engine = engine_class()(config)
         run = RunLength(data.size("train"), config.train_batch_size, config.train_steps or 0)
-        engine.build(lambda: build_task(config, data), data, run)
+        build_engine(engine, config, data, run)
         return engine
 
     return build

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from modelyard.api import ExportFailedError, resume, train, train_and_evaluate
+    from modelyard.api import ExportFailedError, evaluate, resume, train, train_and_evaluate
     from modelyard.cli.app import main
     from modelyard.comparison.board import Leaderboard, leaderboard
     from modelyard.comparison.run import MatrixResult, matrix
@@ -20,10 +20,9 @@ if TYPE_CHECKING:
     from modelyard.launcher.local import launch
     from modelyard.launcher.stop import stop
     from modelyard.launcher.submit import submit
-    from modelyard.loop.experiment import evaluate
     from modelyard.loop.hooks import Hook
-    from modelyard.loop.learning_rate import LearningRates, find_learning_rate
-    from modelyard.loop.result import Result
+    from modelyard.loop.learning_rate_finder import LearningRates, find_learning_rate
+    from modelyard.loop.run import Result
     from modelyard.models.catalog import ClassifierOptions, RegressorOptions
     from modelyard.models.multi_label import MultiLabel
     from modelyard.models.regression import Regressor
@@ -54,10 +53,9 @@ _HOMES = {
     "modelyard.launcher.local": ("launch",),
     "modelyard.launcher.stop": ("stop",),
     "modelyard.launcher.submit": ("submit",),
-    "modelyard.loop.experiment": ("evaluate",),
     "modelyard.loop.hooks": ("Hook",),
-    "modelyard.loop.learning_rate": ("LearningRates", "find_learning_rate"),
-    "modelyard.loop.result": ("Result",),
+    "modelyard.loop.learning_rate_finder": ("LearningRates", "find_learning_rate"),
+    "modelyard.loop.run": ("Result",),
     "modelyard.comparison.board": ("Leaderboard", "leaderboard"),
     "modelyard.comparison.run": ("MatrixResult", "matrix"),
     "modelyard.models.catalog": ("ClassifierOptions", "RegressorOptions"),
@@ -68,7 +66,7 @@ _HOMES = {
     "modelyard.serving.tables.predict": ("Predictions", "predict"),
     "modelyard.serving.exporting.export": ("Exported", "export"),
     "modelyard.serving.http.server": ("serve",),
-    "modelyard.api": ("ExportFailedError", "resume", "train", "train_and_evaluate"),
+    "modelyard.api": ("ExportFailedError", "evaluate", "resume", "train", "train_and_evaluate"),
     "modelyard.registry": (
         "Options",
         "register_augmentation",

@@ -1,4 +1,4 @@
-"""Training, and then what the config wants of the model that came out: its exports."""
+"""The public verbs of a run: train, train_and_evaluate, resume, evaluate. The commands call them too."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from pathlib import Path
 from typing import Any
 
 from modelyard import storage
-from modelyard.cluster.find import find_cluster
-from modelyard.cluster.roles import CHIEF, EVALUATOR
-from modelyard.config import Config
+from modelyard.cluster.description import CHIEF, EVALUATOR, Cluster, find_cluster
+from modelyard.config import Config, load_config
 from modelyard.errors import ConfigError, Problem, UserError
-from modelyard.loop import experiment
-from modelyard.loop.result import Result
+from modelyard.loop import run as single
+from modelyard.loop.run import Result, evaluate, find_checkpoint, resume_config
 from modelyard.run.checkpoint import step_of
 from modelyard.run.directory import open_run_folder
 from modelyard.run.manifest import read_manifest, started_by
 
+__all__ = ["ExportFailedError", "evaluate", "resume", "run", "train", "train_and_evaluate"]
 log = logging.getLogger("modelyard")
 
 
 class ExportFailedError(UserError):
-    """A run that is complete, and an export of it that failed.
+    """An export failed after a run that is complete.
 
     Args:
-        result: what came out of the run.
-        failures: formats, and what went wrong.
+        result: the result of the run.
+        failures: pairs of a format and the reason.
     """
 
     def __init__(self, result: Result, failures: Sequence[tuple[str, str]]) -> None:
@@ -42,7 +42,7 @@ class ExportFailedError(UserError):
 
 
 def train_and_evaluate(config: Config | Mapping[str, Any] | None = None, **options: Any) -> Result:
-    """Trains, evaluates on validation on the way, keeps the best; tests and exports it if the config says so.
+    """Trains, evaluates on validation during training, keeps the best; tests and exports it if the config says so.
 
     Args:
         config: a config, or options as a dictionary.
@@ -55,49 +55,68 @@ def train_and_evaluate(config: Config | Mapping[str, Any] | None = None, **optio
         >>> result = modelyard.train_and_evaluate(model="mlp", dataset="digits", train_epochs=5)
         >>> result.metrics["accuracy"]
     """
-    return run(experiment.as_config(config, options), evaluates=True)
+    return run(_as_config(config, options), evaluates=True)
 
 
 def train(config: Config | Mapping[str, Any] | None = None, **options: Any) -> Result:
     """Trains and saves, without evaluating. Arguments as for `train_and_evaluate`."""
-    return run(experiment.as_config(config, options), evaluates=False)
+    return run(_as_config(config, options), evaluates=False)
 
 
 def resume(model_dir: str | Path, **options: Any) -> Result:
-    """Goes on with the run in ``model_dir``, from its own config; ``options`` may change what may change.
+    """Resumes the run in ``model_dir`` from its own config; ``options`` may change its length, hooks, devices.
 
     Example:
         >>> modelyard.resume("runs/2026-11-16-09_30_00-resnet20-cifar10", train_epochs=20)
     """
-    return run(*experiment.resume_config(model_dir, options))
+    return run(*resume_config(model_dir, options))
 
 
 def run(config: Config, evaluates: bool) -> Result:
-    """One process of a run, and the exports where they are this process's to make.
+    """Runs one process of a run, and makes the exports if this process knows the best model.
 
-    That is the one that knows the best model: the evaluator of a cluster that has one, else the chief.
+    That is the evaluator of a cluster that has one, else the chief.
 
     Args:
-        config: the config.
-        evaluates: whether there are evaluations on the way.
+        config: the resolved config.
+        evaluates: whether to evaluate during training.
 
     Raises:
         ExportFailedError: if the run is complete, but an export of it failed.
     """
-    if not config.export_at_end:
-        return experiment.run(config, evaluates)
     cluster = find_cluster(config.cluster)
-    makes_them = cluster.me.role == EVALUATOR if cluster.has_evaluator else cluster.leads
-    if makes_them:
-        _check(config)
-    result = experiment.run(config, evaluates)
-    if not makes_them or result.role not in (CHIEF, EVALUATOR):
+    exports = cluster.me.role == EVALUATOR if cluster.has_evaluator else cluster.is_coordinator
+    if not config.export_at_end or not exports:
+        return _run_process(config, evaluates, cluster)
+    _check_exports(config)
+    result = _run_process(config, evaluates, cluster)
+    if result.role not in (CHIEF, EVALUATOR):
         return result
     return _exported(result, config.export_at_end, apart=not cluster.is_alone)
 
 
-def _check(config: Config) -> None:
-    """What would fail at the end is said before training."""
+def _run_process(config: Config, evaluates: bool, cluster: Cluster) -> Result:
+    if cluster.source:  # TF_CONFIG or SLURM name a cluster, if only of one
+        from modelyard.distributed.agreement import config_in_cluster
+
+        config = config_in_cluster(config, cluster)
+    if cluster.is_alone:
+        return single.run(config, evaluates)
+    from modelyard.distributed import run as distributed
+
+    return distributed.run(config, evaluates, cluster)
+
+
+def _as_config(config: Config | Mapping[str, Any] | None, options: Mapping[str, Any]) -> Config:
+    if isinstance(config, Config):
+        if options:
+            raise TypeError("give a Config or options by name, not both; load_config(...) takes options.")
+        return config
+    return load_config(**{**(config or {}), **options})
+
+
+def _check_exports(config: Config) -> None:
+    """Raises before training if an export would fail at the end."""
     from modelyard.serving.exporting.export import check_installed
 
     if storage.is_remote(config.model_dir or config.runs_dir):
@@ -108,16 +127,16 @@ def _check(config: Config) -> None:
 
 
 def _exported(result: Result, forms: Sequence[Any], apart: bool) -> Result:
-    """The result with its exports. One that fails does not keep the others from being made."""
+    """Returns the result with its exports. One that fails does not prevent the others."""
     from modelyard.serving.exporting.export import export, export_apart
 
     paths, failures = [], []
     for form in forms:
         try:
-            path = _there_is(result.model_dir, form)
+            path = _existing_export(result.model_dir, form)
             if path is None:
                 log.info("exporting as %s …", form)
-                # TensorFlow that was part of a cluster is no more able to build a model of its own.
+                # TensorFlow that was part of a cluster can no longer build a model of its own.
                 path = (export_apart if apart else export)(result.model_dir, format=form).path
             paths.append(path)
         except UserError as error:
@@ -131,12 +150,12 @@ def _exported(result: Result, forms: Sequence[Any], apart: bool) -> Result:
     return result
 
 
-def _there_is(model_dir: str, form: str) -> str | None:
-    """The export of the model that would be exported now, where a start before this one made it."""
+def _existing_export(model_dir: str, form: str) -> str | None:
+    """Returns the export of this very model, if an earlier start made it."""
     from modelyard.serving.description import DESCRIPTION
     from modelyard.serving.exporting.versions import versions
 
-    directory, _, path = experiment.find_checkpoint(model_dir, None, {}, "Python")
+    directory, _, path = find_checkpoint(model_dir, None, {}, "Python")
     base = directory.export(form)
     for number in reversed(versions(base)):
         try:
@@ -144,6 +163,6 @@ def _there_is(model_dir: str, form: str) -> str | None:
         except (OSError, ValueError):
             continue
         if isinstance(about, dict) and about.get("step") == step_of(path):
-            log.info("the export as %s of step %d is there already", form, about["step"])
+            log.info("the export as %s of step %d exists already", form, about["step"])
             return str(base / str(number))
     return None

@@ -50,14 +50,14 @@ def test_role_address_and_the_others_are_explained(
         ("cluster index", "1"),
         ("cluster mode", "parameter servers"),
         ("cluster address", "c:3"),
-        ("cluster member", "chief at a:1, the lead"),
+        ("cluster member", "chief at a:1, the coordinator"),
         ("cluster member", "worker-0 at b:2"),
         ("cluster member", "ps-0 at d:4"),
         ("cluster model_dir", "/runs/one"),
         ("cluster environment", "cloud"),
     ]
     doctor.run(as_json=False)
-    assert "chief at a:1, the lead" in capsys.readouterr().out
+    assert "chief at a:1, the coordinator" in capsys.readouterr().out
 
 
 def test_everything_wrong_with_tf_config_is_shown(

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modelyard.cluster.find import find_cluster
-from modelyard.cluster.roles import Cluster, Member
+from modelyard.cluster.description import Cluster, Member, find_cluster
 from modelyard.cluster.slurm import expand_counts, expand_nodes, from_slurm
 from modelyard.errors import ConfigError
 
@@ -43,7 +42,7 @@ def test_every_task_finds_its_own_place_and_the_same_cluster() -> None:
     hosts = clusters[0].addresses["worker"]
     assert [address.split(":")[0] for address in hosts] == ["n1", "n1", "n2", "n2"]
     assert len(set(hosts)) == 4
-    assert [cluster.leads for cluster in clusters] == [True, False, False, False]
+    assert [cluster.is_coordinator for cluster in clusters] == [True, False, False, False]
     assert find_cluster("auto", step()).source == "SLURM"
 
 

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modelyard.cluster.find import find_cluster
-from modelyard.cluster.roles import Cluster, Member
+from modelyard.cluster.description import Cluster, Member, find_cluster
 from modelyard.cluster.tf_config import from_tf_config
 from modelyard.errors import ConfigError
 
@@ -42,7 +41,7 @@ def test_without_tf_config_this_process_is_alone() -> None:
     assert from_tf_config({"TF_CONFIG": "  "}) is None
     cluster = find_cluster("auto", {})
     assert cluster.is_alone
-    assert cluster.leads
+    assert cluster.is_coordinator
 
 
 def test_cluster_none_looks_at_nothing() -> None:
@@ -56,7 +55,7 @@ def test_a_cluster_is_read_with_everything_in_it() -> None:
     assert cluster.model_dir == "gs://b/run"
     assert cluster.environment == "cloud"
     assert cluster.source == "TF_CONFIG"
-    assert cluster.lead == Member("chief", 0)
+    assert cluster.coordinator == Member("chief", 0)
     assert [str(member) for member in cluster.members] == ["the chief", "worker 0", "worker 1", "the evaluator"]
     assert [member.file_name for member in cluster.trainers] == ["chief", "worker-0", "worker-1"]
     assert cluster.address(cluster.me) == "c:3"
@@ -72,12 +71,12 @@ def test_tf_config_goes_before_slurm() -> None:
 
 def test_master_is_another_word_for_chief() -> None:
     cluster = read({"cluster": {"master": ["a:1"], "worker": ["b:2"]}, "task": task("master")})
-    assert cluster.me == cluster.lead == Member("chief", 0)
+    assert cluster.me == cluster.coordinator == Member("chief", 0)
 
 
 def test_without_a_chief_worker_0_leads() -> None:
     cluster = read({"cluster": {"worker": ["b:2", "c:3"]}, "task": task("worker")})
-    assert cluster.leads
+    assert cluster.is_coordinator
     assert cluster.trainers == [Member("worker", 0), Member("worker", 1)]
 
 
@@ -104,7 +103,7 @@ def test_a_task_without_a_cluster_is_a_process_alone_that_leads(role: str) -> No
     for config in ({"task": task(role)}, {"cluster": {}, "task": task(role)}, {"cluster": None, "task": task(role)}):
         cluster = read(config)
         assert cluster.is_alone
-        assert cluster.leads
+        assert cluster.is_coordinator
 
 
 @pytest.mark.parametrize("config", ["{}", '{"task": {}}', '{"cluster": {}, "task": null, "job": {"x": 1}}'])
@@ -249,11 +248,11 @@ def sensible(environ: dict[str, str]) -> None:
     with contextlib.suppress(ConfigError):
         cluster = from_tf_config(environ)
     if cluster is not None and not cluster.is_alone:
-        assert cluster.address(cluster.lead)
+        assert cluster.address(cluster.coordinator)
         assert cluster.me in cluster.members or cluster.me.role == "evaluator"
         assert cluster.describe()
     elif cluster is not None:
-        assert cluster.leads
+        assert cluster.is_coordinator
 
 
 words = st.sampled_from(

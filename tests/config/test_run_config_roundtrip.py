@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from modelyard.config import Config, load_config, resolve
 from modelyard.errors import ConfigError
-from modelyard.loop.stages import run_lengths
+from modelyard.loop.run import run_length
 from modelyard.run.directory import config_text
 
 TOLD_ANEW = ("model_dir", "resume", "config_file", "config_set", "hyperparameter_file", "hyperparameter_set")
@@ -97,4 +97,4 @@ class Sized:
 @pytest.mark.parametrize(("epochs", "steps"), [(1, 10), (1.1, 11), (2.2, 22), (0.01, 1), (1.101, 12), (10, 100)])
 def test_n_epochs_are_n_times_examples_over_batch_rounded_up(epochs: float, steps: int) -> None:
     config = load_config(model="mlp", train_epochs=epochs, train_batch_size=10)
-    assert run_lengths(config, Sized()).total_steps == steps  # type: ignore[arg-type]
+    assert run_length(config, Sized()).total_steps == steps  # type: ignore[arg-type]

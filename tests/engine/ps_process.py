@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 import modelyard
-from modelyard.cluster.crew import Crew
-from modelyard.cluster.roles import Cluster, Member
+from modelyard.cluster.description import Cluster, Member, ProcessGroup
 from modelyard.config.backend import select_engine
 from modelyard.config.durations import RunLength
 from modelyard.data.load import load_dataset
 from modelyard.errors import UserError
+from modelyard.loop.run import build
 
 
 def say(answer: Any) -> None:
@@ -39,19 +39,18 @@ class Chief:
     """What a test may ask for."""
 
     def __init__(self, cluster: Cluster, spec: dict[str, list[str]]) -> None:
-        self.crew = Crew()
-        self.crew.cluster, self.crew.spec = cluster, spec
+        self.group = ProcessGroup()
+        self.group.cluster, self.group.spec = cluster, spec
         self.engine: Any = None
 
     def build(self, **options: Any) -> dict[str, Any]:
         from modelyard.engine.parameter_server import ParameterServerEngine
-        from modelyard.models.task import build_task
 
         config = modelyard.load_config(**options)
         data = load_dataset(config)
-        self.engine = ParameterServerEngine(config, self.crew)
+        self.engine = ParameterServerEngine(config, self.group)
         run = RunLength(data.size("train"), config.train_batch_size, config.train_steps or 0)
-        self.engine.build(lambda: build_task(config, data), data, run)
+        build(self.engine, config, data, run)
         return {}
 
     def train(self, step: int, count: int, under_way: int | None = None, abort: str | None = None) -> dict[str, Any]:
@@ -102,7 +101,7 @@ def main() -> None:
     select_engine("tensorflow")
     cluster = Cluster(me, {role: tuple(at) for role, at in spec.items()})
     if me.role != "chief":
-        from modelyard.engine.tensorflow_server import serve_tensorflow
+        from modelyard.engine.parameter_server import serve_tensorflow
 
         serve_tensorflow(cluster, spec, threads=1)
         say({"up": str(me)})

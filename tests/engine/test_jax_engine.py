@@ -44,7 +44,7 @@ def test_steps_in_one_program_are_those_that_run_one_by_one(make: Make) -> None:
     together.on_cpu = False  # type: ignore[attr-defined]
     assert single.prepare([8, 16]) > 0
     assert together.prepare([8, 16], ["test"]) > 0
-    assert (single.grain, together.grain) == (1, 8)
+    assert (single.steps_per_call, together.steps_per_call) == (1, 8)
     one, many = (engine.train(3, 21) for engine in (single, together))  # two programs of eight steps, and five of one
     programs = {name for name in together._programs if name.startswith("resident")}  # type: ignore[attr-defined]
     assert programs == {"resident 8", "resident 1"}, "none for the five that are left"
@@ -125,13 +125,13 @@ def test_divided_parameters_learn_the_same_and_are_really_divided(make: Make, de
         engine.train(8, 2)
     assert distance(whole.state(), divided.state()) < 1e-9
     assert whole.evaluate("test") == pytest.approx(divided.evaluate("test"), rel=1e-9)
-    learned = divided._learned  # type: ignore[attr-defined]
-    large = [a for part in learned for a in part if a.shape == (64, 1024)]
+    state = divided._state  # type: ignore[attr-defined]
+    large = [a for part in state for a in part if a.shape == (64, 1024)]
     assert len(large) == 4, "the kernel, two moments, an average"
     for array in large:
         assert {shard.data.shape for shard in array.addressable_shards} == {(64, 1024 // devices)}
         assert len({shard.device for shard in array.addressable_shards}) == devices
-    small = [a for part in learned for a in part if a.shape == (1024,)]
+    small = [a for part in state for a in part if a.shape == (1024,)]
     assert {shard.data.shape for array in small for shard in array.addressable_shards} == {(1024,)}
 
 
@@ -161,7 +161,7 @@ def test_memory_that_runs_out_is_told_with_the_batch_size_and_what_to_do(make: M
         engine._lowered = fail
     else:
         engine.prepare([10], ["test"])
-        given = fail if where != "fetching" else lambda learned, *_: (learned, Fetched())
+        given = fail if where != "fetching" else lambda state, *_: (state, Fetched())
         engine._programs = dict.fromkeys(engine._programs, given)
         if where == "evaluating":
             engine._programs = dict.fromkeys(engine._programs, lambda *_: {"loss": Fetched()})

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from conftest import engine_name
-from modelyard.cluster.wire import connect, join, listen
+from modelyard.system.network import connect, join_address, listen
 
 pytestmark = pytest.mark.skipif(engine_name() != "jax", reason="JAX only: its service")
 
@@ -24,7 +24,7 @@ def connected(service: socket.socket, holds: bool) -> tuple[socket.socket, socke
     """Both ends of a connection through a relay."""
     from modelyard.engine.jax_processes import Relay
 
-    relay = Relay(join(*service.getsockname()))
+    relay = Relay(join_address(*service.getsockname()))
     mine = connect(relay.address, 10)
     theirs, _ = service.accept()
     relay.holds = holds

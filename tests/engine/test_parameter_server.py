@@ -20,7 +20,8 @@ import modelyard
 from conftest import TESTS, environment
 from modelyard.config.durations import RunLength
 from modelyard.data.load import load_dataset
-from modelyard.engine.parameter_server_options import parameter_server_problems
+from modelyard.engine.catalog import parameter_server_problems
+from modelyard.loop.run import build
 
 pytestmark = pytest.mark.tensorflow_only("parameter servers")
 OPTIONS: dict[str, Any] = {"model": "mlp", "dataset": "digits", "train_steps": 400, "train_batch_size": 32}
@@ -103,13 +104,12 @@ def processes() -> Iterator[Processes]:
 def synchronous(**options: Any) -> Any:
     """An engine in this process, which computes one step after the other."""
     from modelyard.engine.tensorflow import TensorFlowEngine
-    from modelyard.models.task import build_task
 
     config = modelyard.load_config(**{**OPTIONS, **options})
     data = load_dataset(config)
     engine = TensorFlowEngine(config)
     run = RunLength(data.size("train"), config.train_batch_size, config.train_steps or 0)
-    engine.build(lambda: build_task(config, data), data, run)
+    build(engine, config, data, run)
     return engine
 
 

@@ -115,7 +115,7 @@ def test_a_job_that_is_requeued_warned_and_killed_ends_with_the_same_weights(
     assert "worker 1 (127.0.0.2:" in log
     assert log.count("the time is up and the run is saved: back into the queue") == 1
     assert re.search(r"status (75|137): restart 1 of 10", log)
-    assert log.count("saving, then leaving") >= 2
+    assert log.count("saving, then exiting") >= 2
     assert final_state(folder) == final_state(undisturbed)
     assert rows(folder) == rows(undisturbed)
 
@@ -168,7 +168,7 @@ def test_a_mistake_fails_the_job_at_once(slurm: SlurmCluster, tmp_path: Path) ->
 
 @pytest.mark.parametrize("layout", ["block", "cyclic"])
 def test_all_tasks_see_the_same_cluster(slurm: SlurmCluster, layout: str) -> None:
-    code = "from modelyard.cluster.find import find_cluster; found = find_cluster(); "
+    code = "from modelyard.cluster.description import find_cluster; found = find_cluster(); "
     code += "print(found.me.file_name, found.addresses, found.source, sep='|')"
     counts = ["--export=ALL,MODELYARD_PS=1,MODELYARD_EVALUATOR=1", "-N2", "--ntasks-per-node=3", "-n6"]
     words = ["srun", *counts, f"--distribution={layout}", sys.executable, "-c", code]

@@ -15,8 +15,7 @@ import pytest
 import modelyard
 from conftest import engine_name, on_engine
 from modelyard.errors import ConfigError, UserError
-from modelyard.loop.learning_rate import _read, divergence, smooth
-from modelyard.loop.learning_rate_plot import draw
+from modelyard.loop.learning_rate_finder import _read, divergence, draw, smooth
 
 RATES = np.logspace(-6, 0, 100).tolist()
 

@@ -9,7 +9,6 @@ import pytest
 
 import modelyard
 from conftest import engine_class
-from modelyard.cluster.crew import Crew
 from modelyard.config.durations import RunLength
 from modelyard.data.load import load_dataset
 from modelyard.engine.base import Engine
@@ -19,13 +18,13 @@ pytestmark = pytest.mark.usefixtures("two_devices")
 
 
 def make(groups: str = "", **options: Any) -> Engine:
-    from modelyard.models.task import build_task
+    from modelyard.loop.run import build
 
     usual = {"model": "tiny_norm", "dataset": "digits", "train_steps": 40, "train_batch_size": 32, "optimizer": "sgd"}
     config = modelyard.load_config(**{**usual, "learning_rate": 0.1, "optimizer_groups": groups, **options})
     data = load_dataset(config)
-    engine = engine_class()(config, Crew())
-    engine.build(lambda: build_task(config, data), data, RunLength(data.size("train"), 32, 40))
+    engine = engine_class()(config)
+    build(engine, config, data, RunLength(data.size("train"), 32, 40))
     return engine
 
 

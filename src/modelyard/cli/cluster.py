@@ -13,7 +13,7 @@ import typer
 
 from modelyard.cli.commands import program
 from modelyard.cli.options import given_options, normalize
-from modelyard.cluster.roles import Cluster
+from modelyard.cluster.description import Cluster
 from modelyard.config import Config, resolve
 from modelyard.config.resolve import COMMAND_LINE
 from modelyard.errors import ConfigError, Interrupted, Problem
@@ -29,16 +29,16 @@ def launch(words: list[str], model_dir: str | None, layout: dict[str, Any], app:
         layout: how many processes, and how they are kept going.
         app: the command line that knows the command.
     """
+    from modelyard.distributed.agreement import config_in_cluster
     from modelyard.launcher.command import checked, with_model_dir
     from modelyard.launcher.local import check_layout
     from modelyard.launcher.local import launch as launch_cluster
-    from modelyard.loop.crew import in_cluster
 
     given = list(words)
     words, folder = with_model_dir(checked(normalize(words)), model_dir)
     config = _config_of(words, app)
     addresses = check_layout(layout["workers"], layout["ps"], layout["evaluator"], layout["max_restarts"])
-    in_cluster(config, Cluster(addresses=addresses, source="launch", model_dir=folder or "runs/new"))
+    config_in_cluster(config, Cluster(addresses=addresses, source="launch", model_dir=folder or "runs/new"))
     show_log()
     if folder is None:
         from modelyard.run.directory import new_run_path
@@ -70,7 +70,7 @@ def _config_of(words: list[str], app: typer.Typer | None) -> Config:
         options = given_options(context)
         run = context.params.get("run")
     if verb == RESUME:
-        from modelyard.loop.experiment import resume_config
+        from modelyard.loop.run import resume_config
 
         config, _ = resume_config(str(run), options, COMMAND_LINE)
     else:

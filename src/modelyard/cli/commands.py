@@ -11,8 +11,7 @@ from typing import Any
 
 from rich.table import Column, Table
 
-from modelyard.cluster.find import find_cluster
-from modelyard.cluster.roles import CHIEF, EVALUATOR
+from modelyard.cluster.description import CHIEF, EVALUATOR, find_cluster
 from modelyard.config.calls import parse_list
 from modelyard.config.plugins import load_installed_plugins, load_plugins
 from modelyard.config.resolve import COMMAND_LINE
@@ -31,10 +30,10 @@ def train(config: Config, *, evaluates: bool, as_json: bool) -> None:
 
 def resume(model_dir: str, options: dict[str, Any], *, as_json: bool) -> None:
     """Goes on with a run."""
-    from modelyard.loop import experiment
+    from modelyard.loop.run import resume_config
 
     show_log()
-    _train(*experiment.resume_config(model_dir, options, COMMAND_LINE), as_json)
+    _train(*resume_config(model_dir, options, COMMAND_LINE), as_json)
 
 
 def _train(config: Config, evaluates: bool, as_json: bool) -> None:
@@ -50,13 +49,13 @@ def _train(config: Config, evaluates: bool, as_json: bool) -> None:
 
 def evaluate(model_dir: str, checkpoint: str | None, split: str, options: dict[str, Any], *, as_json: bool) -> None:
     """Evaluates a checkpoint."""
+    from modelyard import api
     from modelyard.data.dataset import SPLITS
-    from modelyard.loop import experiment
 
     if split not in SPLITS:
         raise DataError(unknown("split", split, SPLITS))
     show_log()
-    result = experiment.evaluate(model_dir, checkpoint=checkpoint, split=split, source=COMMAND_LINE, **options)
+    result = api.evaluate(model_dir, checkpoint=checkpoint, split=split, source=COMMAND_LINE, **options)
     _show_result(result, as_json)
 
 

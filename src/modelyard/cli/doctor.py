@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from modelyard.cluster.find import find_cluster
+from modelyard.cluster.description import find_cluster
 from modelyard.config.accelerators import counted, is_installed
 from modelyard.config.backend import INSTALL, choose_engine
 from modelyard.errors import ConfigError, UserError
@@ -83,7 +83,7 @@ def _cluster() -> list[tuple[str, str, bool | None]]:
         checks.append(("cluster address", cluster.address(me), None))
     for member in cluster.members:
         if member != me:
-            note = ", the lead" if member == cluster.lead else ""
+            note = ", the coordinator" if member == cluster.coordinator else ""
             checks.append(("cluster member", f"{member.file_name} at {cluster.address(member)}{note}", None))
     checks.append(("cluster model_dir", cluster.model_dir or "not given: --model_dir is needed", None))
     checks.append(("cluster environment", cluster.environment, None))

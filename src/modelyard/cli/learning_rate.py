@@ -16,7 +16,7 @@ _ROWS = 12
 
 def find(config: Config, settings: dict[str, Any], *, as_json: bool) -> None:
     """Tries learning rates, shows some of them and what to take."""
-    from modelyard.loop.learning_rate import PLOT, TABLE, find_learning_rate
+    from modelyard.loop.learning_rate_finder import PLOT, TABLE, find_learning_rate
 
     show_log()
     found = find_learning_rate(config, **settings)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from modelyard.cluster.roles import CHIEF, EVALUATOR, PS, WORKER, Cluster, Member
+from modelyard.cluster.description import CHIEF, EVALUATOR, PS, WORKER, Cluster, Member
 from modelyard.errors import ConfigError, Problem
 
 SLURM = "SLURM"

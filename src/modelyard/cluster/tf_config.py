@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from modelyard.cluster.roles import CHIEF, EVALUATOR, PS, ROLES, WORKER, Cluster, Member
+from modelyard.cluster.description import CHIEF, EVALUATOR, PS, ROLES, WORKER, Cluster, Member
 from modelyard.errors import ConfigError, Problem, unknown
 
 TF_CONFIG, JOB_INDEX = "TF_CONFIG", "JOB_COMPLETION_INDEX"

@@ -1,8 +1,14 @@
-"""The engines: names and help. Their code is imported when used."""
+"""The engines: names, help, and options that parameter servers do not support. Their code is imported when used."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from modelyard.errors import Problem
 from modelyard.registry import ENGINES
+
+if TYPE_CHECKING:
+    from modelyard.config.schema import Config
 
 ENGINES.declare(
     "tensorflow",
@@ -14,3 +20,27 @@ ENGINES.declare(
     "modelyard.engine.jax:JaxEngine",
     summary="one or many accelerators; CPUs too",
 )
+
+
+def parameter_server_problems(config: Config) -> list[Problem]:
+    """Returns the options of ``config`` that asynchronous training does not support."""
+    several = config.num_gpus == "all" or (config.num_gpus != "auto" and config.num_gpus > 1)
+    asked = {
+        "deterministic": (config.deterministic, "workers race by design, so that no run repeats another."),
+        "scale_learning_rate": (
+            config.scale_learning_rate,
+            "a step has one worker's batch, however many workers there are; set learning_rate itself.",
+        ),
+        "precision": (
+            config.precision == "float16",
+            "float16 needs a loss scale, which workers would change under each other; use bfloat16 or float32.",
+        ),
+        "ema_decay": (config.ema_decay > 0, "workers would change the averages under each other."),
+        "xla": (config.xla, "it can't compile steps whose variables lie in other processes."),
+        "num_gpus": (several, "a worker computes on one GPU; start a worker for each."),
+    }
+    return [
+        Problem(config.origin(key), key, f"is not supported with parameter servers: {reason}")
+        for key, (wrong, reason) in asked.items()
+        if wrong
+    ]

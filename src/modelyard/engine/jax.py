@@ -1,4 +1,4 @@
-"""The JAX engine: whole stretches of steps compiled into one program, on one device or many, in one process or many.
+"""The JAX engine: many steps compiled into one program, on one device or many, in one process or many.
 
 On accelerators many steps are one `lax.scan` over data that lies on the device; on CPUs, where convolutions inside a
 loop are several times slower, they are compiled one by one. Several devices share every batch by sharding: the program
@@ -23,23 +23,16 @@ import numpy as np
 from jax.sharding import Mesh
 from numpy.typing import NDArray
 
-from modelyard.cluster.crew import Crew
+from modelyard.cluster.description import ProcessGroup
+from modelyard.compat.keras import drawn_by_numpy, seed_initializers, use_one_pass_moments
 from modelyard.config.schema import Config
 from modelyard.data.dataset import TRAIN, Arrays
 from modelyard.data.draws import fold
 from modelyard.engine.base import Engine, State, StepMetrics
 from modelyard.engine.jax_cache import compile_all, counted_compilations
-from modelyard.engine.jax_devices import set_up_devices
-from modelyard.engine.jax_initial import drawn_by_numpy
-from modelyard.engine.jax_moments import compute_moments_in_one_pass
-from modelyard.engine.jax_sharding import Layout
-from modelyard.engine.jax_step import Learned, StepFacts, TrainingStep
-from modelyard.engine.naming import seed_states
-from modelyard.engine.network import build_network
-from modelyard.engine.precision import seed_initializers, set_precision
-from modelyard.engine.views import averaged
+from modelyard.engine.jax_devices import Layout, set_up_devices
+from modelyard.engine.jax_step import StepInputs, TrainingStep, TrainState
 from modelyard.errors import PeerLostError, UserError
-from modelyard.models.task import Task
 from modelyard.system.machine import available_cores
 
 log = logging.getLogger("modelyard")
@@ -62,15 +55,16 @@ class JaxEngine(Engine):
     name = "jax"
     step: TrainingStep
 
-    def __init__(self, config: Config, crew: Crew | None = None) -> None:
-        super().__init__(config, crew or Crew())
-        self.process, self.processes = self.crew.rank, self.crew.size
-        every = set_up_devices(config, self.crew)
+    def __init__(self, config: Config, group: ProcessGroup | None = None) -> None:
+        super().__init__(config, group)
+        self.process, self.processes = self.group.rank, self.group.size
+        every = set_up_devices(config, self.group)
         self.devices = [f"{d.platform}:{d.id}" for d in every if d.process_index == jax.process_index()]
         self.replicas = len(every)
         self.on_cpu = every[0].platform == "cpu"
         self.threads = config.threads or available_cores()
         self.layout = Layout(Mesh(np.array(every), ("batch",)), config.shard_parameters)
+        self.state_is_sharded = self.layout.shards and self.processes > 1
         if config.xla:
             log.debug("xla is what JAX always compiles with")
         if config.shard_parameters and self.replicas == 1:
@@ -86,24 +80,29 @@ class JaxEngine(Engine):
 
     @contextmanager
     def _on_host(self) -> Iterator[None]:
-        """Where models are made without compiling anything."""
+        """Builds models without compiling anything."""
         with self._types(), jax.default_device(jax.local_devices(backend="cpu")[0]), drawn_by_numpy():
             yield
 
-    def begin(self) -> None:
-        """Has a new run begin with the weights that its task wants, which may make other models to read them."""
-        with self._on_host():
-            super().begin()
-
-    def set_up_model(self, make_task: Callable[[], Task]) -> None:
-        """Makes the variables on the host, so that no device compiles anything for them, and brings them over."""
-        keras.utils.clear_session(free_memory=False)  # names must not depend on what was built before
-        set_precision(self.config)  # which that has forgotten
-        compute_moments_in_one_pass()
+    @contextmanager
+    def variable_scope(self) -> Iterator[None]:
+        """Creates variables on the host, so that no device compiles anything for them."""
+        use_one_pass_moments()
         seed_initializers(fold(self.config.random_seed, 1))
         with self._on_host():
-            self.adopt(build_network(self.config, make_task, self.phases, lambda: self.step.learning_rate))
-        self.step = TrainingStep(self, self.network, seed_states(self.model))
+            yield
+
+    def initialize(self) -> None:
+        """Starts a new run with the initial weights of its task, which may make other models to read them."""
+        with self._on_host():
+            super().initialize()
+
+    def set_up(self) -> None:
+        """Brings the variables to the devices."""
+        self.functions.views_one_by_one = True  # convolutions of the size of a training batch, whose kernels XLA has
+        self.step = TrainingStep(
+            self.config, self.network, self.layout, self.functions, self.schedule, self.pipeline.run.examples
+        )
         self._places = {
             id(v): (part, number)
             for part, variables in enumerate(self.step.variables)
@@ -111,51 +110,51 @@ class JaxEngine(Engine):
         }
         with self._types():
             values = [[self.layout.put_learned(np.asarray(v.value)) for v in vs] for vs in self.step.variables]
-        self._learned = Learned(*values)
+        self._state = TrainState(*values)
         self._seeds = self.step.seeds()
         self._programs: dict[str, Any] = {}
         self._is_ready = False
         self._data: dict[str, Any] | None = None
-        self._next_facts: tuple[Any, Any] = (None, None)
+        self._next_inputs: tuple[Any, Any] = (None, None)
         self._evaluation_data: dict[str, list[tuple[dict[str, Any], Any]]] = {}
 
     # -- compiling --------------------------------------------------------------------------------------------------
 
     def prepare(self, periods: Sequence[Any], splits: Sequence[str] = ()) -> float:
-        """Brings the data to the devices and compiles; gives the seconds that compiling took."""
-        self.crew.tell("prepare", periods=[float(p) for p in periods], splits=list(splits))
-        return self._get_ready(periods, splits)
-
-    def _get_ready(self, periods: Sequence[Any], splits: Sequence[str] = ()) -> float:
+        """Brings the data to the devices and compiles; returns the seconds that compiling took."""
         resident = self.pipeline.resident(TRAIN)
         all_periods = [*periods, *self.phases.periods]
-        self.grain, self._is_ready = 1, True
+        self.steps_per_call, self._is_ready = 1, True
         with self._types(), self._explained_by_xla():
             if resident is not None:
                 self._data = {name: self.layout.put_everywhere(array) for name, array in resident.items()}
                 if not self.on_cpu and not self.config.deterministic:
-                    self.grain = _together(all_periods)
-            batches = [next(iter(self._evaluation_batches(split))) for split in splits]
+                    self.steps_per_call = _together(all_periods)
+            batches = [next(iter(self.evaluation_batches(split))) for split in splits]
             began = time.perf_counter()
             with counted_compilations() as counts:
-                lengths = {self.grain} if all(p % self.grain == 0 for p in all_periods) else {self.grain, 1}
+                lengths = (
+                    {self.steps_per_call}
+                    if all(p % self.steps_per_call == 0 for p in all_periods)
+                    else {self.steps_per_call, 1}
+                )
                 self._compile("resident" if resident is not None else "streamed", lengths, batches)
             if not self.on_cpu:
                 self._run_once(batches)
         seconds = time.perf_counter() - began
-        how = "steps one by one" if self.grain == 1 else f"{self.grain} steps at a time"
+        how = "steps one by one" if self.steps_per_call == 1 else f"{self.steps_per_call} steps at a time"
         found = ", found in the cache" if counts["found"] and not counts["compiled"] else ""
         log.info("compiled in %.1f s (%s%s)", seconds, how, found)
         return seconds
 
     def _run_once(self, batches: list[tuple[Any, Any]]) -> None:
         """The programs' first runs, on copies: an accelerator loads its kernels and finds its memory then."""
-        small = sum(value.nbytes for part in self._learned for value in part) < _COPIED_BYTES
+        small = sum(value.nbytes for part in self._state for value in part) < _COPIED_BYTES
         if self._data is not None and small:
-            copies = jax.tree.map(jnp.copy, self._learned)
-            facts = StepFacts.of(0, self.grain, self.pipeline, self.layout)
-            self._next_facts = ((0, self.grain), facts)
-            np.asarray(self._program("resident", self.grain, 0)(copies, self._data, facts, self._seeds)[1])
+            copies = jax.tree.map(jnp.copy, self._state)
+            inputs = StepInputs.of(0, self.steps_per_call, self.pipeline, self.layout)
+            self._next_inputs = ((0, self.steps_per_call), inputs)
+            np.asarray(self._program("resident", self.steps_per_call, 0)(copies, self._data, inputs, self._seeds)[1])
         for batch, weights in batches:
             jax.block_until_ready(self.evaluate_batch(batch, weights))
 
@@ -184,30 +183,24 @@ class JaxEngine(Engine):
     def _lowered(self, kind: str, count: int, phase: int) -> Any:
         self.network.freezing.select(phase)
         self.step.active = self.network.freezing.active[phase]
-        facts = StepFacts.shapes(count, self.config.train_batch_size, self.layout)
-        learned, seeds = jax.tree.map(self.layout.shape_of, (self._learned, self._seeds))
+        inputs = StepInputs.shapes(count, self.config.train_batch_size, self.layout)
+        state, seeds = jax.tree.map(self.layout.shape_of, (self._state, self._seeds))
         if kind == "resident":
             data: Any = jax.tree.map(self.layout.shape_of, self._data)
             function: Callable[..., Any] = self.step.over_resident
         else:
             data = self.layout.batch_shapes(self.pipeline.features, self._piece_shape())
             function = self.step.over_given
-        outputs = (jax.tree.map(lambda s: s.sharding, learned), self.layout.everywhere)
+        outputs = (jax.tree.map(lambda s: s.sharding, state), self.layout.everywhere)
 
         def steps(*given: Any) -> Any:  # a function of its own: JAX may know the other from another phase
             return function(*given)
 
-        return jax.jit(steps, donate_argnums=0, out_shardings=outputs).lower(learned, data, facts, seeds)
+        return jax.jit(steps, donate_argnums=0, out_shardings=outputs).lower(state, data, inputs, seeds)
 
     def _lowered_evaluation(self, batch: dict[str, Any], weights: Any) -> Any:
-        shapes = jax.tree.map(self.layout.shape_of, (*self._learned.evaluated, batch, weights))
+        shapes = jax.tree.map(self.layout.shape_of, (*self._state.evaluated, batch, weights))
         return jax.jit(self.step.evaluate, out_shardings=self.layout.everywhere).lower(*shapes)
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Also what is found out only when results are fetched."""
-        with super()._explained(), self._explained_by_xla():
-            yield
 
     @contextmanager
     def _explained_by_xla(self) -> Iterator[None]:
@@ -220,17 +213,17 @@ class JaxEngine(Engine):
                 raise self.out_of_memory() from error
             if self.processes == 1 or not any(word in text for word in _UNREACHABLE):
                 raise
-            reason = self.crew.explain(error)
+            reason = self.group.explain(error)
             if reason is not error:
                 raise reason from error
             raise PeerLostError(f"another process of the run can't be reached: {error}") from error
 
     # -- training ---------------------------------------------------------------------------------------------------
 
-    def train_stretch(self, step: int, count: int) -> StepMetrics:
+    def train_chunk(self, step: int, count: int) -> StepMetrics:
         """Trains ``count`` steps from ``step`` on."""
         if not self._is_ready:
-            self._get_ready([count])
+            self.prepare([count])
         with self._types(), self._explained_by_xla():
             run = self._over_resident if self._data is not None else self._over_stream
             tables = [np.asarray(table) for table in run(step, count)]
@@ -240,19 +233,22 @@ class JaxEngine(Engine):
     def _over_resident(self, step: int, count: int) -> list[Any]:
         tables, phase = [], self.phases.of(step)
         while count:
-            length = self.grain if count >= self.grain else 1
+            length = self.steps_per_call if count >= self.steps_per_call else 1
             program = self._program("resident", length, phase)
-            facts = self._facts(step, length)
-            self._learned, table = program(self._learned, self._data, facts, self._seeds)
+            inputs = self._inputs(step, length)
+            self._state, table = program(self._state, self._data, inputs, self._seeds)
             tables.append(table)
             step, count = step + length, count - length
-        # While the device is busy with this stretch: which examples the next one has.
-        self._next_facts = ((step, self.grain), StepFacts.of(step, self.grain, self.pipeline, self.layout))
+        # While the device is busy with this chunk: which examples the next one has.
+        self._next_inputs = (
+            (step, self.steps_per_call),
+            StepInputs.of(step, self.steps_per_call, self.pipeline, self.layout),
+        )
         return tables
 
-    def _facts(self, step: int, count: int) -> StepFacts:
-        known, facts = self._next_facts
-        return facts if known == (step, count) else StepFacts.of(step, count, self.pipeline, self.layout)
+    def _inputs(self, step: int, count: int) -> StepInputs:
+        known, inputs = self._next_inputs
+        return inputs if known == (step, count) else StepInputs.of(step, count, self.pipeline, self.layout)
 
     def _over_stream(self, step: int, count: int) -> list[Any]:
         """Each batch is on its way to the device while those before it are trained on."""
@@ -265,9 +261,9 @@ class JaxEngine(Engine):
                 for number in range(length):
                     mine = {n: array[number * size : (number + 1) * size] for n, array in arrays.items()}
                     batch = {n: self.layout.put_pieces(array, self._piece_shape()) for n, array in mine.items()}
-                    facts = StepFacts.of(step + number, 1, self.pipeline, self.layout)
+                    inputs = StepInputs.of(step + number, 1, self.pipeline, self.layout)
                     jax.block_until_ready(batch)  # the stream reads the next batches into the same memory
-                    self._learned, table = program(self._learned, batch, facts, self._seeds)
+                    self._state, table = program(self._state, batch, inputs, self._seeds)
                     tables.append(table)
                     waiting.append(table)
                     if len(waiting) > _WAITING:
@@ -286,12 +282,13 @@ class JaxEngine(Engine):
         """Sums over a batch of each statistic times the example's weight; they may still be on their way."""
         with self._types(), self._explained_by_xla():
             placed = self._placed(batch, weights)
-            sums: dict[str, Any] = self._evaluation_program(*placed)(*self._learned.evaluated, *placed)
+            sums: dict[str, Any] = self._evaluation_program(*placed)(*self._state.evaluated, *placed)
             return sums
 
-    def evaluation_outputs(self, forward: Callable[[dict[str, Any]], Any], batch: dict[str, Any]) -> Any:
-        """One view after the other: convolutions of the size of a training batch, which XLA has kernels for already."""
-        return averaged(forward, batch, self.config.test_time_augmentation, one_by_one=True)
+    def fetch(self, values: dict[str, Any]) -> dict[str, NDArray[Any]]:
+        """Brings results to the host; errors of the computation show up here."""
+        with self._explained_by_xla():
+            return super().fetch(values)
 
     def predict_batch(self, batch: Arrays) -> dict[str, Any]:
         """What the task predicts for each example of a batch; it may still be on its way."""
@@ -299,10 +296,10 @@ class JaxEngine(Engine):
             placed = {name: self.layout.put_batch(array) for name, array in batch.items()}
             name = _name("predict", next(iter(placed.values())).shape[0])
             if name not in self._programs:
-                shapes = jax.tree.map(self.layout.shape_of, (*self._learned.evaluated, placed))
+                shapes = jax.tree.map(self.layout.shape_of, (*self._state.evaluated, placed))
                 lowered = jax.jit(self.step.predict, out_shardings=self.layout.everywhere).lower(*shapes)
                 (self._programs[name],) = compile_all([lowered], self.config.autotune)
-            found: dict[str, Any] = self._programs[name](*self._learned.evaluated, placed)
+            found: dict[str, Any] = self._programs[name](*self._state.evaluated, placed)
             return found
 
     def _placed(self, batch: Any, weights: Any) -> tuple[dict[str, Any], Any]:
@@ -311,38 +308,29 @@ class JaxEngine(Engine):
         values = {name: self.layout.put_batch(array) for name, array in batch.items()}
         return values, self.layout.put_batch(weights.astype(keras.config.floatx()))
 
-    def _evaluation_batches(self, split: str) -> Generator[tuple[Any, Any], None, None]:
+    def evaluation_batches(self, split: str) -> Generator[tuple[Any, Any], None, None]:
         """Those of a split that fits stay on the devices, for the next time."""
         if split not in self._evaluation_data:
             if self.pipeline.resident(split) is None:
-                yield from super()._evaluation_batches(split)
+                yield from super().evaluation_batches(split)
                 return
             with self._types():
-                self._evaluation_data[split] = [self._placed(*each) for each in super()._evaluation_batches(split)]
+                self._evaluation_data[split] = [self._placed(*each) for each in super().evaluation_batches(split)]
         yield from self._evaluation_data[split]
 
     # -- state ------------------------------------------------------------------------------------------------------
 
-    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """``function``, compiled: else each of its operations is, by itself."""
-        compiled: Callable[..., Any] = jax.jit(function)
-        return compiled
-
-    def training_batch(self, step: int, most: int = 32) -> dict[str, NDArray[Any]]:
-        """The first examples of a global batch as the network sees them; on the host, where little is compiled."""
+    def training_batch(
+        self, step: int, most: int = 32, compiled: Callable[[Any], Any] = jax.jit
+    ) -> dict[str, NDArray[Any]]:
+        """Returns the first examples of a global batch as the network sees them; on the host, with one program."""
         with self._types(), jax.default_device(jax.local_devices(backend="cpu")[0]):
-            return super().training_batch(step, most)
+            return super().training_batch(step, most, compiled)
 
     def state(self) -> State:
-        """A copy of everything that is learned; whole numbers as 64 bits, whatever JAX counts with."""
-        if self.layout.shards and self.processes > 1:
-            self.crew.tell("gather")
-        return self.gather()
-
-    def gather(self) -> State:
-        """The state, brought together from all processes that hold a part of it."""
+        """Returns a copy of everything that is learned; integers as 64 bits, whatever JAX counts with."""
         with self._types(), self._explained_by_xla():
-            values = [self.layout.fetch_all(part) for part in self._learned]
+            values = [self.layout.fetch_all(part) for part in self._state]
 
         def named(variables: dict[str, Any]) -> dict[str, NDArray[Any]]:
             found = {name: values[part][n] for name, v in variables.items() for part, n in [self._places[id(v)]]}
@@ -352,13 +340,13 @@ class JaxEngine(Engine):
 
     def assign(self, weights: dict[str, NDArray[Any]], optimizer: dict[str, NDArray[Any]]) -> None:
         """Sets the named variables on all devices."""
-        learned = [list(part) for part in self._learned]
+        state = [list(part) for part in self._state]
         with self._types():
             for variables, values in ((self._weights, weights), (self._slots, optimizer)):
                 for name, value in values.items():
                     part, number = self._places[id(variables[name])]
-                    learned[part][number] = self.layout.put_learned(value.astype(learned[part][number].dtype))
-        self._learned = Learned(*learned)
+                    state[part][number] = self.layout.put_learned(value.astype(state[part][number].dtype))
+        self._state = TrainState(*state)
 
     def start_profile(self, folder: Path) -> None:
         """Begins a profile, to be written to ``folder``."""

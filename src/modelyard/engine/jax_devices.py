@@ -1,4 +1,4 @@
-"""Devices, threads and processes of JAX: set before it starts, fixed for the process."""
+"""Devices, threads and processes of JAX, fixed before it starts; and where arrays lie on the devices."""
 
 from __future__ import annotations
 
@@ -6,22 +6,29 @@ import contextlib
 import logging
 import os
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from numpy.typing import NDArray
 
-from modelyard.cluster.crew import Crew
+from modelyard.cluster.description import ProcessGroup
 from modelyard.config.schema import Config
+from modelyard.data.dataset import Feature
 from modelyard.engine.jax_cache import use_cache
 from modelyard.engine.jax_processes import join_processes, meet
 from modelyard.errors import UserError
 from modelyard.system.machine import available_cores
 
 log = logging.getLogger("modelyard")
+_LARGE = 1 << 16
+"""Elements from which on a parameter is worth sharding."""
 
 
-def set_up_devices(config: Config, crew: Crew) -> list[Any]:
+def set_up_devices(config: Config, group: ProcessGroup) -> list[Any]:
     """The devices of all processes that train together, those of this one among them.
 
     Raises:
@@ -40,15 +47,15 @@ def set_up_devices(config: Config, crew: Crew) -> list[Any]:
         _before_start("jax_num_cpu_devices", config.cpu_devices)
     if config.gpu_id is not None:
         _before_start("jax_cuda_visible_devices", str(config.gpu_id))
-    elif config.num_gpus == "auto" and crew.size == 1:
+    elif config.num_gpus == "auto" and group.size == 1:
         _before_start("jax_cuda_visible_devices", "0")  # JAX takes most of the memory of every GPU that it sees
     elif isinstance(config.num_gpus, int) and config.num_gpus > 0:
         # JAX takes most of the memory of every GPU that it sees, and those of all processes are taken as it lists them.
         _before_start("jax_cuda_visible_devices", ",".join(map(str, range(config.num_gpus))))
     use_cache(config)
-    if crew.size > 1:
-        join_processes(config, crew)
-    local = _local_devices(config, several=crew.size > 1)
+    if group.size > 1:
+        join_processes(config, group)
+    local = _local_devices(config, several=group.size > 1)
     wanted = [name for name in platforms if name not in ("", "cpu")]
     if wanted and "cpu" not in platforms and config.num_gpus != 0 and all(d.platform == "cpu" for d in local):
         raise UserError(
@@ -56,15 +63,15 @@ def set_up_devices(config: Config, crew: Crew) -> list[Any]:
             "CPU, or install one of JAX's builds for it (pip install 'modelyard[jax-gpu]'); `modelyard doctor` checks "
             "the machine."
         )
-    if crew.size == 1:
+    if group.size == 1:
         return local
-    meet(crew)
+    meet(group)
     return sorted(jax.devices(), key=lambda d: (d.process_index, d.id))
 
 
-def wake_devices(config: Config, crew: Crew) -> None:
-    """Lets accelerators begin, which takes two seconds, while Keras is imported and the model is built."""
-    waiting = [d for d in set_up_devices(config, crew) if d.platform != "cpu"]
+def wake_devices(config: Config) -> None:
+    """Starts the accelerators, which takes two seconds, while Keras is imported and the model is built."""
+    waiting = [d for d in set_up_devices(config, ProcessGroup()) if d.platform != "cpu"]
 
     def begin() -> None:
         with contextlib.suppress(Exception):  # whoever needs them is told then
@@ -114,3 +121,93 @@ def _local_devices(config: Config, several: bool) -> list[Any]:
             f"{config.cpu_devices}. Start a new process."
         )
     return cpus[: config.cpu_devices]
+
+
+class Layout:
+    """How the arrays of a run are laid out.
+
+    Args:
+        mesh: all devices, in one row called "batch".
+        shards: whether large parameters are divided over the devices.
+    """
+
+    def __init__(self, mesh: Mesh, shards: bool) -> None:
+        self.mesh, self.shards = mesh, shards
+        self.everywhere = NamedSharding(mesh, PartitionSpec())
+        self.divided = NamedSharding(mesh, PartitionSpec("batch"))
+        self.divided_pieces = NamedSharding(mesh, PartitionSpec(None, "batch"))
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the devices are CPUs."""
+        return bool(self.mesh.devices.flat[0].platform == "cpu")
+
+    @property
+    def replicas(self) -> int:
+        """How many devices there are, over all processes."""
+        return int(self.mesh.devices.size)
+
+    def split(self, value: Any) -> Any:
+        """Inside a program: has a batch divided over the devices."""
+        return jax.lax.with_sharding_constraint(value, self.divided) if self.replicas > 1 else value
+
+    def put_everywhere(self, array: NDArray[Any]) -> Any:
+        """The whole array on every device."""
+        return self._put(array, self.everywhere)
+
+    def put_batch(self, array: NDArray[Any]) -> Any:
+        """A batch, divided over the devices; ``array`` is this process's share of it."""
+        return self._put_share(array, self.divided)
+
+    def put_pieces(self, array: NDArray[Any], shape: tuple[int, int]) -> Any:
+        """A batch in pieces, each divided over the devices; ``array`` is this process's share of all pieces."""
+        return self._put_share(array.reshape(shape[0], -1, *array.shape[1:]), self.divided_pieces)
+
+    def put_learned(self, array: NDArray[Any]) -> Any:
+        """A parameter or a slot: divided along its longest fitting side if it is large and that was asked for."""
+        return self._put(array, self._of_learned(array.shape))
+
+    def shape_of(self, value: Any) -> jax.ShapeDtypeStruct:
+        """What a program needs to know of an array."""
+        return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=value.sharding)
+
+    def batch_shapes(self, features: Mapping[str, Feature], shape: tuple[int, int]) -> dict[str, jax.ShapeDtypeStruct]:
+        """The same for a batch in pieces, before there is one."""
+        return {
+            name: jax.ShapeDtypeStruct((*shape, *feature.shape), feature.dtype, sharding=self.divided_pieces)
+            for name, feature in features.items()
+        }
+
+    def fetch(self, value: Any) -> NDArray[Any]:
+        """A copy on the host; where other processes hold parts of it, all must ask together."""
+        if not value.is_fully_addressable and not value.is_fully_replicated:
+            value = multihost_utils.process_allgather(value, tiled=True)
+        return np.array(value)
+
+    def fetch_all(self, values: list[Any]) -> list[NDArray[Any]]:
+        """Copies of many, all on their way at once."""
+        for value in values:
+            value.copy_to_host_async()
+        return [self.fetch(value) for value in values]
+
+    def _of_learned(self, shape: tuple[int, ...]) -> NamedSharding:
+        if not self.shards or np.prod(shape) < _LARGE:
+            return self.everywhere
+        sides = [(size, axis) for axis, size in enumerate(shape) if size % self.replicas == 0]
+        if not sides:
+            return self.everywhere
+        axis = max(sides)[1]
+        return NamedSharding(self.mesh, PartitionSpec(*[None] * axis, "batch"))
+
+    def _put(self, array: NDArray[Any], sharding: NamedSharding) -> Any:
+        """Every process has the whole array; a copy, since JAX may else use the memory it is in."""
+        array = np.array(array)
+        if jax.process_count() == 1:
+            return jax.device_put(array, sharding)
+        return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+    def _put_share(self, array: NDArray[Any], sharding: NamedSharding) -> Any:
+        copied = np.array(array)
+        if jax.process_count() > 1:
+            return jax.make_array_from_process_local_data(sharding, copied)
+        return jax.device_put(copied, sharding)

@@ -1,15 +1,14 @@
 """JAX's own ties between the processes of a run, kept from ending a process before ours has told why.
 
-JAX has a service in the lead that all processes keep in touch with. Whoever can't reach it any more is ended by JAX at
-once, with a trace of C++. So followers reach it through a relay of their own, which never hangs up: they learn of a
-loss from the crew, which knows who is gone, and leave with its words.
+JAX runs a service in the coordinator that all processes keep in touch with. JAX ends a process that can't reach the
+service at once, with a C++ trace. So followers reach it through a relay of their own, which never hangs up: they learn
+of a loss from the process group, which knows who is gone, and exit with its message.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import logging
 import os
 import re
@@ -18,14 +17,14 @@ import sys
 import threading
 
 import jax
-from jax._src.distributed import global_state
 from jax.experimental import multihost_utils
 
-from modelyard.cluster.crew import GRACE_SECONDS, Connected, Crew
-from modelyard.cluster.wire import connect, join, listen, split
+from modelyard.cluster.description import ProcessGroup
+from modelyard.compat.jax import drop_distributed_state
 from modelyard.config.backend import without_lines
 from modelyard.config.schema import Config
 from modelyard.errors import PeerLostError, UserError
+from modelyard.system.network import connect, is_loopback, join_address, listen, split_address
 
 _JOINING_SECONDS = 60
 """How long JAX's processes may take to find each other, after ours have met."""
@@ -35,26 +34,30 @@ _PIECE = 1 << 16
 _GREETING = re.compile(rb"^\[Gloo\] Rank .*\n", re.M)
 
 
-def join_processes(config: Config, crew: Crew) -> None:
+def join_processes(config: Config, group: ProcessGroup) -> None:
     """Joins the other processes, before JAX starts in this one.
 
     Raises:
         UserError: if JAX has started already.
         PeerLostError: if they don't find each other.
     """
-    address = crew.spec["worker"][0]
+    address = group.spec["worker"][0]
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM for itself
-    crew.grace = _GRACE_SECONDS
-    relay = Relay(address) if crew.rank else None
+    group.grace_seconds = _GRACE_SECONDS
+    relay = Relay(address) if group.rank else None
     try:
         jax.distributed.initialize(
             relay.address if relay is not None else address,
-            crew.size,
-            crew.rank,
+            group.size,
+            group.rank,
             initialization_timeout=_JOINING_SECONDS,
-            heartbeat_timeout_seconds=int(config.peer_timeout_secs * 3 + GRACE_SECONDS * 2),  # ours is to be first
+            heartbeat_timeout_seconds=int(
+                config.peer_timeout_secs * 3 + ProcessGroup.grace_seconds * 2
+            ),  # ours is to be first
             shutdown_timeout_seconds=_JOINING_SECONDS,
-            coordinator_bind_address=join(_interface(address), split(address)[1]) if crew.rank == 0 else None,
+            coordinator_bind_address=join_address(_interface(address), split_address(address)[1])
+            if group.rank == 0
+            else None,
             cluster_detection_method="deactivate",
         )
     except RuntimeError as error:
@@ -62,13 +65,13 @@ def join_processes(config: Config, crew: Crew) -> None:
             raise UserError(
                 f"JAX already runs in this process and can't join a cluster any more: {error} Start a new process."
             ) from error
-        raise _explained(crew, error) from error
+        raise _explained(group, error) from error
     if relay is not None:
         relay.holds = True
-    atexit.register(_leave, crew)  # before what JAX does then, which was registered when it was imported
+    atexit.register(_leave, group)  # before what JAX does then, which was registered when it was imported
 
 
-def meet(crew: Crew) -> None:
+def meet(group: ProcessGroup) -> None:
     """Connects the devices of all processes. They would do so at the first step, and say so on standard output.
 
     Raises:
@@ -78,40 +81,37 @@ def meet(crew: Crew) -> None:
         with without_lines(sys.stdout, 1, _GREETING):
             multihost_utils.sync_global_devices("modelyard")
     except jax.errors.JaxRuntimeError as error:
-        raise _explained(crew, error) from error
+        raise _explained(group, error) from error
 
 
-def _explained(crew: Crew, error: Exception) -> Exception:
-    reason = crew.explain(error)
+def _explained(group: ProcessGroup, error: Exception) -> Exception:
+    reason = group.explain(error)
     return reason if reason is not error else PeerLostError(f"JAX's processes did not find each other: {error}")
 
 
 def _interface(address: str) -> str:
     """Where the service listens: on all interfaces, for a name may stand for an address in front of it."""
-    host, _ = split(address)
-    return host if host.startswith("127.") or host == "::1" else "::"
+    host, _ = split_address(address)
+    return host if is_loopback(host) else "::"
 
 
-def _leave(crew: Crew) -> None:
+def _leave(group: ProcessGroup) -> None:
     """At the end of the process: JAX would wait for all others to be there for a farewell.
 
     Ours have said goodbye already. After a loss nothing of JAX is waited for at all, not even for computations: they
     may be waiting for the one that is gone.
     """
-    if isinstance(crew, Connected) and crew.failure is not None and crew.lost:
+    if group.failure is not None and group.lost:
         logging.shutdown()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
-        os._exit(crew.failure.status)
-    for tie in (global_state.client, global_state.service):
-        if tie is not None:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(tie))  # their destructors wait, too
-    global_state.client = global_state.service = None
+        os._exit(group.failure.status)
+    drop_distributed_state()
 
 
 class Relay:
-    """Passes bytes on between JAX in this process and the service in the lead. When that is gone, it keeps silent.
+    """Passes bytes between JAX in this process and the service in the coordinator. When that is gone, it is silent.
 
     Args:
         target: host:port of the service.
@@ -120,7 +120,7 @@ class Relay:
     def __init__(self, target: str) -> None:
         self._target = target
         self._listener = listen("127.0.0.1:0")
-        self.address = join(*self._listener.getsockname())
+        self.address = join_address(*self._listener.getsockname())
         self.holds = False
         """Whether the end of the service is kept from JAX; before that, it may try again."""
         threading.Thread(target=self._accept, name="relay", daemon=True).start()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,29 +12,25 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from modelyard.config.schema import Config
 from modelyard.data.augment.build import augmentation_seeds
 from modelyard.data.draws import fold
 from modelyard.data.pipeline import Pipeline
-from modelyard.engine.averages import next_average
-from modelyard.engine.jax_sharding import Layout
-from modelyard.engine.naming import slot_owners
-from modelyard.engine.network import Network
-from modelyard.engine.objective import Objective
-
-if TYPE_CHECKING:
-    from modelyard.engine.jax import JaxEngine
+from modelyard.engine.jax_devices import Layout
+from modelyard.engine.network import Network, next_average, seed_states, slot_owners
+from modelyard.engine.objective import BatchFunctions, Objective
 
 _AXIS = "batch"
 
 
-class Learned(NamedTuple):
-    """All that training changes, as lists of arrays."""
+class TrainState(NamedTuple):
+    """Everything that training changes, as lists of arrays."""
 
     trained: list[Any]
     statistics: list[Any]
     slots: list[Any]
     averages: list[Any]
-    """Of what is trained, in the same order; none without ema_decay."""
+    """Averages of `trained`, in the same order; none without ema_decay."""
 
     @property
     def evaluated(self) -> tuple[list[Any], list[Any]]:
@@ -41,17 +38,17 @@ class Learned(NamedTuple):
         return self.averages or self.trained, self.statistics
 
 
-class StepFacts(NamedTuple):
-    """What some steps are told: one row a step."""
+class StepInputs(NamedTuple):
+    """The inputs of some steps: one row per step."""
 
     rows: Any
-    """Numbers of the examples in the training split, int32 [steps, batch]."""
+    """Indices of the examples in the training split, int32 [steps, batch]."""
     numbers: Any
     """uint32 [steps, 5]: the step, both halves of its first position in the stream, the epoch and the place in it."""
 
     @classmethod
-    def of(cls, step: int, count: int, pipeline: Pipeline, layout: Layout) -> StepFacts:
-        """Of ``count`` steps from ``step`` on."""
+    def of(cls, step: int, count: int, pipeline: Pipeline, layout: Layout) -> StepInputs:
+        """Returns the inputs of ``count`` steps from ``step`` on."""
         size, examples = pipeline.run.batch_size, pipeline.run.examples
         first = (np.arange(step, step + count, dtype=np.uint64)) * np.uint64(size)
         columns = [np.arange(step, step + count), first & 0xFFFFFFFF, first >> 32, first // examples, first % examples]
@@ -60,8 +57,8 @@ class StepFacts(NamedTuple):
         return cls(layout.put_everywhere(rows), layout.put_everywhere(numbers))
 
     @classmethod
-    def shapes(cls, count: int, batch_size: int, layout: Layout) -> StepFacts:
-        """What a program needs to know of them."""
+    def shapes(cls, count: int, batch_size: int, layout: Layout) -> StepInputs:
+        """Returns shapes and types, to compile a program for ``count`` steps."""
         return cls(
             jax.ShapeDtypeStruct((count, batch_size), np.int32, sharding=layout.everywhere),
             jax.ShapeDtypeStruct((count, 5), np.uint32, sharding=layout.everywhere),
@@ -69,33 +66,45 @@ class StepFacts(NamedTuple):
 
 
 class Seeds(NamedTuple):
-    """What random numbers hang on: given to a program, so that one serves all seeds."""
+    """The seeds of random numbers: inputs of a program, so that one program serves all seeds."""
 
     augmentation: Any
     noise: Any
-    """For each random generator of the model, a word for each part of a batch."""
+    """For each random generator of the model, one word per part of a batch."""
 
 
 class TrainingStep:
-    """The step of an engine's task, with its optimizer.
+    """A training step of a network, and its evaluation, as pure functions.
 
     Args:
-        engine: whose step it is.
-        network: what is trained.
-        generators: the states of its random generators.
+        config: the resolved config.
+        network: the task with its model and optimizer.
+        layout: where arrays lie on the devices.
+        functions: the functions of the task on a batch.
+        schedule: the learning rate at a step.
+        examples: the number of training examples.
     """
 
-    learning_rate: Any
     metric_names: list[str]
 
-    def __init__(self, engine: JaxEngine, network: Network, generators: list[Any]) -> None:
-        self.engine, self.config, self.layout = engine, engine.config, engine.layout
+    def __init__(
+        self,
+        config: Config,
+        network: Network,
+        layout: Layout,
+        functions: BatchFunctions,
+        schedule: Callable[[Any], Any],
+        examples: int,
+    ) -> None:
+        self.config, self.layout, self.network = config, layout, network
+        self._functions, self._schedule, self._examples = functions, schedule, examples
         self.model, self.task, self.optimizer = network.model, network.task, network.optimizer
-        self.trained, self.statistics, self.generators = network.trained, network.statistics, generators
+        self.trained, self.statistics = network.trained, network.statistics
+        self.generators = seed_states(network.model)
         self.active = [True] * len(self.trained)
         """Which of them are trained in the phase that is traced."""
         self._owners = slot_owners(network.optimizer, network.weights, network.slots, network.trained)
-        self.variables = Learned(self.trained, self.statistics, list(self.optimizer.variables), network.averages)
+        self.variables = TrainState(self.trained, self.statistics, list(self.optimizer.variables), network.averages)
         self._kernels = [i for i, v in enumerate(self.trained) if v.path.endswith("kernel")]
         self._inputs = [tensor.name for tensor in self.model.inputs]
         # Batch norm that sees only its own device's examples needs each device to run a program of its own.
@@ -114,32 +123,34 @@ class TrainingStep:
     # -- many steps -------------------------------------------------------------------------------------------------
 
     def over_resident(
-        self, learned: Learned, data: dict[str, Any], facts: StepFacts, seeds: Seeds
-    ) -> tuple[Learned, Any]:
-        """As many steps as ``facts`` has rows, on examples of ``data``."""
+        self, state: TrainState, data: dict[str, Any], inputs: StepInputs, seeds: Seeds
+    ) -> tuple[TrainState, Any]:
+        """As many steps as ``inputs`` has rows, on examples of ``data``."""
 
-        def one(learned: Learned, fact: StepFacts) -> tuple[Learned, Any]:
-            return self._step(learned, data, None, fact, seeds)
+        def one(state: TrainState, inputs: StepInputs) -> tuple[TrainState, Any]:
+            return self._step(state, data, None, inputs, seeds)
 
-        if facts.rows.shape[0] == 1:
-            learned, metrics = one(learned, StepFacts(*(fact[0] for fact in facts)))
-            return learned, metrics[None]
-        learned, metrics = lax.scan(one, learned, facts)
-        return learned, metrics
+        if inputs.rows.shape[0] == 1:
+            state, metrics = one(state, StepInputs(*(part[0] for part in inputs)))
+            return state, metrics[None]
+        state, metrics = lax.scan(one, state, inputs)
+        return state, metrics
 
     def over_given(
-        self, learned: Learned, pieces: dict[str, Any], facts: StepFacts, seeds: Seeds
-    ) -> tuple[Learned, Any]:
+        self, state: TrainState, pieces: dict[str, Any], inputs: StepInputs, seeds: Seeds
+    ) -> tuple[TrainState, Any]:
         """One step on the examples that are given, in pieces."""
-        learned, metrics = self._step(learned, None, pieces, StepFacts(facts.rows[0], facts.numbers[0]), seeds)
-        return learned, metrics[None]
+        state, metrics = self._step(state, None, pieces, StepInputs(inputs.rows[0], inputs.numbers[0]), seeds)
+        return state, metrics[None]
 
     # -- one step ---------------------------------------------------------------------------------------------------
 
-    def _step(self, learned: Learned, data: Any, given: Any, fact: StepFacts, seeds: Seeds) -> tuple[Learned, Any]:
-        where = self._where(fact)
-        step = fact.numbers[0]
-        self.learning_rate = self.engine.schedule(step.astype(jnp.int32))
+    def _step(
+        self, state: TrainState, data: Any, given: Any, inputs: StepInputs, seeds: Seeds
+    ) -> tuple[TrainState, Any]:
+        where = self._where(inputs)
+        step = inputs.numbers[0]
+        learning_rate = self._schedule(step.astype(jnp.int32))
         if self.apart:
             pieces = PartitionSpec(None, _AXIS)
             statistics, gradients, sums = jax.shard_map(
@@ -148,49 +159,50 @@ class TrainingStep:
                 in_specs=(PartitionSpec(), PartitionSpec(), pieces, pieces, PartitionSpec(), PartitionSpec()),
                 out_specs=PartitionSpec(),
                 check_vma=False,
-            )(learned, data, given, where, step, seeds)
+            )(state, data, given, where, step, seeds)
         else:
-            statistics, gradients, sums = self._gradients(learned, data, given, where, step, seeds)
+            statistics, gradients, sums = self._gradients(state, data, given, where, step, seeds)
         if self.config.clip_norm is not None:
-            gradients = self._clipped(gradients, self.config.clip_norm, learned.slots)
-        trained, slots = self._applied(gradients, learned)
-        metrics = jnp.append(sums, self.learning_rate.astype(sums.dtype))
-        pairs = zip(learned.averages, trained, strict=False)  # none without ema_decay
+            gradients = self._clipped(gradients, self.config.clip_norm, state.slots)
+        with self.network.learning_rate.set_to(learning_rate):
+            trained, slots = self._applied(gradients, state)
+        metrics = jnp.append(sums, learning_rate.astype(sums.dtype))
+        pairs = zip(state.averages, trained, strict=False)  # none without ema_decay
         averages = [next_average(average, weight, step, self.config.ema_decay) for average, weight in pairs]
-        return Learned(list(trained), statistics, list(slots), averages), metrics
+        return TrainState(list(trained), statistics, list(slots), averages), metrics
 
-    def _applied(self, gradients: list[Any], learned: Learned) -> tuple[list[Any], list[Any]]:
+    def _applied(self, gradients: list[Any], state: TrainState) -> tuple[list[Any], list[Any]]:
         """Weights and slots after the optimizer; those of frozen weights as they were, whatever it makes of zeros."""
         trained, slots = self.optimizer.stateless_apply(
-            learned.slots, self._merged(gradients, [jnp.zeros_like(w) for w in learned.trained]), learned.trained
+            state.slots, self._merged(gradients, [jnp.zeros_like(w) for w in state.trained]), state.trained
         )
         if all(self.active):
             return trained, slots
-        kept = [new if on else old for new, old, on in zip(trained, learned.trained, self.active, strict=True)]
+        kept = [new if on else old for new, old, on in zip(trained, state.trained, self.active, strict=True)]
         moved = [owner is None or self.active[owner] for owner in self._owners]
-        return kept, [new if on else old for new, old, on in zip(slots, learned.slots, moved, strict=True)]
+        return kept, [new if on else old for new, old, on in zip(slots, state.slots, moved, strict=True)]
 
     def _merged(self, active: list[Any], others: list[Any]) -> list[Any]:
         """``active`` in the places of what is trained in this phase, ``others`` in the rest."""
         given = iter(active)
         return [next(given) if on else other for on, other in zip(self.active, others, strict=True)]
 
-    def _where(self, fact: StepFacts) -> dict[str, Any]:
+    def _where(self, inputs: StepInputs) -> dict[str, Any]:
         """Where each example of a batch stands, cut into pieces."""
-        _, low, high, epoch, place = fact.numbers
-        index = jnp.arange(fact.rows.shape[0], dtype=jnp.uint32)
+        _, low, high, epoch, place = inputs.numbers
+        index = jnp.arange(inputs.rows.shape[0], dtype=jnp.uint32)
         lows = low + index
         where = {
             "low": lows,
             "high": high + (lows < low).astype(jnp.uint32),
-            "rows": fact.rows,
-            "epochs": (epoch + (place + index) // jnp.uint32(self.engine.pipeline.run.examples)).astype(jnp.int32),
+            "rows": inputs.rows,
+            "epochs": (epoch + (place + index) // jnp.uint32(self._examples)).astype(jnp.int32),
         }
         pieces = self.config.gradient_accumulation
         return {name: value.reshape(pieces, -1) for name, value in where.items()}
 
     def _gradients(
-        self, learned: Learned, data: Any, given: Any, where: Any, step: Any, seeds: Seeds
+        self, state: TrainState, data: Any, given: Any, where: Any, step: Any, seeds: Seeds
     ) -> tuple[Any, Any, Any]:
         """New statistics, gradients of the mean loss, and means of loss and metrics, over all pieces of the batch."""
 
@@ -200,14 +212,14 @@ class TrainingStep:
             batch = given if data is None else {n: jnp.take(a, where["rows"], axis=0) for n, a in data.items()}
             if not self.apart:
                 batch = {name: self.layout.split(value) for name, value in batch.items()}
-            batch = self.engine.preprocess(batch, True, **where, seeds=seeds.augmentation)
+            batch = self._functions.preprocess(batch, True, **where, seeds=seeds.augmentation)
             noise = self._noise(step, number, seeds.noise)
 
             def objective(active: list[Any]) -> tuple[Any, Any]:
-                trained = self._merged(active, learned.trained)
-                return self._objective(trained, statistics, noise, learned.slots, batch)
+                trained = self._merged(active, state.trained)
+                return self._objective(trained, statistics, noise, state.slots, batch)
 
-            active = [weight for weight, on in zip(learned.trained, self.active, strict=True) if on]
+            active = [weight for weight, on in zip(state.trained, self.active, strict=True) if on]
             new, (statistics, new_sums) = jax.grad(objective, has_aux=True)(active)
             if gradients is not None:
                 new = jax.tree.map(jnp.add, gradients, new)
@@ -217,10 +229,10 @@ class TrainingStep:
         count = self.config.gradient_accumulation
         inputs = (jnp.arange(count), where, given)
         first = jax.tree.map(lambda x: x[0], inputs)
-        carried, _ = piece((learned.statistics, None, None), first)
+        carried, _ = piece((state.statistics, None, None), first)
         if count > 1:
             rest = jax.tree.map(lambda x: x[1:], inputs)
-            carried, _ = lax.scan(piece, carried, rest, unroll=self.engine.on_cpu or 1)
+            carried, _ = lax.scan(piece, carried, rest, unroll=self.layout.on_cpu or 1)
         statistics, gradients, sums = carried
         if self.apart:
             gradients, sums = lax.psum((gradients, sums), _AXIS)
@@ -264,7 +276,7 @@ class TrainingStep:
         return [g * factor.astype(g.dtype) for g in gradients]
 
     def outputs(self, batch: dict[str, Any], training: bool) -> Any:
-        """What the network gives, in full precision."""
+        """Returns the outputs of the network, in full precision."""
         inputs = {name: batch[name] for name in self._inputs}
         outputs = self.model(inputs if len(inputs) > 1 else next(iter(inputs.values())), training=training)
         return jax.tree.map(lambda x: x.astype(keras.config.floatx()), outputs)
@@ -275,15 +287,13 @@ class TrainingStep:
         """Sums over a batch of each statistic times the example's weight."""
         mapping = [*zip(self.trained, trained, strict=True), *zip(self.statistics, statistics, strict=True)]
         with keras.StatelessScope(state_mapping=mapping):
-            batch = self.engine.preprocess(batch, False)
-            outputs = self.engine.evaluation_outputs(lambda seen: self.outputs(seen, training=False), batch)
-            values = {"loss": self.task.loss(outputs, batch), **self.task.metrics(outputs, batch)}
+            values = self._functions.statistics(lambda seen: self.outputs(seen, training=False), batch)
         return {
             name: jnp.tensordot(weights, value.astype(weights.dtype), axes=[[0], [0]]) for name, value in values.items()
         }
 
     def predict(self, trained: Any, statistics: Any, batch: dict[str, Any]) -> dict[str, Any]:
-        """What the task predicts for each example of a batch."""
+        """Returns the predictions for each example of a batch."""
         mapping = [*zip(self.trained, trained, strict=True), *zip(self.statistics, statistics, strict=True)]
         with keras.StatelessScope(state_mapping=mapping):
-            return self.engine.predictions(lambda seen: self.outputs(seen, training=False), batch)
+            return self._functions.predictions(lambda seen: self.outputs(seen, training=False), batch)

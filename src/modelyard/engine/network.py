@@ -1,33 +1,64 @@
-"""What an engine trains: the task, its Keras model and optimizer, and all their tensors by name."""
+"""What an engine trains: a task, its Keras model and optimizer, and names for all their tensors.
+
+The names are the same on every engine and in every process. Weights are named by their layer paths, optimizer slots by
+the weight they belong to: ``conv1/kernel/momentum``. With ``ema_decay`` there are averages of the weights over steps,
+which are evaluated instead of the weights. They are optimizer slots, ``conv1/kernel/average``, so that a checkpoint has
+both. Moving statistics are averages already and are used as they are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 import numpy as np
+from keras import ops
 from numpy.typing import NDArray
 
+from modelyard.config.durations import RunLength
 from modelyard.config.schema import Config
-from modelyard.engine.averages import make_averages
-from modelyard.engine.naming import name_optimizer_slots, name_weights
 from modelyard.engine.phases import Phases
+from modelyard.errors import CheckpointError, UserError
 from modelyard.models.freezing import Freezing
 from modelyard.models.optimizers import build_optimizer
 from modelyard.models.task import Task
 
+Arrays = dict[str, NDArray[Any]]
+SEED_STATE = "seed_generator_state"
+_AVERAGE = "/average"
+
+
+class LearningRate:
+    """The learning rate of the step that is traced. Keras's optimizer calls it."""
+
+    def __init__(self) -> None:
+        self._value: Any = None
+
+    def __call__(self) -> Any:
+        """Returns the learning rate."""
+        return self._value
+
+    @contextmanager
+    def set_to(self, value: Any) -> Iterator[None]:
+        """Gives the optimizer this learning rate while the block runs."""
+        self._value = value
+        yield
+
 
 @dataclass(frozen=True)
 class Network:
-    """A model and all that belongs to it.
+    """A task with its model and optimizer, and all their tensors by name.
 
     Args:
-        task: gives loss and metrics.
-        model: the network.
-        optimizer: built for what is trained in any phase.
-        freezing: what is trained in which phase.
+        task: computes loss and metrics.
+        model: the Keras model.
+        optimizer: built for the variables that are trained in any phase.
+        learning_rate: the optimizer reads it; each step sets it.
+        phases: the phases of fine-tuning.
+        freezing: the variables that are trained in each phase.
         weights: the model's variables by name.
         averages: averages of what is trained, in its order; none without ema_decay.
         slots: the optimizer's variables by name, the averages among them.
@@ -36,6 +67,8 @@ class Network:
     task: Task
     model: keras.Model
     optimizer: Any
+    learning_rate: LearningRate
+    phases: Phases
     freezing: Freezing
     weights: dict[str, Any]
     averages: list[Any]
@@ -49,8 +82,8 @@ class Network:
     @property
     def statistics(self) -> list[Any]:
         """Those that have none."""
-        learned = {id(v) for v in self.trained}
-        return [v for v in self.weights.values() if id(v) not in learned]
+        state = {id(v) for v in self.trained}
+        return [v for v in self.weights.values() if id(v) not in state]
 
     def cleared_optimizer(self) -> dict[str, NDArray[Any]]:
         """The optimizer's variables as they begin: what it knows of weights, and counts of steps; no loss scales.
@@ -64,18 +97,15 @@ class Network:
         return {name: np.zeros(tuple(v.shape), np.float32) for name, v in known.items()}
 
 
-def build_network(
-    config: Config, make_task: Callable[[], Task], phases: Phases, learning_rate: Callable[[], Any]
-) -> Network:
-    """Makes it, where variables are to live.
+def build_network(config: Config, task: Task, length: RunLength) -> Network:
+    """Makes the model and its optimizer. To be called in an engine's `model_scope`.
 
     Args:
         config: the resolved config.
-        make_task: makes the task.
-        phases: of the run.
-        learning_rate: is asked at each step.
+        task: the task.
+        length: the length of the run.
     """
-    task = make_task()
+    phases, learning_rate = Phases(config, length), LearningRate()
     model = task.checked_network()
     optimizer = task.optimizer(config, build_optimizer(config, learning_rate, model.name))
     if config.precision == "float16":
@@ -85,4 +115,132 @@ def build_network(
     weights = name_weights(model)
     averages = make_averages(weights, freezing.trained) if config.ema_decay else {}
     slots = name_optimizer_slots(optimizer, weights, averages)
-    return Network(task, model, optimizer, freezing, weights, list(averages.values()), slots)
+    return Network(task, model, optimizer, learning_rate, phases, freezing, weights, list(averages.values()), slots)
+
+
+# -- names of tensors -----------------------------------------------------------------------------------------------
+
+
+def name_weights(model: Any) -> dict[str, Any]:
+    """The model's variables by name. States of random generators are left out: noise is computed from the step."""
+    return _unique((_without_prefix(v.path, model.name), v) for v in model.variables if not v.path.endswith(SEED_STATE))
+
+
+def seed_states(model: Any) -> list[Any]:
+    """The states of the model's random generators (dropout and the like), in a fixed order."""
+    return [v for v in model.variables if v.path.endswith(SEED_STATE)]
+
+
+def name_optimizer_slots(optimizer: Any, weights: dict[str, Any], averages: dict[str, Any]) -> dict[str, Any]:
+    """The optimizer's variables by name, and ``averages``, which have names already."""
+    # Keras joins the path of the weight and the slot with underscores; longer paths first, since one may begin another.
+    owners = sorted(((v.path.replace("/", "_") + "_", name) for name, v in weights.items()), key=lambda o: -len(o[0]))
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    named = []
+    for variable in optimizer.variables:
+        *scope, leaf = variable.path.split("/")
+        owner = next(((prefix, name) for prefix, name in owners if leaf.startswith(prefix)), None)
+        if owner is not None:
+            leaf = f"{owner[1]}/{leaf[len(owner[0]) :]}"
+        elif scope and scope[0] != inner.name:  # a wrapper, as for loss scaling, counts for itself
+            leaf = variable.path
+        named.append((leaf, variable))
+    return _unique([*named, *averages.items()])
+
+
+def slot_owners(optimizer: Any, weights: dict[str, Any], slots: dict[str, Any], trained: list[Any]) -> list[int | None]:
+    """For each of the optimizer's variables, which of ``trained`` it belongs to; None for those that serve all."""
+    places = {id(v): place for place, v in enumerate(trained)}
+    numbers = {name: places[id(v)] for name, v in weights.items() if id(v) in places}
+    names = {id(v): name for name, v in slots.items()}
+    return [numbers.get(names[id(v)].rpartition("/")[0]) for v in optimizer.variables]
+
+
+def check_names(what: str, expected: dict[str, tuple[int, ...]], given: dict[str, NDArray[Any]]) -> None:
+    """Refuses tensors that are not those of this model.
+
+    Args:
+        what: they are, for the message.
+        expected: the shapes of the model's by name.
+        given: the tensors.
+
+    Raises:
+        CheckpointError: naming those that are missing, too many, or of another shape.
+    """
+    missing = sorted(set(expected) - set(given))
+    extra = sorted(set(given) - set(expected))
+    shapes = [
+        f"{name} is {given[name].shape}, not {shape}"
+        for name, shape in expected.items()
+        if name in given and tuple(given[name].shape) != tuple(shape)
+    ]
+    problems = [
+        f"{label}: {', '.join(names[:5])}{f' and {len(names) - 5} more' if len(names) > 5 else ''}"
+        for label, names in (("missing", missing), ("not in the model", extra), ("of another shape", shapes))
+        if names
+    ]
+    if problems:
+        raise CheckpointError(f"the checkpoint is of another model; {what} {'; '.join(problems)}.")
+
+
+def _without_prefix(path: str, prefix: str) -> str:
+    return path[len(prefix) + 1 :] if path.startswith(f"{prefix}/") else path
+
+
+def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    named: dict[str, Any] = {}
+    for name, variable in pairs:
+        if name in named:
+            raise UserError(f"two tensors of the model are called {name!r}. Give its layers different names.")
+        named[name] = variable
+    return named
+
+
+# -- averages of weights --------------------------------------------------------------------------------------------
+
+
+def make_averages(weights: dict[str, Any], trained: Iterable[Any]) -> dict[str, Any]:
+    """A variable for each weight that is trained, by the name of its slot; each begins as the weight does.
+
+    Args:
+        weights: all weights by name.
+        trained: those that have gradients.
+    """
+    names = {id(variable): name for name, variable in weights.items()}
+    return {
+        f"{names[id(v)]}{_AVERAGE}": keras.Variable(
+            ops.convert_to_numpy(v.value), dtype=v.dtype, trainable=False, autocast=False, name="average"
+        )
+        for v in trained
+    }
+
+
+def next_average(average: Any, weight: Any, step: Any, decay: float) -> Any:
+    """The average after a step. The first steps count for more, so that it soon forgets how training began.
+
+    Args:
+        average: the one before it.
+        weight: the weight after the step.
+        step: the step, from 0 on.
+        decay: the share of ``average`` in it, in the end.
+    """
+    t = ops.cast(step, average.dtype)
+    share = ops.minimum(ops.cast(decay, average.dtype), (1 + t) / (10 + t))
+    return average * share + weight * (1 - share)
+
+
+def is_average(slot: str) -> bool:
+    """Whether the optimizer slot of this name is an average, in a run that has them."""
+    return slot.endswith(_AVERAGE)
+
+
+def averages_to_load(slots: Iterable[str], weights: Arrays, optimizer: Arrays) -> Arrays:
+    """What the averages become when weights are loaded and the rest of the optimizer stays as it is.
+
+    Args:
+        slots: the names of the averages.
+        weights: the weights that are loaded.
+        optimizer: the slots that came with them; weights from elsewhere have none, and the averages begin as they do.
+    """
+    given = optimizer or {slot: weights[slot.removesuffix(_AVERAGE)] for slot in slots}
+    return {slot: given[slot] for slot in slots if slot in given}

@@ -1,7 +1,7 @@
 """Asynchronous training with parameter servers: the chief hands out steps, workers compute them as they come free.
 
 The variables lie on the parameter servers. Step k is global batch k, computed in whole by one worker and applied when
-it is done, whatever the others have changed meanwhile. The chief counts: a stretch is so many steps, each applied at
+it is done, whatever the others have changed meanwhile. The chief counts: a chunk is so many steps, each applied at
 least once. A step whose worker dies under way is given to another, and what the first had already applied of it stays.
 """
 
@@ -22,17 +22,15 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from modelyard.cluster.crew import Crew
-from modelyard.cluster.roles import CHIEF, PS, WORKER, Member
+from modelyard.cluster.description import CHIEF, PS, WORKER, Cluster, Member, ProcessGroup
+from modelyard.compat.keras import set_precision
+from modelyard.compat.tensorflow import place_next_variable, schedule_python
 from modelyard.config.schema import Config
 from modelyard.data.dataset import TRAIN, Arrays
 from modelyard.engine.base import Engine, State, StepMetrics
-from modelyard.engine.parameter_server_options import parameter_server_problems
-from modelyard.engine.precision import set_precision
+from modelyard.engine.catalog import parameter_server_problems
 from modelyard.engine.tensorflow import TensorFlowEngine
-from modelyard.engine.tensorflow_server import waiting_threads
-from modelyard.errors import ConfigError, PeerLostError, TrainingError, UserError
-from modelyard.models.task import Task
+from modelyard.errors import ClusterError, ConfigError, PeerLostError, TrainingError, UserError
 from modelyard.system.machine import available_cores
 
 log = logging.getLogger("modelyard")
@@ -67,33 +65,32 @@ class ParameterServerEngine(TensorFlowEngine):
 
     Args:
         config: the resolved config.
-        crew: the processes of the run; this one is the chief. Its ``spec`` is TensorFlow's cluster spec, with the
+        group: the processes of the run; this one is the chief. Its ``spec`` is TensorFlow's cluster spec, with the
             addresses of chief, workers and parameter servers.
     """
 
-    def __init__(self, config: Config, crew: Crew) -> None:
-        Engine.__init__(self, config, crew)
+    def __init__(self, config: Config, group: ProcessGroup) -> None:
+        Engine.__init__(self, config, group)
         problems = parameter_server_problems(config)
         if problems:
             raise ConfigError(problems)
-        self.spec = crew.spec
+        self.spec = group.spec
         self.replicas = 1  # each step is computed by one worker
         self.devices = [WORKER]
         self.threads = config.threads or available_cores()
         self._lost: PeerLostError | None = None
         self._results: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        crew.on_loss(self.abort)
+        group.on_loss(self.abort)
         set_precision(config)
-        with self._explained(), self._talking():
+        with self._talking():
             addresses = tuple((role, tuple(at)) for role, at in self.spec.items())
             self.strategy, self.coordinator = _connect(addresses, self.threads)
 
     # -- variables --------------------------------------------------------------------------------------------------
 
-    def set_up_model(self, make_task: Callable[[], Task]) -> None:
-        """Makes the variables on the parameter servers, then the functions that workers run."""
-        with self._explained(), self._talking():
-            super().set_up_model(make_task)
+    def set_up(self) -> None:
+        """Prepares the functions that workers run."""
+        super().set_up()
         self._counters = [v for v in self.optimizer.variables if v.path.endswith("/iteration")]
         self._evaluate_function = tf.function(self._replica_evaluate, autograph=False)
 
@@ -103,18 +100,17 @@ class ParameterServerEngine(TensorFlowEngine):
         held = [0] * len(self.spec[PS])
 
         def place(make: Callable[..., Any], **options: Any) -> Any:
-            # The strategy takes turns: variable number n goes to server n modulo servers.
-            self.strategy.extended._variable_count = held.index(min(held))
+            place_next_variable(self.strategy, held.index(min(held)))
             variable = make(**options)
             held[tf.DeviceSpec.from_string(variable.device).task] += variable.dtype.size * variable.shape.num_elements()
             return variable
 
-        with self.strategy.scope(), tf.variable_creator_scope(place):
+        with self._talking(), super().variable_scope(), tf.variable_creator_scope(place):
             yield
 
     # -- training ---------------------------------------------------------------------------------------------------
 
-    def train_stretch(self, step: int, count: int) -> StepMetrics:
+    def train_chunk(self, step: int, count: int) -> StepMetrics:
         """Trains ``count`` steps from ``step`` on, each on whichever worker is free."""
         function = self.function_for(step, self._trace)
         with self._talking():
@@ -155,9 +151,9 @@ class ParameterServerEngine(TensorFlowEngine):
 
     def _train_step(self, batch: dict[str, Any], numbers: Any, step: Any) -> Any:
         """One step, as a worker runs it."""
-        self._learning_rate = self.schedule(step)
-        sums = self._replica_step([batch], tf.range(self.config.train_batch_size), numbers, step)
-        return tf.concat([sums, [tf.cast(self._learning_rate, sums.dtype)]], axis=0)
+        learning_rate = self.schedule(step)
+        sums = self._replica_step([batch], tf.range(self.config.train_batch_size), numbers, step, learning_rate)
+        return tf.concat([sums, [tf.cast(learning_rate, sums.dtype)]], axis=0)
 
     def apply_gradients(self, gradients: list[Any], step: Any) -> None:
         """Changes the variables. The optimizer is told which step this is: its own count would miss steps, since
@@ -180,12 +176,9 @@ class ParameterServerEngine(TensorFlowEngine):
         (sums,) = self._evaluated([(batch, weights)])
         return sums
 
-    def _evaluation(self, split: str) -> Generator[tuple[int, dict[str, NDArray[np.float64]]], None, None]:
-        """The sums of one batch after the other, with the number of examples done. Workers compute several at once."""
-        size, batch_size = self.dataset.size(split), self._evaluation_batch_size(split)
-        with self._explained():
-            for number, sums in enumerate(self._evaluated(self._evaluation_batches(split)), start=1):
-                yield min(number * batch_size, size), sums
+    def evaluation_sums(self, split: str) -> Generator[dict[str, Any], None, None]:
+        """Yields the sums of one batch after the other. Workers compute several at once."""
+        yield from self._evaluated(self.evaluation_batches(split))
 
     def _evaluated(
         self, batches: Iterable[tuple[Arrays, NDArray[np.float64]]]
@@ -205,15 +198,13 @@ class ParameterServerEngine(TensorFlowEngine):
             calls: the arguments; taken one by one, only a few ahead of the workers.
         """
         scheduled: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._results = queue.SimpleQueue()  # one for each stretch: after an error, late results are nobody's
+        self._results = queue.SimpleQueue()  # one for each chunk: after an error, late results are nobody's
         threading.Thread(target=_fetch, args=(scheduled, self._results), daemon=True).start()
         under_way, most = 0, AHEAD * len(self.spec[WORKER])
         try:
             for arguments in calls:
-                # A Python function, which `coordinator.schedule` does not take, brings its result along. Whoever gets
-                # a result of the other just when the worker dies has an error, although the step is run again.
                 call = partial(_computed, traced(*arguments), arguments)
-                scheduled.put(self.coordinator._cluster.schedule(call, (), {}))
+                scheduled.put(schedule_python(self.coordinator, call))
                 under_way += 1
                 if under_way == most:
                     yield self._next_result()
@@ -241,16 +232,24 @@ class ParameterServerEngine(TensorFlowEngine):
 
     @contextlib.contextmanager
     def _talking(self) -> Iterator[None]:
-        """Errors of other processes, in words."""
+        """Explains errors that come from other processes."""
         try:
             yield
-        except tf.errors.ResourceExhaustedError as error:
-            raise TrainingError(
+        except Exception as error:
+            reason = self.group.explain(self._translated(error))
+            if reason is error:
+                raise
+            raise reason from error
+
+    def _translated(self, error: Exception) -> Exception:
+        if isinstance(error, tf.errors.ResourceExhaustedError):
+            return TrainingError(
                 f"a worker ran out of memory at train_batch_size {self.config.train_batch_size}, eval_batch_size "
                 f"{self.config.eval_batch_size}. Try smaller ones, gradient_accumulation, or precision bfloat16."
-            ) from error
-        except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError) as error:
-            raise PeerLostError(self._who_was_lost(str(error))) from error
+            )
+        if isinstance(error, tf.errors.UnavailableError | tf.errors.AbortedError | tf.errors.CancelledError):
+            return PeerLostError(self._who_was_lost(str(error)))
+        return error
 
     def _who_was_lost(self, error: str) -> str:
         named = sorted(_LOST.findall(error))  # a parameter server before the workers that miss it
@@ -264,12 +263,12 @@ class ParameterServerEngine(TensorFlowEngine):
 
     def state(self) -> State:
         """A copy of everything that is learned."""
-        with self._explained(), self._talking():
+        with self._talking():
             return super().state()
 
     def assign(self, weights: dict[str, NDArray[Any]], optimizer: dict[str, NDArray[Any]]) -> None:
         """Sets the named variables."""
-        with self._explained(), self._talking():
+        with self._talking():
             super().assign(weights, optimizer)
 
     def describe(self) -> dict[str, Any]:
@@ -320,3 +319,51 @@ def _fetch(scheduled: queue.SimpleQueue[Any], results: queue.SimpleQueue[Any]) -
 
 def _tensors(batch: Arrays) -> dict[str, Any]:
     return {name: tf.constant(array) for name, array in batch.items()}
+
+
+# -- the servers of workers and parameter servers -----------------------------------------------------------------
+
+_running: list[tf.distribute.Server] = []
+"""Kept: Python would ask a server that nobody refers to any more to stop."""
+
+
+def waiting_threads(spec: dict[str, list[str]]) -> int:
+    """Threads for what waits on other processes.
+
+    A step that runs over several processes holds a thread of each of them until it is through. With too few, all wait
+    for each other and no step ends: with one, the first step hangs.
+    """
+    return 4 + 2 * len(spec[WORKER])
+
+
+def serve_tensorflow(cluster: Cluster, spec: dict[str, list[str]], threads: int = 0, gpu: int | None = 0) -> None:
+    """Starts this process's TensorFlow server, which serves until the process ends; returns at once.
+
+    Args:
+        cluster: the processes of the run; this one is a worker or a parameter server.
+        spec: TensorFlow's cluster spec: addresses by role, with the port that the chief's own server has.
+        threads: threads that compute; 0: as many as there are cores.
+        gpu: the GPU that a worker computes on, if it is there; None for the CPU.
+
+    Raises:
+        ClusterError: if its address can't be listened on.
+    """
+    me = cluster.me
+    threads = threads or available_cores()
+    options = tf.compat.v1.ConfigProto(
+        intra_op_parallelism_threads=threads, inter_op_parallelism_threads=max(threads, waiting_threads(spec))
+    )
+    if me.role == WORKER and gpu is not None and gpu < len(tf.config.list_physical_devices("GPU")):
+        options.gpu_options.visible_device_list = str(gpu)
+        options.gpu_options.allow_growth = True
+    else:
+        options.device_count["GPU"] = 0
+    try:
+        server = tf.distribute.Server(
+            tf.train.ClusterSpec(spec), job_name=me.role, task_index=me.index, protocol="grpc", config=options
+        )
+    except tf.errors.OpError as error:
+        raise ClusterError(
+            f"{me} can't listen on {spec[me.role][me.index]}: {error.message}. Is another process using that port?"
+        ) from error
+    _running.append(server)

@@ -52,11 +52,11 @@ class Phases:
 
     @property
     def periods(self) -> list[int]:
-        """Lengths of which a stretch should be a divisor, so that no stretch is cut."""
+        """Lengths of which a chunk should be a divisor, so that no chunk is cut."""
         return list(self._starts)
 
     def cut(self, step: int, count: int) -> Iterator[tuple[int, int]]:
-        """``count`` steps from ``step`` on, in stretches that lie within one phase each."""
+        """``count`` steps from ``step`` on, in chunks that lie within one phase each."""
         end = step + count
         for start in [*(s for s in self._starts if step < s < end), end]:
             yield step, start - step

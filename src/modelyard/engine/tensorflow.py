@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,25 +14,17 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from modelyard.cluster.crew import Crew
+from modelyard.cluster.description import ProcessGroup
+from modelyard.compat.keras import fuse_batch_norm_sync, leave_summing_to_the_engine
+from modelyard.compat.tensorflow import local_value
 from modelyard.config.schema import Config
 from modelyard.data.dataset import TRAIN, Arrays
 from modelyard.data.draws import fold
-from modelyard.engine.averages import next_average
 from modelyard.engine.base import Engine, State, StepMetrics
-from modelyard.engine.naming import seed_states
-from modelyard.engine.network import build_network
+from modelyard.engine.network import next_average, seed_states
 from modelyard.engine.objective import Objective
-from modelyard.engine.precision import set_precision
-from modelyard.engine.tensorflow_devices import one_machine, set_up_devices, several_machines
-from modelyard.engine.tensorflow_sync import (
-    all_reduce,
-    here,
-    leave_summing_to_the_engine,
-    synchronise_in_one_journey,
-)
+from modelyard.engine.tensorflow_strategy import all_reduce, one_machine, set_up_devices, several_machines
 from modelyard.errors import PeerLostError, TrainingError, UserError
-from modelyard.models.task import Task
 
 tf.get_logger().setLevel("ERROR")  # its advice on retracing is for those who write the loop themselves
 _UNREACHABLE = (
@@ -48,11 +40,11 @@ class TensorFlowEngine(Engine):
 
     name = "tensorflow"
 
-    def __init__(self, config: Config, crew: Crew | None = None) -> None:
-        super().__init__(config, crew or Crew())
-        if self.crew.size > 1:
-            self.strategy, self.devices = several_machines(config, self.crew)
-            self.process, self.processes = self.crew.rank, self.crew.size
+    def __init__(self, config: Config, group: ProcessGroup | None = None) -> None:
+        super().__init__(config, group)
+        if self.group.size > 1:
+            self.strategy, self.devices = several_machines(config, self.group)
+            self.process, self.processes = self.group.rank, self.group.size
         else:
             self.devices = set_up_devices(config)
             self.strategy = one_machine(tuple(self.devices))
@@ -65,13 +57,15 @@ class TensorFlowEngine(Engine):
         if config.deterministic:
             tf.config.experimental.enable_op_determinism()
 
-    def set_up_model(self, make_task: Callable[[], Task]) -> None:
-        """Makes the variables under the strategy, then the compiled functions."""
-        keras.utils.clear_session(free_memory=False)  # names must not depend on what was built before
-        set_precision(self.config)  # which that has forgotten
+    @contextmanager
+    def variable_scope(self) -> Iterator[None]:
+        """Creates variables under the strategy."""
         keras.utils.set_random_seed(fold(self.config.random_seed, 1))
-        with self.variable_scope():
-            self.adopt(build_network(self.config, make_task, self.phases, lambda: self._learning_rate))
+        with self.strategy.scope():
+            yield
+
+    def set_up(self) -> None:
+        """Prepares the functions to compile."""
         self._set_batch_norm()
         leave_summing_to_the_engine(self.optimizer)
         # Pairs of a weight and its average; none without ema_decay.
@@ -88,19 +82,15 @@ class TensorFlowEngine(Engine):
         self._evaluate_function = tf.function(self._evaluate_on_replicas, autograph=False)
         self._predict_function = tf.function(self._predict_on_replicas, autograph=False)
 
-    def variable_scope(self) -> Any:
-        """Where variables are made, so that they lie where they belong."""
-        return self.strategy.scope()
-
     def _set_batch_norm(self) -> None:
-        synchronise_in_one_journey()
+        fuse_batch_norm_sync()
         for layer in self.model._flatten_layers():
             if isinstance(layer, keras.layers.BatchNormalization):
                 layer.synchronized = self.config.sync_batch_norm and self.replicas > 1
 
     # -- training ---------------------------------------------------------------------------------------------------
 
-    def train_stretch(self, step: int, count: int) -> StepMetrics:
+    def train_chunk(self, step: int, count: int) -> StepMetrics:
         """Trains ``count`` steps from ``step`` on."""
         if not self._train_functions:
             resident = self.pipeline.resident(TRAIN)
@@ -111,18 +101,18 @@ class TensorFlowEngine(Engine):
             if self._resident is not None:
                 length = count
                 numbers = self.pipeline.rows(step, count).astype(np.int32)
-                pieces.append(self._run_stretch(function, self._resident, numbers, numbers, step))
+                pieces.append(self._run_chunk(function, self._resident, numbers, numbers, step))
             else:
                 with self.pipeline.training(step, count) as (arrays, length):
                     data, rows = self._dealt_out(arrays, length)
                     numbers = self.pipeline.rows(step, length).astype(np.int32)
-                    pieces.append(self._run_stretch(function, data, rows, numbers, step))
+                    pieces.append(self._run_chunk(function, data, rows, numbers, step))
             step, count = step + length, count - length
         table = np.concatenate(pieces)
         return {name: table[:, column] for column, name in enumerate(self._metric_names)}
 
     def compiles_at(self, step: int) -> bool:
-        """Each phase is traced in its first stretch."""
+        """Each phase is traced in its first chunk."""
         return self.phases.of(step) not in self._train_functions
 
     def function_for(self, step: int, make: Callable[[], Any]) -> Any:
@@ -153,7 +143,7 @@ class TensorFlowEngine(Engine):
                 dealt.append(mine)
         return dealt, rows
 
-    def _run_stretch(
+    def _run_chunk(
         self, function: Any, data: list[dict[str, Any]], rows: NDArray[np.int32], numbers: NDArray[np.int32], step: int
     ) -> NDArray[Any]:
         try:
@@ -164,7 +154,7 @@ class TensorFlowEngine(Engine):
         except _UNREACHABLE as error:
             if self.processes == 1:
                 raise
-            reason = self.crew.explain(error)
+            reason = self.group.explain(error)
             if reason is not error:
                 raise reason from error
             raise PeerLostError(f"another process of the run can't be reached: {error}") from error
@@ -202,10 +192,10 @@ class TensorFlowEngine(Engine):
 
         def body(i: Any, table: Any) -> tuple[Any, Any]:
             step = first + tf.cast(i, tf.int64)
-            self._learning_rate = self.schedule(step)
-            sums = self.strategy.run(run_step, args=(data, rows[i], numbers[i], step))
+            learning_rate = self.schedule(step)
+            sums = self.strategy.run(run_step, args=(data, rows[i], numbers[i], step, learning_rate))
             metrics = self.strategy.experimental_local_results(sums)[0]  # every replica has the sums of all
-            metrics = tf.concat([metrics, [tf.cast(self._learning_rate, metrics.dtype)]], axis=0)
+            metrics = tf.concat([metrics, [tf.cast(learning_rate, metrics.dtype)]], axis=0)
             return i + 1, table.write(i, metrics)
 
         table = tf.TensorArray(keras.config.floatx(), size=count)
@@ -214,14 +204,15 @@ class TensorFlowEngine(Engine):
         self._metric_names = [*self._replica_metric_names, "learning_rate"]
         return table.stack()
 
-    def _replica_step(self, data: list[dict[str, Any]], rows: Any, numbers: Any, step: Any) -> Any:
-        """One replica's share of one step. Gives the means of loss and metrics over the global batch.
+    def _replica_step(self, data: list[dict[str, Any]], rows: Any, numbers: Any, step: Any, learning_rate: Any) -> Any:
+        """Computes one replica's share of one step. Returns the means of loss and metrics over the global batch.
 
         Args:
             data: for each device, the arrays that hold its examples.
-            rows: where they are in those arrays.
-            numbers: which examples of the training split they are.
+            rows: the indices of the examples in those arrays.
+            numbers: the indices of the examples in the training split.
             step: the step.
+            learning_rate: the learning rate of the step.
         """
         context = tf.distribute.get_replica_context()
         replica = _replica_number(context)
@@ -238,7 +229,7 @@ class TensorFlowEngine(Engine):
             chosen = rows[start : start + share]
             batch = {name: tf.gather(array, chosen) for name, array in mine.items()}
             epochs = tf.cast(position // self.pipeline.run.examples, tf.int32)
-            batch = self.preprocess(batch, True, low, high, numbers[start : start + share], epochs)
+            batch = self.functions.preprocess(batch, True, low, high, numbers[start : start + share], epochs)
             noise = piece * self.replicas + replica
             new_gradients, new_sums = self._gradients(batch, step, noise)
             sums = sums + new_sums
@@ -248,7 +239,8 @@ class TensorFlowEngine(Engine):
             gradients, sums = self._summed(context, gradients, sums)
         if self.config.clip_norm is not None:
             gradients = self._clipped(gradients, self.config.clip_norm)
-        self.apply_gradients(gradients, step)
+        with self.network.learning_rate.set_to(learning_rate):
+            self.apply_gradients(gradients, step)
         return sums
 
     def apply_gradients(self, gradients: list[Any], step: Any) -> None:
@@ -256,8 +248,10 @@ class TensorFlowEngine(Engine):
         self.optimizer.apply(gradients, self._active)
         # Every replica has the same weights by now, and computes the same averages of them.
         for weight, average in self._averages:
-            value = next_average(here(average).read_value(), here(weight).read_value(), step, self.config.ema_decay)
-            here(average).assign(value)
+            value = next_average(
+                local_value(average).read_value(), local_value(weight).read_value(), step, self.config.ema_decay
+            )
+            local_value(average).assign(value)
 
     def _gradients(self, batch: dict[str, Any], step: Any, noise: int) -> tuple[list[Any], Any]:
         """Gradients of the loss summed over the examples, over the global batch size; and sums of loss and metrics."""
@@ -300,7 +294,7 @@ class TensorFlowEngine(Engine):
         for variable in self._statistics:
             value = scope.get_current_value(variable)
             if value is not None:
-                here(variable).assign(value)
+                local_value(variable).assign(value)
                 self._changing[id(variable)] = variable
 
     def _summed(self, context: Any, gradients: list[Any], sums: Any) -> tuple[list[Any], Any]:
@@ -310,7 +304,7 @@ class TensorFlowEngine(Engine):
         replica has a state of its own. They are linear in what they have seen, so once a step is as good.
         """
         present = [tf.convert_to_tensor(g) for g in gradients if g is not None]
-        averages = [] if self.config.sync_batch_norm else [here(v) for v in self._changing.values()]
+        averages = [] if self.config.sync_batch_norm else [local_value(v) for v in self._changing.values()]
         # Those that were just assigned are read after that: TensorFlow keeps the order within a function.
         tensors = [*present, sums, *(average.read_value() for average in averages)]
         reduced = all_reduce(context, tensors)
@@ -340,9 +334,8 @@ class TensorFlowEngine(Engine):
         mine = slice(replica * share, (replica + 1) * share)
         weights = weights[mine]
         with self._averaged():
-            batch = self.preprocess({name: array[mine] for name, array in batch.items()}, False)
-            outputs = self.evaluation_outputs(partial(self._outputs, training=False), batch)
-            statistics = {"loss": self.task.loss(outputs, batch), **self.task.metrics(outputs, batch)}
+            shares = {name: array[mine] for name, array in batch.items()}
+            statistics = self.functions.statistics(partial(self._outputs, training=False), shares)
         return {
             name: tf.tensordot(weights, tf.cast(value, tf.float64), axes=[[0], [0]])
             for name, value in statistics.items()
@@ -365,13 +358,13 @@ class TensorFlowEngine(Engine):
         share = next(iter(batch.values())).shape[0] // len(self.devices)
         mine = slice(replica * share, (replica + 1) * share)
         with self._averaged():
-            return self.predictions(
+            return self.functions.predictions(
                 partial(self._outputs, training=False), {name: array[mine] for name, array in batch.items()}
             )
 
     def predict_tensors(self, batch: dict[str, Any]) -> dict[str, Any]:
         """What the task predicts for a batch of raw examples, as tensors outside of replicas: for exports."""
-        return self.predictions(partial(self._outputs, training=False), batch)
+        return self.functions.predictions(partial(self._outputs, training=False), batch)
 
     def settle_averages(self) -> None:
         """The averages of the weights, if there are any, become the weights: for what only predicts from now on."""
@@ -383,7 +376,9 @@ class TensorFlowEngine(Engine):
         """While this is open, the network computes with the averages of its weights, if there are any."""
         if not self._averages:
             return nullcontext()
-        scope: AbstractContextManager[Any] = keras.StatelessScope([(v, here(average)) for v, average in self._averages])
+        scope: AbstractContextManager[Any] = keras.StatelessScope(
+            [(v, local_value(average)) for v, average in self._averages]
+        )
         return scope
 
     # -- state ------------------------------------------------------------------------------------------------------

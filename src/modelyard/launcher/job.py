@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from modelyard.cluster.roles import CHIEF, EVALUATOR, PS, WORKER
+from modelyard.cluster.description import CHIEF, EVALUATOR, PS, WORKER
 from modelyard.config.resolve import COMMAND_LINE
 from modelyard.errors import ConfigError, Problem, unknown
 

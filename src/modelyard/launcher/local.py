@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from modelyard import storage
-from modelyard.cluster.roles import CHIEF, EVALUATOR, PARAMETER_SERVERS, PS, WORKER, Cluster, Member
+from modelyard.cluster.description import CHIEF, EVALUATOR, PARAMETER_SERVERS, PS, WORKER, Cluster, Member
 from modelyard.cluster.tf_config import TF_CONFIG
 from modelyard.errors import Interrupted, UserError
 from modelyard.launcher.command import checked, with_model_dir
@@ -178,9 +178,9 @@ def specs_of(
                 words,
                 environ,
                 tuple(cores_of.get(member, ())),
-                leads=member == cluster.lead,
-                shows_result=member.role == EVALUATOR if cluster.has_evaluator else member == cluster.lead,
-                is_awaited=member == cluster.lead or member.role == EVALUATOR,
+                leads=member == cluster.coordinator,
+                shows_result=member.role == EVALUATOR if cluster.has_evaluator else member == cluster.coordinator,
+                is_awaited=member == cluster.coordinator or member.role == EVALUATOR,
                 restarts_alone=member.role == EVALUATOR
                 or (member.role == WORKER and cluster.mode == PARAMETER_SERVERS),
             )

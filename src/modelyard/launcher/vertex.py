@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from modelyard.cluster.roles import CHIEF, EVALUATOR, PS, WORKER
+from modelyard.cluster.description import CHIEF, EVALUATOR, PS, WORKER
 from modelyard.config.resolve import COMMAND_LINE
 from modelyard.errors import ConfigError, Problem
 from modelyard.launcher.container import ContainerResources, arguments, command

@@ -29,7 +29,7 @@ class StopAtOptions(Options):
 class ProfilerOptions(Options):
     """What to profile."""
 
-    start: int = Field(10, ge=1, description="first step to profile, counted from where this process goes on")
+    start: int = Field(10, ge=1, description="first step to profile, counted from the step this process continues from")
     steps: int = Field(10, ge=1, description="how many steps")
 
 
@@ -41,30 +41,38 @@ class TensorBoardOptions(Options):
 
 
 _HERE = "modelyard.loop"
-HOOKS.declare("progress", f"{_HERE}.show:Progress", summary="a progress bar on the terminal")
-HOOKS.declare("log", f"{_HERE}.show:Log", summary="training and evaluation metrics in the log")
-HOOKS.declare("metrics", f"{_HERE}.record:Metrics", summary="training and evaluation metrics in metrics.jsonl")
+HOOKS.declare("progress", f"{_HERE}.recording:Progress", summary="a progress bar on the terminal")
+HOOKS.declare("log", f"{_HERE}.recording:Log", summary="training and evaluation metrics in the log")
+HOOKS.declare("metrics", f"{_HERE}.recording:Metrics", summary="training and evaluation metrics in metrics.jsonl")
 HOOKS.declare(
-    "throughput", f"{_HERE}.record:Throughput", summary="examples per second, current and average, in the metrics"
+    "throughput", f"{_HERE}.recording:Throughput", summary="examples per second, current and average, in the metrics"
 )
 HOOKS.declare(
     "tensorboard",
-    f"{_HERE}.record:TensorBoard",
+    f"{_HERE}.recording:TensorBoard",
     options=TensorBoardOptions,
     summary="scalars, images and the graph for TensorBoard",
 )
 HOOKS.declare(
-    "profiler", f"{_HERE}.record:Profiler", options=ProfilerOptions, summary="a profile of some steps, for TensorBoard"
+    "profiler",
+    f"{_HERE}.recording:Profiler",
+    options=ProfilerOptions,
+    summary="a profile of some steps, for TensorBoard",
 )
-HOOKS.declare("checkpoint", f"{_HERE}.keep:SaveCheckpoints", summary="checkpoints to go on from, as save_every says")
-HOOKS.declare("best", f"{_HERE}.keep:KeepBest", summary="the best models by best_metric")
+HOOKS.declare(
+    "checkpoint", f"{_HERE}.saving:SaveCheckpoints", summary="checkpoints to resume from, as often as save_every says"
+)
+HOOKS.declare("best", f"{_HERE}.saving:KeepBest", summary="the best models by best_metric")
 HOOKS.declare(
     "early_stop",
-    f"{_HERE}.stop:EarlyStop",
+    f"{_HERE}.stopping:EarlyStop",
     options=EarlyStopOptions,
     summary="stop when a validation metric no longer improves",
 )
 HOOKS.declare(
-    "stop_at", f"{_HERE}.stop:StopAt", options=StopAtOptions, summary="stop when a validation metric reaches a value"
+    "stop_at",
+    f"{_HERE}.stopping:StopAt",
+    options=StopAtOptions,
+    summary="stop when a validation metric reaches a value",
 )
-HOOKS.declare("nan_guard", f"{_HERE}.stop:NanGuard", summary="stop with an error when the loss is not a number")
+HOOKS.declare("nan_guard", f"{_HERE}.stopping:NanGuard", summary="stop with an error when the loss is NaN")

@@ -1,10 +1,20 @@
-"""The hook contract: what may happen beside training, and when.
+"""The hook contract. A run calls its hooks like this:
+
+    for hook in hooks: hook.on_begin(loop)
+    while steps are left:
+        train a chunk of steps, up to the next boundary      # a boundary: log, evaluation, hook.next_step, phase, end
+        on_steps(loop, metrics)                              # after every chunk
+        on_log(loop, row)                                    # when log_every is due
+        on_evaluation(loop, split, row)                      # after an evaluation
+        on_boundary(loop)                                    # when all of that has happened at this step
+    on_interrupt(loop)                                       # only on SIGTERM or Ctrl-C
+    on_end(loop)                                             # always, also after an error
 
 A hook of your own:
 
     @modelyard.register_hook("cheer")
     class Cheer(modelyard.Hook):
-        def evaluated(self, loop, split, row):
+        def on_evaluation(self, loop, split, row):
             if row["accuracy"] > 0.9:
                 print("over 90 % at step", loop.step)
 
@@ -13,23 +23,35 @@ and on the command line ``--plugins my_hooks.py --hooks +cheer``.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from modelyard.config.calls import Call
 from modelyard.config.schema import edit_hooks
-from modelyard.engine.base import StepMetrics
 from modelyard.errors import UserError
 from modelyard.registry import HOOKS
 from modelyard.registry import Options as BaseOptions
 
 if TYPE_CHECKING:
+    from modelyard.engine.base import StepMetrics
     from modelyard.loop.trainer import Trainer
+
+_OLD_NAMES = {
+    "begin": "on_begin",
+    "trained": "on_steps",
+    "reported": "on_log",
+    "evaluated": "on_evaluation",
+    "settled": "on_boundary",
+    "interrupted": "on_interrupt",
+    "end": "on_end",
+    "memory": "state_dict",
+    "remember": "load_state_dict",
+}
 
 
 class Hook:
-    """Override what you need. The loop calls, in this order: `trained` after every stretch of steps, `reported` when
-    training metrics are due, `evaluated` after an evaluation, and `settled` when all of that has happened at this step.
+    """Acts at certain moments of a run. Override what you need.
 
     Args:
         options: the typed options of the hook.
@@ -40,45 +62,69 @@ class Hook:
     """The name it is registered under."""
     order = 0
     """Hooks are called from the lowest to the highest."""
+    needs_training = True
+    """Whether it must run where steps are trained. A separate evaluator process leaves such hooks out."""
+    needs_evaluation = False
+    """Whether it must see evaluations. With a separate evaluator, training leaves such hooks out."""
 
     def __init__(self, options: BaseOptions) -> None:
         self.options = options
 
-    def begin(self, loop: Trainer) -> None:
-        """Before the first step of this process; ``loop.step`` is where it goes on."""
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        _support_old_names(cls)
+
+    def on_begin(self, loop: Trainer) -> None:
+        """Called before the first step of this process; ``loop.step`` is the step it continues from."""
 
     def next_step(self, loop: Trainer) -> int | None:
-        """The next step after which this hook must be called, if it matters to it."""
+        """Returns the next step after which this hook must be called, or None."""
         return None
 
-    def trained(self, loop: Trainer, metrics: StepMetrics) -> None:
-        """After a stretch of steps, with the metrics of each."""
+    def on_steps(self, loop: Trainer, metrics: StepMetrics) -> None:
+        """Called after a chunk of steps, with the metrics of each step."""
 
-    def reported(self, loop: Trainer, row: dict[str, Any]) -> None:
-        """When training metrics are due. A hook may add to the row for those after it."""
+    def on_log(self, loop: Trainer, row: dict[str, Any]) -> None:
+        """Called when training metrics are due. A hook may add to the row for the hooks after it."""
 
-    def evaluated(self, loop: Trainer, split: str, row: dict[str, Any]) -> None:
-        """After an evaluation."""
+    def on_evaluation(self, loop: Trainer, split: str, row: dict[str, Any]) -> None:
+        """Called after an evaluation."""
 
-    def settled(self, loop: Trainer) -> None:
-        """When everything of this step has happened."""
+    def on_boundary(self, loop: Trainer) -> None:
+        """Called when everything at this step has happened."""
 
-    def interrupted(self, loop: Trainer) -> None:
-        """Before the loop leaves because of SIGTERM or Ctrl-C."""
+    def on_interrupt(self, loop: Trainer) -> None:
+        """Called before the run ends because of SIGTERM or Ctrl-C."""
 
-    def end(self, loop: Trainer) -> None:
-        """After the last step, also when training failed or was interrupted."""
+    def on_end(self, loop: Trainer) -> None:
+        """Called after the last step, also when training failed or was interrupted."""
 
-    def memory(self) -> dict[str, Any]:
-        """What must survive a restart, as plain JSON values; saved with every checkpoint."""
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what must survive a restart, as plain JSON values; saved with every checkpoint."""
         return {}
 
-    def remember(self, memory: dict[str, Any]) -> None:
-        """Takes back what `memory` gave."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes back what `state_dict` returned."""
+
+
+def _support_old_names(cls: type[Hook]) -> None:
+    """Lets hooks written for the old method names work, and classes that call the old names of their parents."""
+    for old, new in _OLD_NAMES.items():
+        if old in cls.__dict__ and new not in cls.__dict__:
+            text = (
+                f"{cls.__name__}.{old} is now called {new}. Rename it; the old name will stop working in version 1.0."
+            )
+            warnings.warn(text, FutureWarning, stacklevel=3)
+            setattr(cls, new, cls.__dict__[old])
+        elif new in cls.__dict__:
+            setattr(cls, old, cls.__dict__[new])
+
+
+_support_old_names(Hook)
 
 
 def build_hooks(calls: Sequence[Call]) -> list[Hook]:
-    """The hooks of a config, the usual ones included, in the order they are called."""
+    """Makes the hooks of a config, the default ones included, in the order they are called."""
     hooks: list[Hook] = []
     for call in edit_hooks(tuple(calls)):
         hook = HOOKS.get(call.name).load()(call.options(HOOKS))

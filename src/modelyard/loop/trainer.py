@@ -1,7 +1,7 @@
 """The outer loop: plain Python that knows only steps.
 
-Run to the next boundary (report, evaluate, save, profile, stop), then call the hooks. It knows nothing of devices; the
-inner loop, many compiled steps a call, belongs to the engine.
+It trains to the next boundary (log, evaluate, save, profile, stop), then calls the hooks; `loop/hooks.py` shows the
+order. It knows nothing of devices: the inner loop, many compiled steps per call, belongs to the engine.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,9 +21,10 @@ from modelyard.config.durations import Duration, InSteps, RunLength
 from modelyard.config.schema import Config
 from modelyard.data.dataset import TEST, TRAIN, VALIDATION
 from modelyard.engine.base import Engine, State, StepMetrics
+from modelyard.engine.evaluation import metric_names
 from modelyard.errors import CheckpointError, Interrupted, UserError, unknown
 from modelyard.loop.hooks import Hook
-from modelyard.loop.stages import stop_rules, stopped_by
+from modelyard.loop.run import stop_rules, stopped_by
 from modelyard.run.checkpoint import BackgroundWriter, Checkpoint, best_first, read_checkpoint
 from modelyard.run.directory import RunDirectory
 from modelyard.run.metrics import read_metrics
@@ -34,59 +35,57 @@ log = logging.getLogger("modelyard")
 
 
 class EvaluationAbandonedError(Exception):
-    """A signal came while evaluating: saving is more urgent."""
+    """A signal came during an evaluation: saving is more urgent."""
 
 
 class Pace:
-    """How long steps take, and how many to ask for at once.
+    """Measures how long steps take, and decides how many to train at once.
 
-    Long stretches cost less; short ones keep the terminal and Ctrl-C alive. The length never changes what is learned.
+    Long chunks cost less; short ones keep the terminal and Ctrl-C responsive. The length never changes the result.
     """
 
-    stretch_seconds = 0.5
+    chunk_seconds = 0.5
 
     def __init__(self) -> None:
         self.steps = 0
         self.seconds = 0.0
-        self._grain = self._length = 1
+        self._steps_per_call = self._length = 1
 
     def prepared(self, engine: Engine) -> None:
-        """The engine is ready for stretches that are multiples of its grain."""
-        self._grain = self._length = engine.grain
+        """Begins with chunks of the engine's `steps_per_call`."""
+        self._steps_per_call = self._length = engine.steps_per_call
 
     def length(self, compiles: bool) -> int:
-        """Steps for the next stretch; as few as can be where it compiles first."""
-        return self._grain if compiles else self._length
+        """Returns the steps of the next chunk; as few as possible if it compiles first."""
+        return self._steps_per_call if compiles else self._length
 
     def add(self, steps: int, seconds: float, compiles: bool) -> None:
-        """Learns from a stretch; one that compiles first does not count."""
+        """Adds the time of a chunk; one that compiles first does not count."""
         if compiles:
-            self._length = self._grain  # steps of this phase may take longer than those before
+            self._length = self._steps_per_call  # steps of this phase may take longer than those before
             log.info("compiled and ran the first step in %.1f s", seconds)
             return
         self.steps += steps
         self.seconds += seconds
-        wanted = min(int(steps * self.stretch_seconds / max(seconds, 1e-6)), 4 * self._length)
-        self._length = max(wanted - wanted % self._grain, self._grain)
+        wanted = min(int(steps * self.chunk_seconds / max(seconds, 1e-6)), 4 * self._length)
+        self._length = max(wanted - wanted % self._steps_per_call, self._steps_per_call)
 
 
 class Trainer:
-    """Runs the training of one run, and its evaluations.
+    """Trains a run and evaluates it.
 
     Args:
         config: the resolved config.
         engine: built, with its state at ``step``.
         directory: the locked run folder.
-        run: the lengths of the run.
-        run_id: tells this run from others.
+        run: the length of the run.
+        run_id: the id of the run.
         hooks: in the order they are called.
-        evaluate: whether to evaluate, on validation on the way and on test at the end; without a validation split,
-            only at the end.
-        checkpoint: the point to go on from; None for a new run.
+        evaluates: whether to evaluate, on validation during training and on test at the end; without a validation
+            split, only at the end.
+        checkpoint: the checkpoint to resume from; None for a new run.
+        other_signal: returns a signal that reached another process of the run.
     """
-
-    trains = True
-    """Whether there are training batches to show; an evaluator has none."""
 
     def __init__(
         self,
@@ -96,8 +95,9 @@ class Trainer:
         run: RunLength,
         run_id: str,
         hooks: Sequence[Hook],
-        evaluate: bool,
+        evaluates: bool,
         checkpoint: Checkpoint | None,
+        other_signal: Callable[[], int | None] = lambda: None,
     ) -> None:
         self.config, self.engine, self.directory, self.run, self.run_id = config, engine, directory, run, run_id
         self.hooks = list(hooks)
@@ -106,13 +106,18 @@ class Trainer:
         self.writer = BackgroundWriter()
         self.last_test: dict[str, Any] = {}
         self.last_report: dict[str, float] = {}
-        self._evaluates = evaluate and VALIDATION in engine.dataset.sizes()
-        self._tests = evaluate and config.test_at_end
+        self._evaluates = evaluates and VALIDATION in engine.dataset.sizes()
+        self._tests = evaluates and config.test_at_end
         self._report_cadence = InSteps(config.log_every.period(run))
         every = config.eval_every or Duration.parse(f"{config.epochs_between_evals} epochs")
         self._evaluation_cadence = InSteps(every.period(run))
         self._evaluated_at = -math.inf
+        self.trains = True
+        """Whether this process trains; an evaluator does not."""
         self._own_signal: int | None = None
+        self._other_signal = other_signal
+        self._loaded: Checkpoint | None = None
+        """The checkpoint that is evaluated, where another process trains."""
         self._snapshot: Checkpoint | None = None
         memory = checkpoint.memory if checkpoint is not None else {}
         self.step = checkpoint.step if checkpoint is not None else 0
@@ -124,7 +129,7 @@ class Trainer:
         self.last_evaluation: dict[str, Any] = dict(memory.get("last_evaluation", {}))
         for hook in self.hooks:
             if hook.name in memory.get("hooks", {}):
-                hook.remember(memory["hooks"][hook.name])
+                hook.load_state_dict(memory["hooks"][hook.name])
         self.stop_reason = stopped_by(memory, config, self.total_steps)
 
     def train(self) -> None:
@@ -133,6 +138,44 @@ class Trainer:
         Raises:
             Interrupted: on SIGTERM or Ctrl-C, after the hooks have saved.
         """
+        with self._session():
+            if self._evaluates and self.owes_evaluation and not self.is_over:
+                self._evaluate()
+                self._boundary()
+            while not self.is_over and self._signal is None:
+                self._train_chunk()
+            if self.is_over:
+                self._after_the_last_step()
+
+    def evaluate_checkpoints(self, checkpoints: Iterable[Checkpoint | None]) -> None:
+        """Evaluates checkpoints of another process as they come, then tests the best if the config says so.
+
+        Args:
+            checkpoints: yields checkpoints, or None where it only waited.
+
+        Raises:
+            Interrupted: on SIGTERM or Ctrl-C.
+        """
+        self.trains = False
+        with self._session():
+            for checkpoint in checkpoints:
+                if self._signal is not None:
+                    break
+                if checkpoint is not None:
+                    self._evaluate_checkpoint(checkpoint)
+            self.writer.flush()
+            if self._tests and self._signal is None:
+                self._test_the_best()
+
+    def _evaluate_checkpoint(self, checkpoint: Checkpoint) -> None:
+        self.step, self._loaded = checkpoint.step, checkpoint
+        self.engine.load(State(checkpoint.weights, checkpoint.optimizer), weights_only=True)
+        with contextlib.suppress(EvaluationAbandonedError):
+            self.evaluate(VALIDATION)
+
+    @contextlib.contextmanager
+    def _session(self) -> Iterator[None]:
+        """Begins and ends the hooks around the block; after a signal, has them save and raises `Interrupted`."""
         begun: list[Hook] = []
         self._started = time.monotonic()
         with self._signals():
@@ -141,28 +184,22 @@ class Trainer:
                     self._prepare()
                 for hook in self.hooks:
                     begun.append(hook)
-                    self._call(hook, hook.begin)
-                self._started = time.monotonic()  # now it is training that takes time
-                if self._evaluates and self.owes_evaluation and not self.is_over:
-                    self._evaluate()
-                    self._settle()
-                while not self.is_over and self._signal is None:
-                    self._stretch()
-                if self.is_over:
-                    self._after_the_last_step()
+                    self._call(hook, hook.on_begin)
+                self._started = time.monotonic()  # from here on it is training that takes time
+                yield
                 if self._signal is not None:
                     for hook in self.hooks:
-                        self._call(hook, hook.interrupted)
+                        self._call(hook, hook.on_interrupt)
                     self.writer.flush()
                     raise Interrupted(self._signal, self.step, self.directory.address)
             except BaseException:
-                with contextlib.suppress(Exception):  # the error under way says more than what follows from it
+                with contextlib.suppress(Exception):  # the error being raised says more than what follows from it
                     self._finish(begun)
                 raise
             self._finish(begun)
 
     def _prepare(self) -> None:
-        """Has the engine compile, before the clock runs."""
+        """Compiles, before the clock runs."""
         periods = [self.total_steps, self._report_cadence.period]
         splits = []
         if self._evaluates:
@@ -175,8 +212,8 @@ class Trainer:
 
     @property
     def _signal(self) -> int | None:
-        """The signal that asks to save and leave; it may have reached another process of the run."""
-        return self._own_signal if self._own_signal is not None else self.engine.crew.signal
+        """The signal that asks to save and exit; it may have reached another process of the run."""
+        return self._own_signal if self._own_signal is not None else self._other_signal()
 
     @property
     def is_over(self) -> bool:
@@ -190,19 +227,19 @@ class Trainer:
 
     @property
     def epoch(self) -> float:
-        """How many epochs are done."""
+        """The number of epochs trained."""
         return float(self.step / self.run.steps_per_epoch)
 
     def check_metric(self, metric: str, wanted_by: str) -> None:
-        """Refuses a metric that no evaluation measures, before training and not after the first epoch. For hooks."""
+        """Raises if no evaluation measures ``metric``, before training and not after the first epoch. For hooks."""
         if not self._evaluates or metric in ("auto", "loss"):
             return
-        known = self.engine.metric_names(VALIDATION)
+        known = metric_names(self.engine, VALIDATION)
         if metric not in known:
             raise UserError(f"{wanted_by}: {unknown('metric', metric, known)}")
 
     def check_evaluates(self, wanted_by: str) -> None:
-        """Refuses what hangs on evaluations where there is no validation split to evaluate on. For hooks."""
+        """Raises if there is no validation split to evaluate on. For hooks."""
         sizes = self.engine.dataset.sizes()
         if VALIDATION not in sizes:
             raise UserError(
@@ -211,17 +248,19 @@ class Trainer:
             )
 
     def stop(self, reason: str) -> None:
-        """Ends training after this step. For hooks."""
+        """Stops training after this step. For hooks."""
         if self.stop_reason is None:
             log.info("step %d  stopping: %s", self.step, reason)
             self.stop_reason = reason
 
     def snapshot(self) -> Checkpoint:
-        """The state of the run at this step, to be saved. For hooks."""
+        """Returns the state of the run at this step, to be saved. For hooks."""
+        if self._loaded is not None:
+            return self._loaded
         if self._snapshot is None or self._snapshot.step != self.step:
-            state = self.engine.state()
-            self._snapshot = Checkpoint(self.step, state.weights, state.optimizer)
-        learned = self._snapshot
+            learned = self.engine.state()
+            self._snapshot = Checkpoint(self.step, learned.weights, learned.optimizer)
+        saved = self._snapshot
         memory = {
             "run": self.run_id,
             "window": dict(self._window),
@@ -235,16 +274,17 @@ class Trainer:
             "threads": self.engine.threads,
             "replicas": self.engine.replicas,
             "total_steps": self.total_steps,
-            "hooks": {hook.name: kept for hook in self.hooks if (kept := hook.memory())},
+            "hooks": {hook.name: kept for hook in self.hooks if (kept := hook.state_dict())},
         }
-        return Checkpoint(learned.step, learned.weights, learned.optimizer, memory)
+        return Checkpoint(saved.step, saved.weights, saved.optimizer, memory)
 
-    def _stretch(self) -> None:
+    def _train_chunk(self) -> None:
         """Trains to the next boundary, or as far as keeps the loop responsive, and calls the hooks."""
         boundaries = [self.total_steps, self._report_cadence.next_after(self.step), *self.engine.phases.periods]
         if self._evaluates:
             boundaries.append(self._evaluation_cadence.next_after(self.step))
         boundaries += [at for hook in self.hooks if (at := hook.next_step(self)) is not None]
+        self.engine.phases.announce(self.step, self.engine.network.freezing)
         compiles = self.engine.compiles_at(self.step)
         count = min(min(at for at in boundaries if at > self.step) - self.step, self.pace.length(compiles))
         began = time.perf_counter()
@@ -253,12 +293,12 @@ class Trainer:
         self.step += count
         self._add_to_window(metrics)
         for hook in self.hooks:
-            self._call(hook, hook.trained, metrics)
+            self._call(hook, hook.on_steps, metrics)
         if self._report_cadence.fires_at(self.step) or self.is_over:
-            self._report(metrics)
+            self._log(metrics)
         if self._evaluates and self._evaluation_due():
             self._evaluate()
-        self._settle()
+        self._boundary()
 
     def _call(self, hook: Hook, method: Callable[..., None], *arguments: Any) -> None:
         try:
@@ -267,12 +307,12 @@ class Trainer:
             error.add_note(f"This happened in the hook {hook.name!r}, at step {self.step}.")
             raise
 
-    def _settle(self) -> None:
+    def _boundary(self) -> None:
         for hook in self.hooks:
-            self._call(hook, hook.settled)
+            self._call(hook, hook.on_boundary)
 
     def _add_to_window(self, metrics: StepMetrics) -> None:
-        # Step by step, so that the sum does not depend on how the steps were cut into stretches.
+        # Step by step, so that the sum does not depend on how the steps were cut into chunks.
         for name, values in metrics.items():
             total = self._window.get(name, 0.0)
             for value in values.tolist():
@@ -280,15 +320,15 @@ class Trainer:
             self._window[name] = total
         self._window_steps += len(next(iter(metrics.values())))
 
-    def _report(self, metrics: StepMetrics) -> None:
-        """Means since the last report; the learning rate is the last one."""
+    def _log(self, metrics: StepMetrics) -> None:
+        """Reports means since the last report; the learning rate is the last one."""
         means = {name: total / self._window_steps for name, total in self._window.items()}
         means["learning_rate"] = float(metrics["learning_rate"][-1])
         self._window, self._window_steps = {}, 0
         self.last_report = means
         row = self._row(TRAIN, means)
         for hook in self.hooks:
-            self._call(hook, hook.reported, row)
+            self._call(hook, hook.on_log, row)
 
     def _evaluation_due(self) -> bool:
         if self.is_over:
@@ -309,7 +349,7 @@ class Trainer:
     def _after_the_last_step(self) -> None:
         if self._evaluates and self.evaluated_step != self.step:  # a run that was trained without evaluation
             self._evaluate()
-            self._settle()
+            self._boundary()
         if self._tests and self._signal is None:
             self._test_the_best()
 
@@ -327,7 +367,7 @@ class Trainer:
             self.last_test = self.evaluate(TEST, step)
 
     def _load_best(self) -> int:
-        """Brings the best model that can be read into the engine, or leaves the last one there; returns its step."""
+        """Loads the best model that can be read, or leaves the last one there; returns its step."""
         if self._evaluates:
             self.writer.flush()
         for path in best_first(self.directory.best):
@@ -341,11 +381,11 @@ class Trainer:
         return self.step
 
     def evaluate(self, split: str, step: int | None = None) -> dict[str, float]:
-        """Evaluates the model as it is now on ``split`` and tells the hooks.
+        """Evaluates the model as it is now on ``split`` and calls the hooks.
 
         Args:
-            split: which one.
-            step: the step the model is from, if it is not this one.
+            split: the split.
+            step: the step of the model, if it is not this one.
         """
         with bar(f"evaluating on {split}", self.engine.dataset.size(split)) as show:
 
@@ -361,7 +401,7 @@ class Trainer:
         if split == VALIDATION:
             self.last_evaluation = dict(metrics)
         for hook in self.hooks:
-            self._call(hook, hook.evaluated, split, row)
+            self._call(hook, hook.on_evaluation, split, row)
         return metrics
 
     def _row(self, split: str, metrics: dict[str, float]) -> dict[str, Any]:
@@ -374,9 +414,9 @@ class Trainer:
         }
 
     def _finish(self, begun: list[Hook]) -> None:
-        """Ends every hook that began, and the writing; the first error is the one that is raised."""
+        """Ends every hook that began, and the writing; raises the first error."""
         errors: list[Exception] = []
-        closings: list[Callable[[], None]] = [partial(hook.end, self) for hook in begun]
+        closings: list[Callable[[], None]] = [partial(hook.on_end, self) for hook in begun]
         for close in (*closings, self.writer.close):
             try:
                 close()
@@ -387,13 +427,13 @@ class Trainer:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """The first SIGTERM or Ctrl-C lets the stretch end and saves; the second Ctrl-C breaks off."""
+        """Lets the chunk end and saves at the first SIGTERM or Ctrl-C; raises at the second Ctrl-C."""
 
         def note(number: int, frame: Any) -> None:
             if self._own_signal is not None and number == signal.SIGINT:
                 raise KeyboardInterrupt
             self._own_signal = number
-            log.info("%s: saving, then leaving …", signal.Signals(number).name)
+            log.info("%s: saving, then exiting …", signal.Signals(number).name)
 
         with signals_go_to(note):
             yield

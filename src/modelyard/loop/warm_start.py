@@ -40,7 +40,7 @@ def warm_start(engine: Engine, weights: NamedWeights) -> Matched:
         CheckpointError: if nothing fits, ``strict`` is not met, or what fits are no finite numbers.
     """
     from modelyard.engine.base import State
-    from modelyard.engine.naming import name_weights
+    from modelyard.engine.network import name_weights
     from modelyard.models.places import places
 
     config = engine.config

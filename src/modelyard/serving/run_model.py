@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from modelyard.cluster.crew import Crew
 from modelyard.config.backend import import_engine, keras_backend
 from modelyard.config.durations import RunLength
 from modelyard.config.schema import Config
 from modelyard.data.dataset import LABEL, TEST, Dataset, Feature
 from modelyard.data.items import ArrayItems, Items
 from modelyard.data.preprocess import with_example_preprocessing
-from modelyard.loop.experiment import find_checkpoint
-from modelyard.loop.stages import create_engine, load_state, open_dataset
+from modelyard.loop.run import create_engine, find_checkpoint, load_state, open_dataset
 from modelyard.run.checkpoint import Checkpoint, read_checkpoint
 from modelyard.run.directory import RunDirectory
 from modelyard.run.manifest import read_manifest
@@ -91,7 +89,8 @@ class OpenRun:
             labelled: whether their labels are of the run's classes.
             skips: what can't be read is left out, not an error.
         """
-        engine = create_engine(self.config, Crew())
+        engine = create_engine(self.config)
+        from modelyard.engine.network import build_network
         from modelyard.models.task import task_for
         from modelyard.serving.examples import Examples
 
@@ -101,11 +100,10 @@ class OpenRun:
         raw = Examples(examples, kept, labelled=labelled, skips=skips)
         dataset = with_example_preprocessing(raw, self.config.preprocess)
         size = dataset.size(TEST)
-        engine.build(
-            lambda: task_for(self.config, kept.data, kept.label),
-            dataset,
-            RunLength(size, self.config.train_batch_size, 1),
-        )
+        length = RunLength(size, self.config.train_batch_size, 1)
+        with engine.model_scope():
+            network = build_network(self.config, task_for(self.config, kept.data, kept.label), length)
+        engine.build(network, dataset, length)
         load_state(engine, self.checkpoint, weights_only=True)
         return engine, dataset
 

@@ -16,7 +16,7 @@ from modelyard.data.dataset import IMAGE, TEST, TRAIN, VALIDATION, Dataset
 from modelyard.data.items import ArrayItems
 from modelyard.data.stored import StoredDataset
 from modelyard.errors import UserError
-from modelyard.loop.stages import open_dataset
+from modelyard.loop.run import open_dataset
 from modelyard.serving.examples import Examples
 from modelyard.serving.exporting.exportable import CLASS, Exportable
 

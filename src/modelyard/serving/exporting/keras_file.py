@@ -10,7 +10,7 @@ import keras
 from numpy.typing import NDArray
 
 from modelyard.data.dataset import IMAGE
-from modelyard.engine.views import averaged
+from modelyard.engine.evaluation import averaged
 from modelyard.errors import UserError
 from modelyard.serving.exporting.exportable import Exportable
 

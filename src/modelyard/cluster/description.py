@@ -1,0 +1,167 @@
+"""The processes that make up a run, and which of them this one is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from modelyard.errors import UserError
+
+CHIEF, WORKER, PS, EVALUATOR = "chief", "worker", "ps", "evaluator"
+ROLES = (CHIEF, WORKER, PS, EVALUATOR)
+SYNCHRONOUS, PARAMETER_SERVERS = "synchronous", "parameter servers"
+
+
+@dataclass(frozen=True)
+class Member:
+    """One process of a cluster."""
+
+    role: str
+    index: int
+
+    @property
+    def file_name(self) -> str:
+        """The name of its log and pid files."""
+        return self.role if self.role in (CHIEF, EVALUATOR) else f"{self.role}-{self.index}"
+
+    def __str__(self) -> str:
+        return f"the {self.role}" if self.role in (CHIEF, EVALUATOR) else f"{self.role} {self.index}"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The processes of a run, and which of them this one is.
+
+    Args:
+        me: this process.
+        addresses: host:port of every process, by role.
+        source: where this was read: TF_CONFIG, SLURM, or nowhere.
+        model_dir: the run folder that came with it.
+        environment: "local" or "cloud", as TF_CONFIG says.
+    """
+
+    me: Member = Member(CHIEF, 0)
+    addresses: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    source: str = ""
+    model_dir: str | None = None
+    environment: str = "local"
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether this process is the whole run."""
+        return self.me.role != EVALUATOR and len(self.members) <= 1
+
+    @property
+    def members(self) -> list[Member]:
+        """All processes, the coordinator first."""
+        everyone = [Member(role, i) for role in ROLES for i in range(len(self.addresses.get(role, ())))]
+        return sorted(everyone, key=lambda member: member != self.coordinator)
+
+    @property
+    def coordinator(self) -> Member:
+        """The process that decides and writes: the chief, or the first worker where there is none."""
+        return Member(CHIEF, 0) if self.addresses.get(CHIEF) or not self.addresses.get(WORKER) else Member(WORKER, 0)
+
+    @property
+    def is_coordinator(self) -> bool:
+        """Whether this process is the coordinator."""
+        return self.me == self.coordinator
+
+    @property
+    def mode(self) -> str:
+        """How it trains: synchronously, or asynchronously with parameter servers."""
+        return PARAMETER_SERVERS if self.addresses.get(PS) else SYNCHRONOUS
+
+    @property
+    def trainers(self) -> list[Member]:
+        """The processes that compute training steps, in the order of their shares of a batch."""
+        roles = (WORKER,) if self.mode == PARAMETER_SERVERS else (CHIEF, WORKER)
+        return [member for member in self.members if member.role in roles]
+
+    @property
+    def has_evaluator(self) -> bool:
+        """Whether a separate process evaluates, so that the coordinator does not."""
+        return bool(self.addresses.get(EVALUATOR))
+
+    def address(self, member: Member) -> str:
+        """host:port of a process."""
+        return self.addresses[member.role][member.index]
+
+    def describe(self) -> str:
+        """This process in words, for the log and `modelyard doctor`."""
+        if self.is_alone:
+            return "single process: it trains, evaluates and writes"
+        if self.me.role == EVALUATOR:
+            duty = "evaluates every new checkpoint and keeps the best"
+        elif self.me.role == PS:
+            duty = "keeps its part of the variables"
+        elif self.mode == PARAMETER_SERVERS:
+            duty = "coordinates and writes, does not train" if self.is_coordinator else "trains at its own pace"
+        else:
+            duty = f"trains its share of every batch{', decides and writes' if self.is_coordinator else ''}"
+        return f"{self.me}, {self.mode}: {duty}"
+
+    def listed(self) -> str:
+        """The number of processes of each role."""
+        found = ((role, len(hosts)) for role, hosts in self.addresses.items() if hosts)
+        return ", ".join(f"{count} {role}{'s' if count > 1 and role != PS else ''}" for role, count in found)
+
+
+def find_cluster(which: str = "auto", environ: Mapping[str, str] | None = None) -> Cluster:
+    """Returns the cluster in the environment: ``TF_CONFIG``, else SLURM's variables, else this process alone.
+
+    Args:
+        which: the option ``cluster``; "none" ignores the environment.
+        environ: the environment variables.
+
+    Raises:
+        ConfigError: if the variables are malformed.
+    """
+    if which == "none":
+        return Cluster()
+    from modelyard.cluster.slurm import from_slurm
+    from modelyard.cluster.tf_config import from_tf_config
+
+    environ = os.environ if environ is None else environ
+    return from_tf_config(environ) or from_slurm(environ) or Cluster()
+
+
+class ProcessGroup:
+    """The processes that train together. This one is alone; `modelyard.distributed` has groups of several.
+
+    Args:
+        cluster: all processes of the run.
+    """
+
+    grace_seconds = 15.0
+    """How long this process may take to exit by itself once a peer is lost, before it is ended."""
+
+    def __init__(self, cluster: Cluster | None = None) -> None:
+        self.cluster = cluster or Cluster()
+        self.spec: dict[str, list[str]] = {}
+        """The addresses of the framework's own servers, by the framework's role names."""
+        self.signal: int | None = None
+        """A signal that reached another process of the run."""
+        self.failure: UserError | None = None
+        """The first failure of any process of the run."""
+        self.lost = False
+        """Whether the failure came from another process while this one was at work."""
+
+    @property
+    def rank(self) -> int:
+        """The index of this process among those that train together."""
+        trainers = self.cluster.trainers
+        return trainers.index(self.cluster.me) if self.cluster.me in trainers else 0
+
+    @property
+    def size(self) -> int:
+        """The number of processes that train together."""
+        return max(len(self.cluster.trainers), 1)
+
+    def explain(self, error: Exception) -> Exception:
+        """Returns the reason behind ``error`` if it is that a peer was lost, else ``error``."""
+        return error
+
+    def on_loss(self, callback: Callable[[str], None]) -> None:
+        """Registers ``callback`` to be called, from another thread, when a peer is lost."""

@@ -1,0 +1,177 @@
+"""Keras's private APIs, and settings that its public ones don't reach. Written for Keras 3.10 to 3.15.
+
+Each patch is left out where its target is gone: Keras then has another way, which is right too, if slower.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import keras
+import numpy as np
+
+from modelyard.config.schema import Config
+
+_POLICIES = {"bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
+_FARTHEST = 2.0
+"""Where Keras cuts off its truncated normal distribution, in standard deviations."""
+
+
+def set_precision(config: Config) -> None:
+    """Sets Keras's float type and dtype policy as ``config`` says."""
+    keras.config.set_floatx("float64" if config.precision == "float64" else "float32")
+    keras.config.set_dtype_policy(_POLICIES.get(config.precision, config.precision))
+    if config.precision == "float64":
+        from keras.src.backend.common import dtypes
+
+        # On JAX Keras assumes that 64 bits are off, and computes batch norm in 32. A program without them has none.
+        getattr(dtypes, "BIT64_TO_BIT32_DTYPE", {})["float64"] = "float64"
+
+
+def seed_initializers(seed: int) -> None:
+    """Makes the initial weights of the next model depend on ``seed`` alone.
+
+    `keras.utils.set_random_seed` would import TensorFlow and PyTorch where they are installed, to seed them too.
+    """
+    random.seed(seed)
+    np.random.seed(seed)
+
+
+# -- both backends ------------------------------------------------------------------------------------------------
+
+
+def leave_summing_to_the_engine(optimizer: Any) -> None:
+    """Stops an optimizer, and those inside it, from summing gradients: the engine does it, before clipping."""
+    optimizer._all_reduce_sum_gradients = lambda grads_and_vars: grads_and_vars
+    inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "_inner_optimizers", [])]
+    for each in inner:
+        if each is not None:
+            leave_summing_to_the_engine(each)
+
+
+# -- TensorFlow ---------------------------------------------------------------------------------------------------
+
+
+def fuse_batch_norm_sync() -> None:
+    """Makes synchronised batch norm send mean and variance together, in one message per layer instead of three.
+
+    Keras sums three values of every layer's input and sends each by itself, forwards and, for the gradients, back. All
+    replicas have equal shares of a batch here, so that mean and variance of each share are enough.
+    """
+    from keras.src.backend.tensorflow import nn
+
+    if hasattr(nn, "_compute_moments_sync"):
+        nn._compute_moments_sync = synchronized_moments
+
+
+def synchronized_moments(x: Any, axes: Any, keepdims: bool) -> tuple[Any, Any]:
+    """Returns mean and variance over ``axes`` and over all replicas, whose shares are equally large."""
+    import tensorflow as tf
+
+    context = tf.distribute.get_replica_context()
+    mean, variance = tf.nn.moments(x, axes, keepdims=True)
+    if context is not None and context.num_replicas_in_sync > 1:
+        together = tf.stack([mean, variance, tf.square(mean)])
+        together = context.all_reduce(tf.distribute.ReduceOp.SUM, together) / context.num_replicas_in_sync
+        mean, variance, squared = tf.unstack(together)
+        variance += tf.maximum(squared - tf.square(mean), 0.0)  # within the shares, and between them
+    if not keepdims:
+        mean, variance = tf.squeeze(mean, axes), tf.squeeze(variance, axes)
+    return mean, variance
+
+
+# -- JAX ----------------------------------------------------------------------------------------------------------
+
+
+def use_one_pass_moments() -> None:
+    """Makes batch norm compute mean and variance in one pass over the activations.
+
+    Keras computes the mean first and then the mean of the squared differences from it, so that every activation is read
+    twice. On an accelerator that is one more kernel per layer, and its time is that of reading memory.
+    """
+    from keras.src.backend.jax import nn
+
+    if hasattr(nn, "moments"):
+        nn.moments = one_pass_moments
+
+
+def one_pass_moments(x: Any, axes: Any, keepdims: bool = False, synchronized: bool = False) -> tuple[Any, Any]:
+    """Returns mean and variance over ``axes``, in at least 32 bits. The batch is whole here: all devices agree."""
+    import jax.numpy as jnp
+    from jax import lax
+
+    axes = tuple(axes) if isinstance(axes, list | tuple) else (axes,)
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    # Squares of what is far from zero would leave no digits for the variance: the first example's mean goes first.
+    shift = lax.stop_gradient(jnp.mean(lax.slice_in_dim(wide, 0, 1, axis=axes[0]), axes, keepdims=True))
+    moved = wide - shift
+    mean = jnp.mean(moved, axes, keepdims=True)
+    variance = jnp.maximum(jnp.mean(jnp.square(moved), axes, keepdims=True) - jnp.square(mean), 0)
+    mean = mean + shift
+    if not keepdims:
+        mean, variance = jnp.squeeze(mean, axes), jnp.squeeze(variance, axes)
+    return mean.astype(x.dtype), variance.astype(x.dtype)
+
+
+@contextmanager
+def drawn_by_numpy() -> Iterator[None]:
+    """Makes Keras's initializers draw from NumPy's generators while the block runs.
+
+    JAX would compile a program for every shape, which takes longer than some trainings.
+    """
+    from keras.src.backend.jax import random as drawing
+
+    replaced = {"normal": _normal, "uniform": _uniform, "truncated_normal": _truncated_normal}
+    originals = {name: getattr(drawing, name) for name in replaced}
+    for name, function in replaced.items():
+        setattr(drawing, name, _where_possible(function, originals[name]))
+    try:
+        yield
+    finally:
+        for name, function in originals.items():
+            setattr(drawing, name, function)
+
+
+def _where_possible(by_numpy: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    """Draws with JAX where shapes or seeds are traced, as for layers that draw noise while a model is built."""
+    import jax
+
+    def draw(shape: Any, *arguments: Any, **named: Any) -> Any:
+        if all(isinstance(size, int) for size in shape) and not isinstance(named.get("seed"), jax.Array):
+            with suppress(jax.errors.TracerArrayConversionError):
+                return by_numpy(shape, *arguments, **named)
+        return original(shape, *arguments, **named)
+
+    return draw
+
+
+def _generator(seed: Any) -> np.random.Generator:
+    from keras.src.backend.jax import random as drawing
+
+    words = seed if isinstance(seed, int) else np.asarray(drawing.jax_draw_seed(seed)).tolist()
+    return np.random.default_rng(words)
+
+
+def _normal(shape: Any, mean: float = 0.0, stddev: float = 1.0, dtype: Any = None, seed: Any = None) -> Any:
+    return _tensor(_generator(seed).standard_normal(shape) * stddev + mean, dtype)
+
+
+def _uniform(shape: Any, minval: float = 0.0, maxval: float = 1.0, dtype: Any = None, seed: Any = None) -> Any:
+    return _tensor(_generator(seed).uniform(minval, maxval, shape), dtype)
+
+
+def _truncated_normal(shape: Any, mean: float = 0.0, stddev: float = 1.0, dtype: Any = None, seed: Any = None) -> Any:
+    generator = _generator(seed)
+    values = generator.standard_normal(shape)
+    while (outside := np.abs(values) > _FARTHEST).any():
+        values[outside] = generator.standard_normal(int(outside.sum()))
+    return _tensor(values * stddev + mean, dtype)
+
+
+def _tensor(values: Any, dtype: Any) -> Any:
+    import jax.numpy as jnp
+
+    return jnp.asarray(np.asarray(values).astype(dtype or keras.config.floatx()))

@@ -1,0 +1,228 @@
+"""The part of each process in a run of several: the coordinator trains and writes, the others follow."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from modelyard import storage
+from modelyard.cluster.description import EVALUATOR, SYNCHRONOUS, WORKER, Cluster
+from modelyard.config import Config
+from modelyard.config.backend import import_engine, select_engine
+from modelyard.config.yaml_file import inline
+from modelyard.data.dataset import TRAIN, Dataset
+from modelyard.distributed.agreement import check_folder, form_group, mark_folder
+from modelyard.distributed.connection import Message
+from modelyard.distributed.coordinator import Coordinator
+from modelyard.distributed.follower import Follower
+from modelyard.errors import ClusterError, Interrupted
+from modelyard.loop import run as single
+from modelyard.loop.run import Result, build, conclude, is_finished, load_engine, open_dataset, run_length
+from modelyard.run.directory import RunDirectory, remote_run_folder
+from modelyard.system.log import log_to
+from modelyard.system.machine import available_cores
+from modelyard.system.signals import signals_go_to
+
+if TYPE_CHECKING:
+    from modelyard.engine.base import Engine
+    from modelyard.loop.hooks import Hook
+
+log = logging.getLogger("modelyard")
+
+
+def run(config: Config, evaluates: bool, cluster: Cluster) -> Result:
+    """Runs one process of a cluster.
+
+    Args:
+        config: the resolved config.
+        evaluates: whether the run is evaluated.
+        cluster: all processes of the run.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # we explain what a lost peer leads to
+    select_engine(config.engine)  # importing it may block this process, which would look like silence later
+    if not cluster.is_coordinator:
+        return _take_part(config, cluster, evaluates)
+    with form_group(config, cluster, evaluates) as group:
+        assert isinstance(group, Coordinator)
+        return single.run(config, evaluates, Processes(group))
+
+
+# -- the coordinator ------------------------------------------------------------------------------------------------
+
+
+class Processes(single.SingleProcess):
+    """The other processes of a run, as the coordinator sees them.
+
+    Args:
+        group: the connections to them.
+    """
+
+    def __init__(self, group: Coordinator) -> None:
+        self.group, self.cluster = group, group.cluster
+
+    def join(self, directory: RunDirectory, config: Config, dataset: Dataset) -> None:
+        """Waits for the others, sends them what they need to know, and checks that they have the same data.
+
+        All of that happens before the engine starts: TensorFlow can't be interrupted while it waits for its peers.
+
+        Raises:
+            ClusterError: if a process does not join, was started differently, or has other data.
+        """
+        group = self.group
+        # The evaluator of a finished run needs no coordinator, and may be done already.
+        over = is_finished(directory, config, lambda: run_length(config, dataset))
+        # The number of threads decides the last bits: all processes of a deterministic run have the same.
+        threads = config.threads or (available_cores() if config.deterministic else 0)
+        group.wait_for_all((EVALUATOR,) if over else (), mark=mark_folder(directory), threads=threads)
+        if self.cluster.mode == SYNCHRONOUS:
+            mine = dataset.fingerprint()
+            others = [str(member) for member, facts in group.wait_until_ready().items() if facts.get("data") != mine]
+            if others:
+                raise ClusterError(
+                    f"the data of {', '.join(others)} is not the data of {self.cluster.coordinator}: the same dataset "
+                    "must be at every process's data_dir, or on a file system that all share."
+                )
+            group.broadcast("begin")
+
+    def create_engine(self, config: Config) -> Engine:
+        """Makes the engine, together with those of the other processes."""
+        if self.cluster.mode != SYNCHRONOUS:
+            load_engine("tensorflow", config)
+            from modelyard.engine.parameter_server import ParameterServerEngine
+
+            return ParameterServerEngine(config, self.group)
+        from modelyard.distributed.engine import CoordinatedEngine
+
+        engine = load_engine(import_engine(config.engine), config)(config, self.group)
+        self.check_devices(engine)
+        return CoordinatedEngine(engine, self.group)
+
+    def check_devices(self, engine: Engine) -> None:
+        """Checks that all processes have as many devices of the same kind, which TensorFlow takes for granted.
+
+        Raises:
+            ClusterError: if a process differs.
+        """
+        mine = _device_kinds(engine)
+        others = {str(member): facts.get("devices") for member, facts in self.group.wait_until_ready().items()}
+        different = [f"{name} has {inline(devices)}" for name, devices in others.items() if devices != mine]
+        if different:
+            raise ClusterError(
+                f"{', '.join(different)}, where {self.cluster.coordinator} has {inline(mine)}: all processes that "
+                "train need as many devices of the same kind. num_gpus, or CUDA_VISIBLE_DEVICES of a process, says "
+                "which it takes."
+            )
+
+    def hooks(self, hooks: list[Hook]) -> list[Hook]:
+        """Leaves out the hooks that run in the evaluator, so that only one process writes there."""
+        return [hook for hook in hooks if not (self.cluster.has_evaluator and hook.needs_evaluation)]
+
+    def signal(self) -> int | None:
+        """Returns the signal that another process got, if any."""
+        return self.group.signal
+
+
+def _device_kinds(engine: Engine) -> list[str]:
+    return [re.sub(r"\W*\d+$", "", name.rpartition("device:")[2]) for name in engine.devices]
+
+
+# -- the others -----------------------------------------------------------------------------------------------------
+
+
+def _take_part(config: Config, cluster: Cluster, evaluates: bool) -> Result:
+    """Takes part in the run until the coordinator ends it."""
+    directory = _run_folder(config)
+    with log_to(directory.logs, cluster.me.file_name), form_group(config, cluster, evaluates) as group:
+        assert isinstance(group, Follower)
+        if cluster.me.role == EVALUATOR:
+            return _evaluate(config, group, directory)
+        facts = group.join() or {}
+        check_folder(directory, facts.get("mark"), str(cluster.coordinator))
+        if config.threads == 0 and isinstance(facts.get("threads"), int):  # pinned for a deterministic run
+            config = config.model_copy(update={"threads": facts["threads"]})
+        part = _train if cluster.mode == SYNCHRONOUS else _serve
+        result, last = part(config, group, directory)
+        number = last.fields.get("signal")
+        if number is not None:
+            raise Interrupted(number, result.step, directory.address)
+        return result
+
+
+def _run_folder(config: Config) -> RunDirectory:
+    """Returns the run folder, which the coordinator makes; this process writes only its log there."""
+    assert config.model_dir is not None
+    if storage.is_remote(config.model_dir):
+        return remote_run_folder(config.model_dir, storage.cache_folder(config.cache_dir))
+    best = Path(config.best_model_dir).expanduser().absolute() if config.best_model_dir else None
+    return RunDirectory(Path(config.model_dir).expanduser(), best)
+
+
+def _train(config: Config, group: Follower, directory: RunDirectory) -> tuple[Result, Message]:
+    """Trains and evaluates its share of every batch."""
+    from modelyard.distributed.engine import follow
+
+    dataset = open_dataset(config)
+    length = run_length(config, dataset)
+    group.report_ready(data=dataset.fingerprint())
+    group.next_command()  # to begin
+    engine = load_engine(import_engine(config.engine), config)(config, group)
+    group.report_ready(devices=_device_kinds(engine))
+    build(engine, config, dataset, length)
+    try:
+        with signals_to_coordinator(group):
+            step, last = follow(engine, group)
+    finally:
+        engine.close()
+    return Result(directory.address, step, TRAIN, {}, step, role=WORKER), last
+
+
+def _serve(config: Config, group: Follower, directory: RunDirectory) -> tuple[Result, Message]:
+    """Computes steps, or holds variables, for a chief that uses parameter servers."""
+    from modelyard.engine.parameter_server import serve_tensorflow
+
+    gpu = None if config.num_gpus == 0 else config.gpu_id or 0
+    serve_tensorflow(group.cluster, group.spec, config.threads, gpu)
+    with signals_to_coordinator(group):
+        *_, last = group.commands()
+    return Result(directory.address, 0, TRAIN, {}, 0, role=group.cluster.me.role), last
+
+
+def _evaluate(config: Config, group: Follower, directory: RunDirectory) -> Result:
+    """Evaluates every new checkpoint; also what is left if training has ended meanwhile."""
+    from modelyard.distributed.evaluator import CheckpointEvaluator
+
+    data = cache(lambda: open_dataset(config))
+    facts = group.join(unless=lambda: is_finished(directory, config, lambda: run_length(config, data())))
+    if facts is not None:
+        check_folder(directory, facts.get("mark"), str(group.cluster.coordinator))
+    evaluator = CheckpointEvaluator(config, data(), group, directory, over=facts is None)
+    return conclude(directory, evaluator.run(), group.cluster)
+
+
+@contextlib.contextmanager
+def signals_to_coordinator(group: Follower) -> Iterator[None]:
+    """Reports SIGTERM and Ctrl-C to the coordinator, which has all exit at the same step. A second Ctrl-C raises.
+
+    To be entered when TensorFlow runs: it takes SIGTERM for itself when it joins a cluster.
+    """
+    seen = False
+
+    def note(number: int, frame: Any) -> None:
+        nonlocal seen
+        if seen and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        seen = True
+        name = signal.Signals(number).name
+        log.info("%s: reported to %s, which saves and has all exit …", name, group.cluster.coordinator)
+        threading.Thread(target=group.report_signal, args=(number,), daemon=True).start()
+
+    with signals_go_to(note):
+        yield

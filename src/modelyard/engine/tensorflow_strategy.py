@@ -1,0 +1,145 @@
+"""Threads, devices and strategies of TensorFlow, fixed for the process; and sums over replicas."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+from functools import lru_cache
+from typing import Any
+
+import tensorflow as tf
+
+from modelyard.cluster.description import ProcessGroup
+from modelyard.compat.tensorflow import abort_collectives, configure_coordination
+from modelyard.config.backend import choose_engine
+from modelyard.config.schema import Config
+from modelyard.errors import UserError
+from modelyard.system.machine import available_cores
+
+_SERVERS_SECONDS = 60
+"""How long TensorFlow's servers may take to find each other, after all processes have met."""
+
+
+def set_up_devices(config: Config) -> list[str]:
+    """Threads and devices of one process; both are fixed for the process once TensorFlow has started."""
+    _set_threads(config)
+    gpus = _choose_gpus(config, several=False)
+    if gpus:
+        return [device.name for device in tf.config.list_logical_devices("GPU")][:gpus]
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    with contextlib.suppress(RuntimeError):  # already running, with as many devices as it began with
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * config.cpu_devices)
+    names = [device.name for device in tf.config.list_logical_devices("CPU")]
+    if len(names) < config.cpu_devices:
+        raise UserError(
+            f"TensorFlow already runs with {len(names)} CPU device(s) in this process, cpu_devices asks for "
+            f"{config.cpu_devices}. Start a new process."
+        )
+    return names[: config.cpu_devices]
+
+
+@lru_cache
+def one_machine(devices: tuple[str, ...]) -> Any:
+    """One strategy for each set of devices: a second one in a process would count its collectives from the start
+    again, and TensorFlow would take them for those of the first.
+    """
+    if len(devices) == 1:
+        return tf.distribute.OneDeviceStrategy(devices[0])
+    return tf.distribute.MirroredStrategy(list(devices))
+
+
+def several_machines(config: Config, group: ProcessGroup) -> tuple[Any, list[str]]:
+    """The strategy for several processes that train together, and the devices of this one: all its GPUs, or its CPU."""
+    _set_threads(config)
+    _choose_gpus(config, several=True)
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(group.spec), task_type="worker", task_id=group.rank, rpc_layer="grpc"
+    )
+    group.on_loss(abort_collectives)
+    # TensorFlow's own watch over the processes is slower than ours, which knows who is gone and says so in words.
+    configure_coordination(group.size, _SERVERS_SECONDS, config.peer_timeout_secs * 3)
+    # It waits for the others' servers and lets no other thread of Python run meanwhile, so that nothing of ours would
+    # notice if one of them died just now.
+    faulthandler.dump_traceback_later(_SERVERS_SECONDS, exit=True)
+    try:
+        strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+    except RuntimeError as error:
+        raise UserError(
+            f"TensorFlow already runs in this process and can't join a cluster any more: {error} Start a new process."
+        ) from error
+    except tf.errors.OpError as error:
+        raise group.explain(error) from error
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    return strategy, list(strategy.extended.worker_devices)
+
+
+def _set_threads(config: Config) -> None:
+    threads = config.threads or available_cores()
+    try:
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        tf.config.threading.set_inter_op_parallelism_threads(threads)
+    except RuntimeError:
+        running = tf.config.threading.get_intra_op_parallelism_threads()
+        if config.threads and running != threads:
+            raise UserError(
+                f"TensorFlow already runs with {running} threads in this process; it can't change to {threads}. "
+                "Start a new process."
+            ) from None
+
+
+def _choose_gpus(config: Config, several: bool) -> int:
+    """Makes TensorFlow see the GPUs that are wanted; how many."""
+    if not config.autotune:
+        os.environ["TF_CUDNN_USE_AUTOTUNE"] = "0"  # read at the first convolution
+    gpus = tf.config.list_physical_devices("GPU")
+    wanted = _wanted_gpus(config, len(gpus), several)
+    if wanted:
+        with contextlib.suppress(RuntimeError):  # already running: a second run takes the devices of the first
+            tf.config.set_visible_devices([gpus[i] for i in wanted], "GPU")
+            for i in wanted:
+                tf.config.experimental.set_memory_growth(gpus[i], True)
+    elif gpus:
+        tf.config.set_visible_devices([], "GPU")
+    return len(wanted)
+
+
+def _wanted_gpus(config: Config, available: int, several: bool) -> list[int]:
+    """Numbers of the GPUs to use; a process among several takes all that it sees."""
+    if config.gpu_id is not None:
+        if config.gpu_id >= available:
+            raise UserError(
+                f"gpu_id {config.gpu_id} is not there: TensorFlow{_why(config)} sees {available} GPU(s)"
+                + (f", 0 to {available - 1}." if available else "; `modelyard doctor` checks the machine.")
+            )
+        return [config.gpu_id]
+    if config.num_gpus == "auto" and several:
+        return list(range(available))
+    if config.num_gpus == "auto":
+        return [0] if available and config.cpu_devices == 1 else []
+    count = available if config.num_gpus == "all" else int(config.num_gpus)
+    if count > available or (config.num_gpus == "all" and not available):
+        raise UserError(
+            f"num_gpus asks for {config.num_gpus} GPU(s), TensorFlow{_why(config)} sees {available}. "
+            "TensorFlow for GPUs is in pip install 'modelyard[gpu]'; `modelyard doctor` checks the machine."
+        )
+    return list(range(count))
+
+
+def _why(config: Config) -> str:
+    """Why it is TensorFlow that looks for GPUs, where nobody asked for it."""
+    return f" (engine {choose_engine(config.engine)[1]})" if config.engine == "auto" else ""
+
+
+def all_reduce(context: Any, tensors: list[Any]) -> list[Any]:
+    """Returns the sums over all replicas, with one message for all tensors of a type."""
+    reduced: dict[int, Any] = {}
+    for dtype in sorted({t.dtype.name for t in tensors}):
+        places = [place for place, t in enumerate(tensors) if t.dtype.name == dtype]
+        flat = tf.concat([tf.reshape(tensors[place], [-1]) for place in places], axis=0)
+        total = context.all_reduce(tf.distribute.ReduceOp.SUM, flat)
+        sizes = [tensors[place].shape.num_elements() for place in places]
+        for place, part in zip(places, tf.split(total, sizes), strict=True):
+            reduced[place] = tf.reshape(part, tensors[place].shape)
+    return [reduced[place] for place in range(len(tensors))]

@@ -1,0 +1,327 @@
+"""Finds a learning rate: trains a few steps with a growing one and looks at the loss (L. Smith, 2015).
+
+It trains a fresh model with the schedule ``range_test``; no run folder is made or touched.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modelyard import storage
+from modelyard.config import Config, load_config
+from modelyard.config.calls import Call
+from modelyard.errors import UserError
+from modelyard.loop.run import build, create_engine, open_dataset, run_length
+from modelyard.system.console import bar
+from modelyard.system.files import whole_folder
+
+log = logging.getLogger("modelyard")
+
+DIVERGED = 4.0
+"""A smoothed loss that is so many times the best has diverged."""
+_CERTAIN = 4.0
+"""A fall of so many times what chance does to it is one."""
+TABLE, PLOT = "learning_rates.csv", "learning_rates.svg"
+_WIDTH, _HEIGHT = 760, 440
+_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 24, 62, 56
+_STYLE = (
+    "text{font:13px sans-serif;fill:#222}.title{font-size:16px;font-weight:bold}.faint{stroke:#ddd}"
+    ".raw{fill:none;stroke:#9ab;stroke-width:1}.smooth{fill:none;stroke:#0b5cad;stroke-width:2.5}"
+    ".mark{stroke-width:1.5;stroke-dasharray:5 4}"
+)
+
+
+@dataclass(frozen=True)
+class LearningRates:
+    """What came out.
+
+    Args:
+        learning_rates: of each step.
+        losses: of each step's batch; the last may be infinite or no number.
+        smoothed: the same, averaged over neighbouring steps.
+        steepest: where the smoothed loss falls fastest; None where it never falls.
+        diverged: where it diverged; None if it did not.
+        tenth: one tenth of that.
+        suggestion: the smaller of ``steepest`` and ``tenth``; None where there is neither.
+        folder: of table and plot.
+    """
+
+    learning_rates: tuple[float, ...]
+    losses: tuple[float, ...]
+    smoothed: tuple[float, ...]
+    steepest: float | None
+    diverged: float | None
+    tenth: float | None
+    suggestion: float | None
+    folder: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values; a loss that is no finite number is None."""
+        values = asdict(self)
+        for key in ("losses", "smoothed"):
+            values[key] = [value if math.isfinite(value) else None for value in values[key]]
+        return values
+
+
+def find_learning_rate(
+    config: Config | Mapping[str, Any] | None = None,
+    *,
+    lowest: float = 1e-6,
+    highest: float = 1.0,
+    steps: int = 100,
+    output: str | Path | None = None,
+    **options: Any,
+) -> LearningRates:
+    """Trains a fresh model with a learning rate that grows from ``lowest`` to ``highest``, and suggests one.
+
+    It stops early when the loss diverges. Everything else is as ``config`` says: model, data, optimizer, batch size.
+
+    Args:
+        config: a config, or options as a dictionary.
+        lowest: learning rate of the first step.
+        highest: learning rate of the last step.
+        steps: how many steps at most.
+        output: folder for the table and the plot; by default a new one in ``runs_dir``.
+        **options: options of a run by name, instead of ``config``.
+
+    Example:
+        >>> found = modelyard.find_learning_rate(model="mlp", dataset="digits", optimizer="sgd")
+        >>> found.suggestion
+    """
+    if isinstance(config, Config):
+        if options:
+            raise TypeError("give a Config or options by name, not both; load_config(...) takes options.")
+        given = config
+    else:
+        given = load_config(**{**(config or {}), **options})
+    if not 0 < lowest < highest < math.inf:
+        raise UserError(f"lowest {lowest:g} and highest {highest:g} must be more than 0, and lowest the smaller.")
+    if steps < 10:
+        raise UserError(f"steps is {steps}; fewer than 10 show nothing.")
+    if given.checkpoint_path is not None:
+        log.warning("checkpoint_path is not used here: the search trains fresh weights")
+    folder = _folder(given, output)
+    rates, losses = _measure(_range_test(given, lowest, highest, steps), steps)
+    found = _read(rates, losses, steps, folder)
+    with whole_folder(folder) as place:
+        rows = zip(found.learning_rates, found.losses, found.smoothed, strict=True)
+        lines = [f"{step},{r:.9g},{raw:.9g},{s:.9g}\n" for step, (r, raw, s) in enumerate(rows)]
+        (place / TABLE).write_text("step,learning_rate,loss,smoothed_loss\n" + "".join(lines), encoding="utf-8")
+        (place / PLOT).write_text(draw(found, f"{given.model} on {given.dataset}, {given.optimizer}"), encoding="utf-8")
+    return found
+
+
+def smooth(losses: NDArray[np.float64], steps: int) -> NDArray[np.float64]:
+    """The mean over a window around each step, narrower at the ends: it does not lag behind as running means do."""
+    half = max(steps // 20, 1)
+    out = np.empty(len(losses))
+    for place in range(len(losses)):
+        reach = min(half, place, len(losses) - 1 - place)
+        out[place] = losses[place - reach : place + reach + 1].mean()
+    return out
+
+
+def divergence(losses: NDArray[np.float64], steps: int) -> int | None:
+    """The first step at which the smoothed loss is four times the best before it, or a loss is not finite."""
+    wrong = np.flatnonzero(~np.isfinite(losses))
+    sound = losses[: wrong[0]] if len(wrong) else losses
+    smoothed = smooth(sound, steps)
+    best = np.minimum.accumulate(smoothed)
+    over = np.flatnonzero(smoothed > best + (DIVERGED - 1) * np.abs(best))  # a loss of one's own may be below 0
+    if len(over):
+        return int(over[0])
+    return int(wrong[0]) if len(wrong) else None
+
+
+def _folder(config: Config, output: str | Path | None) -> Path:
+    if output is None and storage.is_remote(config.runs_dir):
+        raise UserError(f"runs_dir {config.runs_dir} is not on this machine; name a local folder with --output.")
+    if output is not None and storage.is_remote(str(output)):
+        raise UserError(f"{output} is not on this machine; --output names a local folder.")
+    if output is not None:
+        folder = Path(output).expanduser()
+        strange = [p.name for p in folder.iterdir() if p.name not in (TABLE, PLOT)] if folder.is_dir() else []
+        if strange or (folder.exists() and not folder.is_dir()):
+            held = f"holds {strange[0]}" if strange else "is a file"
+            raise UserError(f"{folder} {held}; name a new folder for the results with --output.")
+        return folder
+    stamp = f"lr-finder-{datetime.now():%Y-%m-%d-%H_%M_%S}"
+    place, number = Path(config.runs_dir).expanduser() / stamp, 1
+    while place.exists():
+        number += 1
+        place = place.with_name(f"{stamp}-{number}")
+    return place
+
+
+def _range_test(config: Config, lowest: float, highest: float, steps: int) -> Config:
+    """The same config, with a learning rate that grows."""
+    return config.model_copy(
+        update={
+            "learning_rate": highest,
+            "learning_rate_schedule": "range_test",
+            "part_options": {**config.part_options, "lowest_learning_rate": lowest},
+            "warmup": None,
+            "train_steps": steps,
+            "train_epochs": None,
+            "ema_decay": 0.0,
+            "cluster": "none",
+            "fine_tune": _first_phase(config.fine_tune),
+            "scale_learning_rate": False,  # a run multiplies what is found here
+        }
+    )
+
+
+def _first_phase(calls: tuple[Call, ...]) -> tuple[Call, ...]:
+    """What the run begins with, for the whole search."""
+    kept = {key: value for call in calls[:1] for key, value in call.arguments.items() if key not in ("until", "factor")}
+    return tuple(Call(call.name, kept) for call in calls[:1])
+
+
+def _measure(config: Config, steps: int) -> tuple[list[float], list[float]]:
+    """Trains until the end or until it diverges; gives the learning rate and the loss of each step."""
+    dataset = open_dataset(config)
+    engine = create_engine(config)
+    build(engine, config, dataset, run_length(config, dataset))
+    engine.initialize()
+    rates: list[float] = []
+    losses: list[float] = []
+    try:
+        engine.prepare([steps, 10])
+        with bar("trying learning rates", steps) as show:
+            while len(losses) < steps:
+                count = min(max(engine.steps_per_call, 5), steps - len(losses))
+                metrics = engine.train(len(losses), count)
+                rates += metrics["learning_rate"].tolist()
+                losses += metrics["loss"].tolist()
+                show(len(losses), steps)
+                if divergence(np.array(losses, np.float64), steps) is not None:
+                    break
+    finally:
+        engine.close()
+    return rates, losses
+
+
+def _read(rates: list[float], losses: list[float], steps: int, folder: Path) -> LearningRates:
+    """What the losses say."""
+    raw = np.array(losses, np.float64)
+    wrong = np.flatnonzero(~np.isfinite(raw))
+    raw = raw[: wrong[0] + 1] if len(wrong) else raw  # what follows says nothing
+    at = divergence(raw, steps)
+    smoothed = smooth(raw, steps)
+    steepest = _steepest(np.log10(rates), raw, smoothed, len(raw) if at is None else at)
+    diverged = None if at is None else rates[at]
+    tenth = None if diverged is None else diverged / 10
+    known = [rate for rate in (None if steepest is None else rates[steepest], tenth) if rate is not None]
+    return LearningRates(
+        tuple(rates[: len(raw)]),
+        tuple(raw.tolist()),
+        tuple(smoothed.tolist()),
+        None if steepest is None else rates[steepest],
+        diverged,
+        tenth,
+        min(known) if known else None,
+        str(folder),
+    )
+
+
+def _falls(losses: NDArray[np.float64]) -> bool:
+    """Whether the last of some losses are lower than the first by more than the noise from one batch to the next."""
+    few = max(len(losses) // 5, 2)
+    noise = float(np.std(np.diff(losses))) / math.sqrt(2)
+    return bool(losses[:few].mean() - losses[-few:].mean() > _CERTAIN * noise * math.sqrt(2 / few))
+
+
+def _steepest(
+    decades: NDArray[np.float64], raw: NDArray[np.float64], smoothed: NDArray[np.float64], end: int
+) -> int | None:
+    """The step before ``end`` at which the smoothed loss falls fastest on its way to the least."""
+    sound = smoothed[:end][np.isfinite(smoothed[:end])]
+    lowest = int(sound.argmin()) if len(sound) else 0
+    if lowest < 2 or not _falls(raw[: lowest + 1]):
+        return None
+    slope = np.gradient(sound[: lowest + 1], decades[: lowest + 1])
+    return int(slope.argmin()) if slope.min() < 0 else None
+
+
+# -- the plot, as SVG -----------------------------------------------------------------------------------------------
+
+
+def draw(found: LearningRates, title: str) -> str:
+    """Loss over learning rate, the latter on a logarithmic scale, with what was suggested."""
+    rates, smoothed = found.learning_rates, [loss for loss in found.smoothed if math.isfinite(loss)]
+    most = 1e4  # far above the plot, and not so far that a viewer stumbles
+    first, last = math.log10(rates[0]), math.log10(rates[-1])
+    low, high = _range(smoothed, [loss for loss in found.losses if math.isfinite(loss)])
+
+    def x(rate: float) -> float:
+        return _LEFT + (math.log10(rate) - first) / max(last - first, 1e-9) * (_WIDTH - _LEFT - _RIGHT)
+
+    def y(loss: float) -> float:
+        return _HEIGHT - _BOTTOM - (loss - low) / (high - low) * (_HEIGHT - _TOP - _BOTTOM)
+
+    def line(losses: Iterable[float], kind: str) -> str:
+        points = " ".join(
+            f"{x(r):.1f},{max(y(v), -most):.1f}" for r, v in zip(rates, losses, strict=True) if math.isfinite(v)
+        )
+        return f'<polyline class="{kind}" clip-path="url(#plot)" points="{points}"/>'
+
+    parts = [f'<text class="title" x="{_LEFT}" y="26">{escape(title)}</text>']
+    for decade in range(math.ceil(first - 0.01), math.floor(last + 0.01) + 1):
+        at = x(10.0**decade)
+        parts.append(f'<line class="faint" x1="{at:.1f}" x2="{at:.1f}" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}"/>')
+        parts.append(f'<text x="{at:.1f}" y="{_HEIGHT - _BOTTOM + 20}" text-anchor="middle">{10.0**decade:g}</text>')
+    for value in _ticks(low, high):
+        at = y(value)
+        parts.append(f'<line class="faint" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
+        parts.append(f'<text x="{_LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{value:.4g}</text>')
+    parts += [line(found.losses, "raw"), line(found.smoothed, "smooth")]
+    marks = (("steepest", found.steepest, "#187a2f"), ("a tenth of divergence", found.tenth, "#b3261e"))
+    for number, (name, rate, colour) in enumerate(marks):
+        if rate is None:
+            continue
+        text = f"{name}: {rate:.2g}" + (" (suggested)" if rate == found.suggestion else "")
+        parts.append(f'<text style="fill:{colour}" x="{_LEFT + 280 * number}" y="46">{text}</text>')
+        if rates[0] <= rate <= rates[-1]:
+            at = x(rate)
+            ends = f'x1="{at:.1f}" x2="{at:.1f}" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}"'
+            parts.append(f'<line class="mark" stroke="{colour}" {ends}/>')
+    middle = (_LEFT + _WIDTH - _RIGHT) / 2
+    parts.append(f'<text x="{middle}" y="{_HEIGHT - 12}" text-anchor="middle">learning rate</text>')
+    up = (_TOP + _HEIGHT - _BOTTOM) / 2
+    parts.append(f'<text transform="translate(18 {up}) rotate(-90)" text-anchor="middle">loss of a batch</text>')
+    body = "\n".join(parts)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" '
+        f'viewBox="0 0 {_WIDTH} {_HEIGHT}"><style>{_STYLE}</style>\n'
+        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>\n'
+        f'<clipPath id="plot"><rect x="{_LEFT}" y="{_TOP}" width="{_WIDTH - _LEFT - _RIGHT}" '
+        f'height="{_HEIGHT - _TOP - _BOTTOM}"/></clipPath>\n{body}\n</svg>\n'
+    )
+
+
+def _range(smoothed: list[float], raw: list[float]) -> tuple[float, float]:
+    """The losses worth seeing: not those of the last steps, which may be millions."""
+    if not smoothed:
+        return 0.0, 1.0
+    low, begin = min(raw), smoothed[0]
+    high = min(max(smoothed), low + 1.8 * max(begin - low, 0.1 * abs(begin)))
+    high = max(high, begin)
+    room = max(high - low, abs(high) * 0.01, 1e-9) * 0.06
+    return low - room, high + room
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Four to eight round numbers."""
+    step = 10.0 ** math.floor(math.log10((high - low) / 4))
+    step *= next(f for f in (1, 2, 5, 10) if (high - low) / (step * f) <= 8)
+    return [n * step for n in range(math.ceil(low / step), math.floor(high / step) + 1)]

@@ -1,0 +1,390 @@
+"""A run, from its config to its result: the stages, in order."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from modelyard.cluster.description import CHIEF, EVALUATOR, Cluster
+from modelyard.config import Config, resolve
+from modelyard.config.backend import choose_engine, import_engine, select_engine
+from modelyard.config.durations import RunLength
+from modelyard.data.dataset import TEST, TRAIN, VALIDATION, Dataset
+from modelyard.errors import CheckpointError, ConfigError, Problem, RunError
+from modelyard.loop.start import (
+    find_folder,
+    log_machine,
+    record_start,
+    refuse_changes,
+    settle_config,
+    tidy_after_a_false_start,
+)
+from modelyard.loop.warm_start import read_warm, warm_start
+from modelyard.registry import ENGINES
+from modelyard.run.checkpoint import (
+    Checkpoint,
+    best_first,
+    choose,
+    list_checkpoints,
+    load_newest,
+    read_checkpoint,
+    read_state,
+    step_of,
+)
+from modelyard.run.directory import RunDirectory, open_run_folder
+from modelyard.run.journal import log_result
+from modelyard.run.manifest import read_manifest, started_by
+from modelyard.system.log import log_to
+from modelyard.system.machine import gpus
+
+if TYPE_CHECKING:
+    from modelyard.engine.base import Engine
+    from modelyard.loop.hooks import Hook
+    from modelyard.loop.trainer import Trainer
+
+log = logging.getLogger("modelyard")
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of a run.
+
+    Args:
+        model_dir: the run folder.
+        step: how many steps were trained.
+        split: the split of ``metrics``.
+        metrics: ``loss``, ``accuracy`` and the other metrics of the task.
+        model_step: the step of the evaluated model; the best model's for test at the end.
+        best: the best model by validation: metric, value, step, path; empty where none was kept.
+        validation: metrics of the last evaluation on validation.
+        seconds: wall-clock time of training, all starts together.
+        role: the role of this process; in a cluster, only chief and evaluator have metrics.
+        exports: the folders of the exports (export_at_end).
+    """
+
+    model_dir: str
+    step: int
+    split: str
+    metrics: dict[str, float]
+    model_step: int
+    best: dict[str, Any] = field(default_factory=dict)
+    validation: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    role: str = "chief"
+    exports: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns plain values."""
+        return asdict(self)
+
+
+class SingleProcess:
+    """The part of a run that differs where it has several processes: here it is one. See `modelyard.distributed`."""
+
+    cluster = Cluster()
+
+    def join(self, directory: RunDirectory, config: Config, dataset: Dataset) -> None:
+        """Waits for the other processes of the run."""
+
+    def create_engine(self, config: Config) -> Engine:
+        """Makes the engine."""
+        return create_engine(config)
+
+    def hooks(self, hooks: list[Hook]) -> list[Hook]:
+        """Returns the hooks that run in this process."""
+        return hooks
+
+    def signal(self) -> int | None:
+        """Returns the signal that another process of the run got, if any."""
+        return None
+
+
+def run(config: Config, evaluates: bool, processes: SingleProcess | None = None) -> Result:
+    """Trains, stage by stage, in the process that decides and writes.
+
+    Args:
+        config: the resolved config.
+        evaluates: whether to evaluate on validation during training, keep the best, and test it if the config says so.
+        processes: the other processes of the run; by default there are none.
+    """
+    processes = processes or SingleProcess()
+    cluster = processes.cluster
+    threading.Thread(target=gpus, daemon=True).start()  # asking the driver takes a while; there is other work to do
+    directory = find_folder(config)
+    tidy = tidy_after_a_false_start(directory) if cluster.is_alone else contextlib.nullcontext()
+    with directory, log_to(directory.logs, cluster.me.file_name), tidy:
+        # 1. Config and data: the run's own, or those of a new run.
+        config = settle_config(directory, config)
+        checkpoint = load_newest(directory.checkpoints)
+        warm = None if checkpoint is not None else read_warm(config)
+        dataset = open_dataset(config)
+        if evaluates:
+            _check_validation(config, dataset, cluster)
+        processes.join(directory, config, dataset)
+
+        # 2. Engine and model.
+        engine = processes.create_engine(config)
+        length = run_length(config, dataset)
+        if checkpoint is not None and checkpoint.step > length.total_steps:
+            raise RunError(
+                f"{directory.address} is at step {checkpoint.step} already, and {length.total_steps} are asked for; "
+                "nothing was changed."
+            )
+        log_machine(directory, config, dataset, engine)
+        build(engine, config, dataset, length)
+
+        # 3. Weights: of the newest checkpoint, from elsewhere, or new.
+        if checkpoint is not None:
+            load_state(engine, checkpoint)
+        else:
+            engine.initialize()
+            if warm is not None:
+                warm_start(engine, warm)
+        run_id = record_start(directory, config, dataset, engine, length, checkpoint, evaluates)
+
+        # 4. Training.
+        if cluster.has_evaluator:
+            log.info("the evaluator evaluates what is saved: every %s (save_every)", config.save_every)
+        evaluates_here = evaluates and not cluster.has_evaluator
+        trainer = _trainer(config, engine, directory, length, run_id, evaluates_here, checkpoint, processes)
+        try:
+            trainer.train()
+        except Exception as error:
+            error.add_note(
+                f"The run folder is {directory.address}; `modelyard resume` with it continues from the last checkpoint."
+            )
+            raise
+        finally:
+            engine.close()
+        return conclude(directory, trainer, cluster)
+
+
+def _check_validation(config: Config, dataset: Dataset, cluster: Cluster) -> None:
+    """Raises if there is no validation split, unless the config says that there need not be one."""
+    if config.validation_fraction == 0 and VALIDATION not in dataset.sizes() and not cluster.has_evaluator:
+        last = "; the model after the last step is tested" if config.test_at_end else ""
+        log.info("there is no validation split (validation_fraction is 0): training is not evaluated%s", last)
+        return
+    dataset.size(VALIDATION)
+
+
+def _trainer(
+    config: Config,
+    engine: Engine,
+    directory: RunDirectory,
+    length: RunLength,
+    run_id: str,
+    evaluates: bool,
+    checkpoint: Checkpoint | None,
+    processes: SingleProcess,
+) -> Trainer:
+    from modelyard.loop.hooks import build_hooks
+    from modelyard.loop.trainer import Trainer
+
+    hooks = processes.hooks(build_hooks(config.hooks))
+    if not any(hook.name == "checkpoint" for hook in hooks):
+        log.warning("the hook checkpoint is off: nothing is saved, and this run can't be resumed")
+    return Trainer(config, engine, directory, length, run_id, hooks, evaluates, checkpoint, processes.signal)
+
+
+# -- the stages -----------------------------------------------------------------------------------------------------
+
+
+def open_dataset(config: Config) -> Dataset:
+    """Opens the dataset of the run."""
+    from modelyard.data.load import load_dataset
+
+    return load_dataset(config)
+
+
+def create_engine(config: Config) -> Engine:
+    """Makes the engine of a run of one process."""
+    name = import_engine(config.engine)
+    if name == "jax":
+        from modelyard.engine.jax_devices import wake_devices
+
+        wake_devices(config)
+    return load_engine(name, config)(config)
+
+
+def load_engine(name: str, config: Config) -> Callable[..., Engine]:
+    """Imports the engine called ``name`` and logs why it was chosen."""
+    select_engine(name)
+    log.info("engine %s (%s)", name, choose_engine(config.engine)[1])
+    engine: Callable[..., Engine] = ENGINES.get(name).load()
+    return engine
+
+
+def run_length(config: Config, dataset: Dataset) -> RunLength:
+    """Returns the length of the run: N epochs are ceil(N × examples / batch) steps."""
+    examples = dataset.size(TRAIN)
+    if config.train_steps is not None:
+        total = config.train_steps
+    elif config.train_epochs is not None:
+        # As written, not as a binary float: 1.1 epochs of 100 examples are 110, not 110.00000000000001.
+        total = math.ceil(Fraction(repr(config.train_epochs)) * examples / config.train_batch_size)
+    else:
+        raise ConfigError([Problem("config", "train_steps", "is missing, and so is train_epochs; give one.")])
+    return RunLength(examples, config.train_batch_size, total)
+
+
+def is_finished(directory: RunDirectory, config: Config, length: Callable[[], RunLength]) -> bool:
+    """Returns whether the newest checkpoint is the last that the run will have under ``config``.
+
+    Args:
+        directory: the run folder.
+        config: the config; a finished run may be asked for more steps.
+        length: returns the length of the run; called only if something is saved.
+    """
+    saved = list_checkpoints(directory.checkpoints)
+    try:
+        memory = read_state(saved[max(saved)])["memory"] if saved else None
+    except CheckpointError:
+        return False
+    if memory is None:
+        return False
+    total = length().total_steps
+    return max(saved) >= total or stopped_by(memory, config, total) is not None
+
+
+def stopped_by(memory: Mapping[str, Any], config: Config, total_steps: int) -> str | None:
+    """Returns why a hook has stopped the run; it stays stopped until the hooks or the number of steps change."""
+    unchanged = memory.get("total_steps") == total_steps and memory.get("stopped_under") == stop_rules(config)
+    return memory.get("stopped") if unchanged else None
+
+
+def stop_rules(config: Config) -> list[str]:
+    """Returns the hooks that may stop the run before its last step."""
+    return [str(call) for call in config.hooks]
+
+
+def build(engine: Engine, config: Config, dataset: Dataset, length: RunLength) -> None:
+    """Makes the model and hands it to the engine."""
+    from modelyard.engine.network import build_network
+    from modelyard.models.task import build_task
+
+    with engine.model_scope():
+        network = build_network(config, build_task(config, dataset), length)
+    engine.build(network, dataset, length)
+    log.info("model %s: %s parameters", config.model, f"{engine.model.count_params():,}")
+
+
+def load_state(engine: Engine, checkpoint: Checkpoint, weights_only: bool = False) -> None:
+    """Loads a checkpoint into the engine."""
+    from modelyard.engine.base import State
+
+    engine.load(State(checkpoint.weights, checkpoint.optimizer), weights_only=weights_only)
+
+
+def conclude(directory: RunDirectory, trainer: Trainer, cluster: Cluster) -> Result:
+    """Collects the results and adds them to the journal."""
+    role = EVALUATOR if cluster.me.role == EVALUATOR else CHIEF
+    best = {} if cluster.has_evaluator and role == CHIEF else best_of(directory)  # it is still at work
+    validation = {k: float(v) for k, v in trainer.last_evaluation.items()}
+    split, metrics, model_step = VALIDATION, validation, trainer.step
+    if trainer.last_test:
+        split, metrics = TEST, {k: float(v) for k, v in trainer.last_test.items()}
+        model_step = best.get("step", trainer.step)
+    elif not validation:
+        split, metrics = TRAIN, trainer.last_report
+    seconds = round(trainer.seconds, 2)
+    result = Result(directory.address, trainer.step, split, metrics, model_step, best, validation, seconds, role)
+    shown: dict[str, Any] = {f"{split} {name}": value for name, value in metrics.items()}
+    shown |= {f"best validation {best['metric']}": f"{best['value']:.6g} at step {best['step']}"} if best else {}
+    ended = f"{trainer.step}" + (f" ({trainer.stop_reason})" if trainer.stop_reason else "")
+    log_result(directory.journal, directory.name, {"step": ended, **shown, "seconds": result.seconds})
+    return result
+
+
+def best_of(directory: RunDirectory) -> dict[str, Any]:
+    """Returns the best model of the run, or nothing if none was kept."""
+    paths = best_first(directory.best)
+    if not paths:
+        return {}
+    won = read_state(paths[0])["memory"]["best"]
+    path = directory.address_of(paths[0])
+    return {"metric": won["metric"], "value": won["value"], "step": step_of(paths[0]), "path": path}
+
+
+# -- runs that exist ------------------------------------------------------------------------------------------------
+
+
+def resume_config(model_dir: str | Path, options: Mapping[str, Any], source: str = "Python") -> tuple[Config, bool]:
+    """Returns the config to resume a run with, and whether that run evaluates."""
+    directory = open_run_folder(model_dir, options.get("cache_dir"))
+    without_effect = sorted(
+        {"config_file", "config_set", "hyperparameter_file", "hyperparameter_set", "recipe"} & set(options)
+    )
+    if without_effect:
+        message = "has no effect here: the run's own config.yaml is the config."
+        raise ConfigError(Problem(source, key, message) for key in without_effect)
+    given = {**options, "config_file": str(directory.config), "model_dir": directory.address, "resume": "must"}
+    try:
+        config = resolve(given, source=source, pick_up_files=False)
+    except ConfigError as error:
+        script = started_by(read_manifest(directory))
+        if script is not None:
+            error.add_hint(
+                f"This run was started by the script {script}: use `python {script} resume …`, or --plugins."
+            )
+        raise
+    return config, bool(read_manifest(directory).get("evaluates", True))
+
+
+def find_checkpoint(
+    model_dir: str | Path, checkpoint: str | int | None, options: Mapping[str, Any], source: str
+) -> tuple[RunDirectory, Config, Path]:
+    """Returns a run folder, its config, and a checkpoint folder: best, latest or a step; None is best if there is one.
+
+    Raises:
+        UserError: if there is no run or no such checkpoint, or options would change what was trained.
+    """
+    directory = open_run_folder(model_dir, options.get("cache_dir"))
+    config, _ = resume_config(model_dir, options, source)
+    refuse_changes(directory, config)
+    which = checkpoint if checkpoint is not None else "best" if best_first(directory.best) else "latest"
+    path = choose(directory.checkpoints, directory.best, str(which))
+    directory.bring_weights(path)
+    return directory, config, path
+
+
+def evaluate(
+    model_dir: str | Path,
+    *,
+    checkpoint: str | int | None = None,
+    split: str = VALIDATION,
+    source: str = "Python",
+    **options: Any,
+) -> Result:
+    """Evaluates a checkpoint of a run, every example counted once.
+
+    Args:
+        model_dir: the run folder.
+        checkpoint: best, latest or a step; by default best if there is one.
+        split: validation, test or train.
+        source: where the options come from, for error messages.
+        **options: options that do not change what was trained, such as eval_batch_size or engine.
+    """
+    directory, config, path = find_checkpoint(model_dir, checkpoint, options, source)
+    loaded = read_checkpoint(path)
+    dataset = open_dataset(config)
+    known = read_manifest(directory).get("dataset", {}).get("fingerprint")
+    if known != dataset.fingerprint():
+        log.warning("the data of %s is not the data this run was trained on", config.dataset)
+    dataset.size(split)
+    engine = create_engine(config)
+    build(engine, config, dataset, run_length(config, dataset))
+    load_state(engine, loaded, weights_only=True)
+    from modelyard.system.console import bar
+
+    with bar(f"evaluating on {split}", dataset.size(split)) as progress:
+        metrics = engine.evaluate(split, progress)
+    engine.close()
+    return Result(str(model_dir), loaded.step, split, metrics, loaded.step, best=best_of(directory))

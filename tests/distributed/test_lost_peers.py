@@ -1,0 +1,452 @@
+"""Who is gone, silent or stuck is noticed, and everyone learns of it; who may come back does."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from groups import LONG, Part, Puppet, Yard, ends_in, nothing_is_left, wait_until
+
+from conftest import environment
+from modelyard.cluster.description import Member
+from modelyard.distributed.connection import Connection
+from modelyard.distributed.coordinator import Coordinator
+from modelyard.distributed.follower import Follower
+from modelyard.errors import ClusterError, DataError, PeerLostError
+from modelyard.system.network import listen
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    yield from nothing_is_left(monkeypatch)
+
+
+@pytest.fixture
+def yard() -> Yard:
+    return Yard()
+
+
+def waits_for_loss(coordinator: Coordinator) -> None:
+    assert coordinator._failed.wait(LONG)
+    coordinator.check()
+
+
+def meets(yard: Yard, coordinator: Coordinator, index: int = 1) -> Puppet:
+    """A puppet as worker ``index``, with all others there already."""
+    puppet = yard.puppet("worker", index)
+    coordinator.wait_for_all()
+    puppet.polling("welcome")
+    return puppet
+
+
+# -- the others learn of it -----------------------------------------------------------------------------------------
+
+
+def test_a_process_that_hangs_up_is_lost_for_everyone(yard: Yard) -> None:
+    other = yard.obeys("worker", 0)  # waits for orders
+    with ends_in(PeerLostError) as caught, yard.coordinator() as coordinator:
+        meets(yard, coordinator).close()
+        waits_for_loss(coordinator)
+    who = f"worker 1 ({yard.addresses['worker'][1]})"
+    expected = f"{who} closed the connection unexpectedly. Start all processes again to resume the run"
+    assert str(caught.value).startswith(expected)
+    assert str(other.error()) == str(caught.value)
+    assert caught.value.status == other.error().status == 75  # type: ignore[attr-defined]
+
+
+def test_a_process_that_is_silent_is_lost_for_everyone(yard: Yard) -> None:
+    yard.peer_timeout = 2.0
+    other = yard.obeys("worker", 0)
+    with (
+        ends_in(PeerLostError, match=r"worker 1 .* has been silent for 2 s") as caught,
+        yard.coordinator() as coordinator,
+    ):
+        puppet = meets(yard, coordinator)
+        waits_for_loss(coordinator)
+    assert str(other.error()) == str(caught.value)
+    puppet.close()
+
+
+def test_a_process_that_sends_nonsense_is_lost_for_everyone(yard: Yard) -> None:
+    other = yard.obeys("worker", 0)
+    with ends_in(PeerLostError, match=r"worker 1 .* sent a malformed message"), yard.coordinator() as coordinator:
+        puppet = meets(yard, coordinator)
+        puppet.socket.sendall(b"\xff" * 12)
+        waits_for_loss(coordinator)
+    assert "can't be understood" in str(other.error())
+    puppet.close()
+
+
+@pytest.mark.parametrize("number", [9, "15", None, 1e400, [15], 10**30])
+def test_a_signal_that_is_none_is_nonsense(number: object) -> None:
+    yard = Yard(worker=1)
+    with ends_in(PeerLostError, match="can't be understood"), yard.coordinator() as coordinator:
+        puppet = meets(yard, coordinator, 0)
+        puppet.connection.send("signal", number=number)
+        waits_for_loss(coordinator)
+    assert coordinator.signal is None
+    puppet.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (DataError("there is no folder /x"), ClusterError, "worker 0 failed: there is no folder /x"),
+        (ValueError("oh"), PeerLostError, "worker 0 failed: ValueError: oh"),
+        (KeyboardInterrupt(), PeerLostError, "worker 0 failed: KeyboardInterrupt"),
+        (DataError("x" * 5_000_000), ClusterError, "worker 0 failed: xxx"),
+    ],
+)
+def test_what_a_follower_fails_with_is_told_to_everyone(
+    yard: Yard, error: BaseException, kind: type[ClusterError], words: str
+) -> None:
+    other = yard.obeys("worker", 1)
+
+    def follow() -> None:
+        with yard.follower("worker", 0) as group:
+            group.join()
+            raise error
+
+    part = Part(follow)
+    with ends_in(ClusterError) as caught, yard.coordinator() as coordinator:
+        coordinator.wait_for_all()
+        coordinator.wait_until_ready()  # which worker 0 will never say
+    assert part.error() is error
+    for seen in (caught.value, other.error()):
+        assert type(seen) is kind
+        assert str(seen).startswith(words)
+        assert str(seen).count("failed:") == 1
+
+
+def test_what_the_lead_fails_with_is_told_to_everyone(yard: Yard) -> None:
+    parts = [yard.obeys("worker", 0), yard.obeys("worker", 1)]
+    with ends_in(DataError), yard.coordinator() as coordinator:
+        coordinator.wait_for_all()
+        coordinator.on_loss(lambda reason: pytest.fail("nobody is lost"))
+        raise DataError("the shard s3://b/7 is damaged")
+    for part in parts:
+        assert str(part.error()) == "the chief failed: the shard s3://b/7 is damaged"
+        assert type(part.error()) is ClusterError
+
+
+def test_of_several_failures_everyone_is_told_the_same_first_one() -> None:
+    yard = Yard(worker=4)
+    watching = [yard.obeys("worker", index) for index in (0, 1)]
+    with ends_in(ClusterError) as caught, yard.coordinator() as coordinator:
+        puppets = [yard.puppet("worker", index) for index in (2, 3)]
+        coordinator.wait_for_all()
+        for puppet in puppets:
+            puppet.polling("welcome")
+        threads = [
+            threading.Thread(target=p.connection.send, args=("failed",), kwargs={"message": "m"}) for p in puppets
+        ]
+        for thread in threads:
+            thread.start()
+        waits_for_loss(coordinator)
+    first = str(caught.value)
+    assert first in ("worker 2 failed: m", "worker 3 failed: m")
+    assert [str(part.error()) for part in watching] == [first, first]
+    for puppet in puppets:
+        puppet.close()
+
+
+def test_a_lost_peer_breaks_off_what_waits_for_it(yard: Yard) -> None:
+    told: list[str] = []
+    part = yard.obeys("worker", 0)
+    with ends_in(PeerLostError), yard.coordinator() as coordinator:
+        puppet = meets(yard, coordinator)
+        stuck = threading.Event()
+        coordinator.on_loss(lambda reason: stuck.wait(LONG) and None)  # one that does not return holds up nobody
+        coordinator.on_loss(lambda reason: 1 / 0)
+        coordinator.on_loss(told.append)
+        puppet.close()
+        wait_until(lambda: bool(told), "the callback is called")
+        coordinator.on_loss(told.append)  # comes too late, and is called at once
+        assert len(told) == 2
+        assert all("closed the connection unexpectedly" in reason for reason in told)
+        assert "closed the connection unexpectedly" in str(coordinator.explain(RuntimeError("collective aborted")))
+        stuck.set()
+        coordinator.broadcast("train")
+    assert "closed the connection unexpectedly" in str(part.error())
+
+
+def test_the_first_failure_of_a_process_stays(yard: Yard) -> None:
+    with ends_in(ClusterError, match="the first"), yard.follower("worker") as group:
+        group.fail(ClusterError("the first"))
+        group.fail(ClusterError("the second"))
+        group.check()
+
+
+def test_the_last_words_of_one_who_hung_up_are_heard_though_sending_failed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        mine, theirs = Connection(socket.create_connection(server.getsockname())), Connection(server.accept()[0])
+    theirs.send("failed", message="no disk space")
+    theirs.finish(LONG)
+    mine.keep_alive(0.01)
+    wait_until(lambda: not mine._sender.is_alive(), "it can't send any more")
+    assert mine.receive().fields == {"message": "no disk space"}
+    mine.close()
+
+
+def test_an_error_of_its_own_is_not_explained_by_others(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("modelyard.distributed.process_group._EXPLAIN_SECONDS", 0.01)
+    error = RuntimeError("out of memory")
+    assert yard.follower("worker").explain(error) is error
+
+
+# -- the coordinator is gone ----------------------------------------------------------------------------------------
+
+
+def welcomed(yard: Yard) -> tuple[Follower, Connection]:
+    """A follower, and the other end of its connection: a coordinator that does only what the test says."""
+    with listen(yard.lead_address) as server:
+        group = yard.follower("worker")
+        joining = Part(group.join)
+        connection, _ = server.accept()
+    connection = Connection(connection)
+    connection.set_timeout(LONG)
+    connection.expect_greeting()
+    assert connection.receive().kind == "hello"
+    connection.greet()
+    connection.send("welcome", spec={})
+    assert joining.result() == {"spec": {}}
+    return group, connection
+
+
+def test_a_lead_that_hangs_up_is_lost_while_an_order_is_waited_for(yard: Yard) -> None:
+    group, connection = welcomed(yard)
+    with ends_in(PeerLostError, match="the chief closed the connection unexpectedly"), group:
+        waiting = Part(group.next_command)
+        connection.close()
+        assert isinstance(waiting.error(), PeerLostError)
+        group.next_command()
+
+
+def test_a_lead_that_is_silent_is_lost_while_an_order_is_waited_for(yard: Yard) -> None:
+    yard.peer_timeout = 2.0
+    group, connection = welcomed(yard)
+    with pytest.raises(PeerLostError, match="the chief has been silent for 2 s"), group:
+        group.next_command()
+    connection.close()
+
+
+@pytest.mark.parametrize("said", [b"\xff" * 12, b"\0\0\0\2" + b"\0" * 8 + b"[]", b"\0\0\0\2" + b"\0" * 8 + b"{}"])
+def test_a_lead_that_sends_nonsense_is_lost(yard: Yard, said: bytes) -> None:
+    group, connection = welcomed(yard)
+    with ends_in(PeerLostError, match="the chief sent a malformed message"), group:
+        connection._put(said)
+        group.next_command()
+    connection.close()
+
+
+def test_speaking_to_a_lead_that_is_gone_is_told_as_that_and_not_as_a_broken_pipe(yard: Yard) -> None:
+    group, connection = welcomed(yard)
+    with ends_in(PeerLostError, match="closed the connection unexpectedly"), group:
+        connection.close()
+        group.report_ready(data="x" * (1 << 20))
+        group.report_signal(15)
+        group.next_command()
+
+
+# -- who is stuck ---------------------------------------------------------------------------------------------------
+
+
+def test_a_process_that_takes_no_bytes_holds_up_nobody_else_and_is_lost(yard: Yard) -> None:
+    yard.peer_timeout = 2.0
+    large = b"x" * (64 << 20)
+    seen: list[str] = []
+
+    def follow() -> None:
+        with yard.follower("worker", 1) as group:
+            group.join()
+            for next_command in group.commands():
+                seen.append(next_command.kind)
+
+    other = Part(follow)
+    with ends_in(PeerLostError, match=r"worker 0 .* has been silent for 2 s"), yard.coordinator() as coordinator:
+        puppet = meets(yard, coordinator, 0)
+        puppet.connection.keep_alive(0.2)  # it says that it is well
+        began = time.monotonic()
+        for kind in ("load", "train"):
+            coordinator.broadcast(kind, large)
+        assert time.monotonic() - began < 2.0
+        wait_until(lambda: "train" in seen, "the other has its orders")
+        assert coordinator.failure is None  # so it was not held up until the first was given up
+        waits_for_loss(coordinator)
+    assert "worker 0 (" in str(other.error())
+    puppet.close()
+
+
+def test_a_payload_may_take_longer_than_the_timeout_as_long_as_it_moves() -> None:
+    yard = Yard(worker=1)
+    yard.peer_timeout = 1.0
+    large = bytes(range(256)) * (1 << 17)
+    with yard.coordinator() as coordinator:
+        puppet = meets(yard, coordinator, 0)
+        puppet.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 18)
+        puppet.connection.keep_alive(0.2)
+        coordinator.broadcast("load", large)
+        coordinator.broadcast("train", step=1)
+        began = time.monotonic()
+        slow = _Slow(puppet.socket, pause=0.02, polling=began + 1.5)
+        puppet.connection._socket = slow  # type: ignore[assignment]
+        assert puppet.polling("load").payload == large
+        assert time.monotonic() - began > 1.0
+        assert puppet.polling("train").fields == {"step": 1}
+        assert coordinator.failure is None
+        puppet.connection.send("bye")
+    puppet.close()
+
+
+class _Slow:
+    """A socket that takes its time to read."""
+
+    def __init__(self, connection: socket.socket, pause: float, polling: float) -> None:
+        self._connection, self._pause, self._until = connection, pause, polling
+
+    def recv(self, count: int) -> bytes:
+        if time.monotonic() < self._until:
+            time.sleep(self._pause)
+            count = min(count, 1 << 18)
+        return self._connection.recv(count)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._connection, name)
+
+
+# -- who may come back ----------------------------------------------------------------------------------------------
+
+
+def test_an_evaluator_may_go_and_come_back() -> None:
+    yard = Yard(worker=1, evaluator=1)
+    worker = yard.obeys("worker")
+    with yard.coordinator() as coordinator:
+        evaluator = yard.puppet("evaluator")
+        coordinator.wait_for_all(mark="m")
+        for _ in range(2):
+            evaluator.close()
+            wait_until(lambda: Member("evaluator", 0) not in coordinator._connections, "the coordinator notices")
+            evaluator = yard.puppet("evaluator")
+            assert evaluator.polling("welcome").fields == {"mark": "m", "spec": coordinator.spec}
+        evaluator.connection.send("failed", message="no disk space", final=True)
+        wait_until(lambda: Member("evaluator", 0) not in coordinator._connections, "the coordinator notices")
+        coordinator.broadcast("train")
+    assert [next_command.kind for next_command in worker.result()] == ["train", "end"]
+    evaluator.close()
+
+
+def test_an_evaluator_that_comes_back_otherwise_is_refused_and_the_run_goes_on() -> None:
+    yard = Yard(worker=0, evaluator=1)
+    with yard.coordinator(lr=0.1) as coordinator:
+        evaluator = yard.puppet("evaluator", lr=0.1)
+        coordinator.wait_for_all()
+        evaluator.close()
+        wait_until(lambda: not coordinator._connections, "the coordinator notices")
+        with pytest.raises(ClusterError, match=r"lr: 0\.5, not 0\.1"):
+            yard.follower("evaluator", lr=0.5).join()
+        assert coordinator.failure is None
+
+
+def test_a_lead_that_is_done_does_not_wait_for_the_evaluator() -> None:
+    yard = Yard(worker=0, evaluator=1)
+    with yard.coordinator() as coordinator:
+        evaluator = yard.puppet("evaluator")
+        coordinator.wait_for_all()
+        began = time.monotonic()
+    assert time.monotonic() - began < 5.0
+    assert evaluator.polling("end").fields == {"signal": None}  # said before it hung up
+    evaluator.close()
+
+
+def test_a_worker_of_parameter_servers_may_go_and_come_back() -> None:
+    yard = Yard(worker=2, ps=1)
+    stays = [yard.obeys("worker", 0), yard.obeys("ps")]
+    with yard.coordinator() as coordinator:
+        worker = meets(yard, coordinator)
+        worker.close()
+        wait_until(lambda: Member("worker", 1) not in coordinator._connections, "the coordinator notices")
+        again = yard.obeys("worker", 1)
+        wait_until(lambda: Member("worker", 1) in coordinator._connections, "it is back")
+    for part in (*stays, again):
+        assert part.result()[-1].kind == "end"
+
+
+@pytest.mark.parametrize("how", ["silent", "for good"])
+def test_a_worker_of_parameter_servers_that_will_not_come_back_ends_the_run(how: str) -> None:
+    yard = Yard(worker=2, ps=1)
+    yard.peer_timeout = 2.0
+    stays = [yard.obeys("worker", 0), yard.obeys("ps")]
+    with ends_in(ClusterError) as caught, yard.coordinator() as coordinator:
+        worker = meets(yard, coordinator)
+        if how == "for good":
+            worker.connection.send("failed", message="no such model", final=True)
+        waits_for_loss(coordinator)
+    assert ("has been silent" if how == "silent" else "worker 1 failed: no such model") in str(caught.value)
+    assert [str(part.error()) for part in stays] == [str(caught.value)] * 2
+    worker.close()
+
+
+def test_a_parameter_server_that_is_gone_ends_the_run() -> None:
+    yard = Yard(worker=1, ps=1)
+    worker = yard.obeys("worker")
+    with ends_in(PeerLostError, match=r"ps 0 .* closed the connection unexpectedly"), yard.coordinator() as coordinator:
+        server = yard.puppet("ps")
+        coordinator.wait_for_all()
+        server.polling("welcome")
+        server.close()
+        waits_for_loss(coordinator)
+    assert isinstance(worker.error(), PeerLostError)
+
+
+def test_a_synchronous_worker_that_comes_back_waits_for_the_next_start(yard: Yard) -> None:
+    other = yard.obeys("worker", 0)
+    with ends_in(PeerLostError), yard.coordinator() as coordinator:
+        meets(yard, coordinator).close()
+        assert coordinator._failed.wait(LONG)
+        again = yard.obeys("worker", 1)
+        coordinator.check()
+    assert isinstance(other.error(), PeerLostError)
+    other = yard.obeys("worker", 0)
+    with yard.coordinator() as coordinator:
+        coordinator.wait_for_all()
+    assert [part.result()[-1].kind for part in (again, other)] == ["end", "end"]
+
+
+# -- who does not leave by itself is ended --------------------------------------------------------------------------
+
+SCRIPT = """
+import sys, threading, time
+from groups import Yard
+from modelyard.cluster.description import ProcessGroup
+from modelyard.errors import ClusterError, PeerLostError
+ProcessGroup.grace_seconds = 0.3
+how, error = sys.argv[1], PeerLostError("gone.") if sys.argv[2] == "75" else ClusterError("not like the chief.")
+yard = Yard(worker=0)
+with yard.coordinator() as coordinator:
+    coordinator.fail(error)
+    if how == "hangs":
+        threading.Event().wait(60)
+if how == "fails within":
+    coordinator.fail(error)
+time.sleep(0.6)  # more than the grace: whoever has left the group may take its time
+print("well", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "given", "status"), [("hangs", "75", 75), ("hangs", "2", 2), ("leaves", "75", 0), ("fails within", "75", 0)]
+)
+def test_who_hangs_after_a_loss_is_ended_and_who_leaves_is_not(how: str, given: str, status: int) -> None:
+    path = {"PYTHONPATH": ":".join(filter(None, sys.path))}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, how, given],
+        capture_output=True, text=True, timeout=60, env=environment(**path), check=False,
+    )  # fmt: skip
+    assert done.returncode == status, done.stderr
+    assert ("well" in done.stdout) == (status == 0)
+    assert ("did not end by itself" in done.stderr) == (status != 0)

@@ -1,0 +1,417 @@
+"""How the processes of a run meet, what is refused, and how orders reach them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+from groups import LONG, Part, Yard, ends_in, nothing_is_left, wait_until
+
+from modelyard.cluster.description import Member, ProcessGroup
+from modelyard.distributed import coordinator as coordinators
+from modelyard.errors import ClusterError, DataError, Interrupted, PeerLostError
+from modelyard.system import network
+from modelyard.system.network import check_free, listen
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    yield from nothing_is_left(monkeypatch)
+
+
+@pytest.fixture
+def yard() -> Yard:
+    return Yard()
+
+
+# -- meeting --------------------------------------------------------------------------------------------------------
+
+
+def test_everyone_meets_and_is_told_the_same() -> None:
+    yard = Yard(worker=2, evaluator=1)
+    told: list[dict[str, object]] = []
+
+    def follow(role: str, index: int) -> list[str]:
+        with yard.follower(role, index, lr=0.1) as group:
+            facts = group.join()
+            assert facts is not None
+            told.append(facts)
+            group.report_ready(found=index)
+            return [next_command.kind for next_command in group.commands()]
+
+    parts = [Part(lambda who=who: follow(*who)) for who in (("worker", 0), ("worker", 1), ("evaluator", 0))]
+    with yard.coordinator(lr=0.1) as coordinator:
+        coordinator.wait_for_all(mark="m", threads=3)
+        report_ready = coordinator.wait_until_ready()
+        coordinator.broadcast("train", step=0)
+    assert [part.result() for part in parts] == [["train", "end"], ["train", "end"], ["end"]]
+    assert {member.index: facts["found"] for member, facts in report_ready.items() if member.role == "worker"} == {
+        0: 0,
+        1: 1,
+    }
+    assert all((facts["mark"], facts["threads"], facts["spec"]) == ("m", 3, coordinator.spec) for facts in told)
+    own, *others = coordinator.spec["worker"]
+    assert others == list(yard.addresses["worker"])
+    assert own.startswith("127.0.0.1:")
+    assert own != yard.lead_address
+    assert coordinator.failure is None
+
+
+def test_worker_0_leads_where_there_is_no_chief() -> None:
+    yard = Yard(chief=0, worker=2)
+    part = yard.obeys("worker", 1)
+    with yard.coordinator() as coordinator:
+        coordinator.wait_for_all()
+        assert (coordinator.rank, coordinator.size) == (0, 2)
+        assert coordinator.spec["worker"][1:] == [yard.addresses["worker"][1]]
+    assert [next_command.kind for next_command in part.result()] == ["end"]
+
+
+def test_servers_of_parameter_servers_keep_their_roles() -> None:
+    yard = Yard(worker=1, ps=1)
+    parts = [yard.obeys("worker"), yard.obeys("ps")]
+    with yard.coordinator() as coordinator:
+        coordinator.wait_for_all()
+        coordinator.broadcast("train")  # to nobody: they are the coordinator's
+    assert [[next_command.kind for next_command in part.result()] for part in parts] == [["end"], ["end"]]
+    assert set(coordinator.spec) == {"chief", "worker", "ps"}
+
+
+def test_crews_meet_over_ipv6() -> None:
+    try:
+        yard = Yard("::1", worker=1)
+    except OSError:
+        pytest.skip("no IPv6 here")
+    part = yard.obeys("worker")
+    with yard.coordinator() as coordinator:
+        coordinator.wait_for_all()
+        assert coordinator.spec["worker"][0].startswith("[::1]:")
+    assert [next_command.kind for next_command in part.result()] == ["end"]
+
+
+def test_a_card_arrives_as_it_was_though_json_has_no_tuples() -> None:
+    yard = Yard(worker=1)
+    part = yard.obeys("worker", sizes=(1, 2), rate=0.1)
+    with yard.coordinator(sizes=(1, 2), rate=0.1) as coordinator:
+        coordinator.wait_for_all()
+    part.result()
+
+
+def test_who_waits_for_others_for_long_is_not_taken_for_lost(yard: Yard) -> None:
+    yard.peer_timeout = 1.0
+    first = yard.obeys("worker", 0)
+    with yard.coordinator() as coordinator:
+        wait_until(lambda: Member("worker", 0) in coordinator._connections, "worker 0 is there")
+        assert not coordinator._failed.wait(1.8)
+        second = yard.obeys("worker", 1)
+        coordinator.wait_for_all()
+    assert [part.result()[-1].kind for part in (first, second)] == ["end", "end"]
+
+
+def test_who_does_not_come_is_named_with_its_address(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinators, "_LINGER_SECONDS", 0.1)
+    yard.start_timeout = 0.5
+    part = yard.obeys("worker", 0)
+    with pytest.raises(PeerLostError) as caught, yard.coordinator() as coordinator:
+        coordinator.wait_for_all()
+    message = str(caught.value)
+    assert message.startswith(f"worker 1 ({yard.addresses['worker'][1]}) did not join within 0.5 s.")
+    assert yard.lead_address in message
+    assert "start_timeout_secs" in message
+    assert "worker 1 (" in str(part.error())
+    assert part.error().status == 75  # type: ignore[attr-defined]  # it may come the next time
+
+
+def test_a_lead_that_is_not_there_is_named_with_its_address(yard: Yard) -> None:
+    yard.start_timeout = 0.5
+    with pytest.raises(
+        ClusterError, match=rf"the chief at {yard.lead_address} could not be joined within 0.5 s.*refused"
+    ):
+        yard.follower("worker").join()
+
+
+def test_something_else_at_the_leads_address_is_told_apart(yard: Yard) -> None:
+    yard.start_timeout = 1.0
+    with listen(yard.lead_address) as server:
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                    connection.recv(4096)
+
+        part = Part(serve)
+        with pytest.raises(ClusterError, match="something else answers there"):
+            yard.follower("worker").join()
+        server.shutdown(socket.SHUT_RDWR)
+    part.result()
+
+
+def test_a_lead_that_hangs_up_is_told_as_that(yard: Yard) -> None:
+    yard.start_timeout = 0.5
+    with listen(yard.lead_address) as server:
+
+        def serve() -> None:
+            while True:
+                try:
+                    server.accept()[0].close()
+                except OSError:
+                    return
+
+        part = Part(serve)
+        with pytest.raises(ClusterError, match=r"nobody answers there \((it hung up|.*reset.*)\)"):
+            yard.follower("worker").join()
+        server.shutdown(socket.SHUT_RDWR)
+    part.result()
+
+
+def test_a_port_in_use_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        for use in (check_free, listen):
+            with pytest.raises(ClusterError, match=rf"port \d+ of this process's address {address} is in use"):
+                use(address)
+
+
+def test_a_port_that_is_left_in_time_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "_OWN_PORT_SECONDS", LONG)
+    asked = iter([True, True])
+    monkeypatch.setattr(network, "_answers", lambda address: next(asked, False))
+    listen(f"127.0.0.1:{network.free_port('127.0.0.1')}").close()
+    assert next(asked, None) is None
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may")
+def test_a_port_that_is_not_allowed_is_told_as_that() -> None:
+    with pytest.raises(ClusterError, match="can't listen at its address"):
+        listen("127.0.0.1:1")
+
+
+def test_the_port_of_a_lead_is_free_when_it_is_over(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "_OWN_PORT_SECONDS", 0.0)
+    for _ in range(3):
+        parts = [yard.obeys("worker", 0), yard.obeys("worker", 1)]
+        with yard.coordinator() as coordinator:
+            coordinator.wait_for_all()
+        for part in parts:
+            part.result()
+        listen(yard.lead_address).close()
+
+
+def test_an_evaluator_need_not_join_what_is_over() -> None:
+    yard = Yard(worker=0, evaluator=1)
+    asked = iter([False, True])
+    assert yard.follower("evaluator").join(unless=lambda: next(asked)) is None
+    assert list(asked) == []
+
+
+def test_a_lead_waits_for_nobody_who_need_not_come() -> None:
+    yard = Yard(worker=1, evaluator=1)
+    worker = yard.obeys("worker")
+    with yard.coordinator() as coordinator:
+        coordinator.wait_for_all(("evaluator",), mark="m")
+        late = yard.puppet("evaluator")
+        assert late.polling("welcome").fields["mark"] == "m"
+        late.close()
+    assert [next_command.kind for next_command in worker.result()] == ["end"]
+
+
+# -- who is not let in ----------------------------------------------------------------------------------------------
+
+
+def test_a_difference_is_told_on_every_process(yard: Yard) -> None:
+    waiting = yard.obeys("worker", 0, lr=0.1)
+    with ends_in(ClusterError) as caught, yard.coordinator(lr=0.1) as coordinator:
+        wait_until(lambda: bool(coordinator._connections), "worker 0 is there")
+        different = yard.obeys("worker", 1, lr=0.5)
+        coordinator.wait_for_all()
+    errors = [caught.value, waiting.error(), different.error()]
+    expected = "worker 1 was not started like the chief:\n  lr: 0.5, not 0.1"
+    assert [str(error) for error in errors] == [expected] * 3
+    assert [getattr(error, "status", None) for error in errors] == [2, 2, 2]
+
+
+def test_a_lead_leaves_when_all_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinators, "_LINGER_SECONDS", LONG)
+    yard = Yard(worker=1, evaluator=1)
+    waiting = yard.obeys("evaluator", lr=0.1)
+    with ends_in(ClusterError), yard.coordinator(lr=0.1) as coordinator:
+        wait_until(lambda: bool(coordinator._connections), "the evaluator is there")
+        different = yard.obeys("worker", lr=0.5)
+        different.error()
+        waiting.error()
+        wait_until(lambda: not coordinator._connections, "both are gone")
+        began = time.monotonic()
+        coordinator.wait_for_all()
+    assert time.monotonic() - began < LONG / 2
+
+
+def test_a_difference_is_told_at_once_though_the_lead_is_busy(yard: Yard) -> None:
+    with yard.coordinator(lr=0.1) as coordinator:
+        waiting, different = yard.obeys("worker", 0, lr=0.1), yard.obeys("worker", 1, lr=0.5)
+        for part in (waiting, different):  # and this thread, the coordinator's, has done nothing yet
+            assert "lr: 0.5, not 0.1" in str(part.error())
+        with pytest.raises(ClusterError, match=r"lr: 0\.5"):
+            coordinator.check()
+
+
+def test_a_process_that_is_not_in_the_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinators, "_LINGER_SECONDS", 0.1)
+    yard = Yard(worker=1)
+    what = "the chief has 1 chief, 1 worker, and the evaluator is not in it"
+    with ends_in(ClusterError, match=what), yard.coordinator() as coordinator:
+        part = yard.obeys("evaluator")
+        coordinator.wait_for_all()
+    assert "Without an evaluator in it the chief evaluates itself" in str(part.error())
+
+
+def test_a_second_process_of_the_same_name_waits(yard: Yard) -> None:
+    first = yard.obeys("worker", 0)
+    with yard.coordinator() as coordinator:
+        wait_until(lambda: bool(coordinator._connections), "worker 0 is there")
+        yard.start_timeout = 0.5
+        with pytest.raises(ClusterError, match="there is a worker 0 already"):
+            yard.follower("worker", 0).join()
+        assert coordinator.failure is None
+        second = yard.obeys("worker", 1)
+        coordinator.wait_for_all()
+        with pytest.raises(ClusterError, match="there is a worker 0 already"):
+            yard.follower("worker", 0).join()
+    assert [part.result()[-1].kind for part in (first, second)] == ["end", "end"]
+
+
+def test_a_lead_that_fails_before_anyone_came_tells_those_who_come(yard: Yard) -> None:
+    def coordinator() -> None:
+        with yard.coordinator():
+            raise DataError("there is no folder /x")
+
+    leading = Part(coordinator)
+    for index in (0, 1):
+        error = yard.obeys("worker", index).error()
+        assert str(error) == "the chief failed: there is no folder /x"
+        assert type(error) is ClusterError
+    assert isinstance(leading.error(), DataError)  # as soon as all are told, not later
+
+
+def test_a_lead_that_fails_does_not_wait_for_ever_for_those_who_do_not_come(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinators, "_LINGER_SECONDS", 0.1)
+    with pytest.raises(DataError), yard.coordinator():
+        raise DataError("there is no folder /x")
+
+
+def test_a_lead_that_crashes_leaves_the_others_to_its_next_start(yard: Yard) -> None:
+    waiting = yard.obeys("worker", 0)
+    with ends_in(ValueError, match="oh"), yard.coordinator() as coordinator:
+        wait_until(lambda: bool(coordinator._connections), "worker 0 is there")
+        raise ValueError("oh")
+    assert str(waiting.error()) == "the chief failed: ValueError: oh"
+    assert isinstance(waiting.error(), PeerLostError)
+    late = [yard.obeys("worker", 0), yard.obeys("worker", 1)]
+    with yard.coordinator() as coordinator:
+        coordinator.wait_for_all()
+    assert [part.result()[-1].kind for part in late] == ["end", "end"]
+
+
+# -- orders ---------------------------------------------------------------------------------------------------------
+
+
+def test_orders_come_in_order_with_large_payloads_between(yard: Yard) -> None:
+    parts = [yard.obeys("worker", 0), yard.obeys("worker", 1)]
+    large = os.urandom(1 << 20) * 20
+    with yard.coordinator() as coordinator:
+        coordinator.wait_for_all()
+        for step in range(50):
+            coordinator.broadcast("train", step=step)
+        coordinator.broadcast("load", large)
+        coordinator.broadcast("load", b"")
+        for step in range(50, 100):
+            coordinator.broadcast("train", step=step)
+    for part in parts:
+        commands = part.result()
+        assert [next_command.fields["step"] for next_command in commands if next_command.kind == "train"] == list(
+            range(100)
+        )
+        assert [next_command.kind for next_command in commands[50:52]] == ["load", "load"]
+        assert commands[50].payload == large
+        assert commands[51].payload == b""
+        assert commands[-1].kind == "end"
+
+
+def test_a_follower_can_wait_for_an_order_for_a_while(yard: Yard) -> None:
+    part = yard.obeys("worker", 1)
+    with yard.coordinator() as coordinator, yard.follower("worker", 0) as group:
+        joining = Part(group.join)
+        coordinator.wait_for_all()
+        joining.result()
+        assert group.command_within(0.01) is None
+        coordinator.broadcast("train")
+        next_command = group.command_within(LONG)
+        assert next_command is not None
+        assert next_command.kind == "train"
+        group.__exit__(None, None, None)  # "bye", so that the coordinator need not wait
+    part.result()
+
+
+def test_a_signal_reaches_the_lead_and_ends_all_with_it(yard: Yard) -> None:
+    def follow() -> object:
+        with yard.follower("worker", 0) as group:
+            group.join()
+            group.report_signal(signal.SIGTERM)
+            *_, last = group.commands()
+            return last.fields["signal"]
+
+    parts = [Part(follow), Part(lambda: yard.obeys("worker", 1).result()[-1].fields["signal"])]
+    with ends_in(Interrupted), yard.coordinator() as coordinator:
+        coordinator.wait_for_all()
+        wait_until(lambda: coordinator.signal is not None, "the coordinator hears of the signal")
+        assert coordinator.signal == signal.SIGTERM
+        raise Interrupted(coordinator.signal, 5, "run")
+    assert [part.result() for part in parts] == [signal.SIGTERM, signal.SIGTERM]
+
+
+def test_a_follower_that_leaves_by_a_signal_is_not_lost(yard: Yard) -> None:
+    other = yard.obeys("worker", 1)
+
+    def follow() -> None:
+        with yard.follower("worker", 0) as group:
+            group.join()
+            *_, last = group.commands()
+            raise Interrupted(last.fields["signal"], 5, "run")
+
+    part = Part(follow)
+    with ends_in(Interrupted), yard.coordinator() as coordinator:
+        coordinator.wait_for_all()
+        raise Interrupted(signal.SIGINT, 5, "run")
+    assert isinstance(part.error(), Interrupted)
+    other.result()
+    assert coordinator.failure is None
+
+
+def test_an_order_after_the_end_is_an_error_that_says_so(yard: Yard) -> None:
+    def follow() -> None:
+        with yard.follower("worker", 0) as group:
+            group.join()
+            assert [next_command.kind for next_command in group.commands()] == ["end"]
+            group.next_command()
+
+    part, other = Part(follow), yard.obeys("worker", 1)
+    with yard.coordinator() as coordinator:
+        coordinator.wait_for_all()
+    assert "has ended the run already" in str(part.error())
+    other.result()
+
+
+def test_alone_there_is_nobody_to_lose() -> None:
+    group, error = ProcessGroup(), ValueError()
+    assert group.explain(error) is error
+    assert (group.rank, group.size, group.signal, group.failure, group.lost) == (0, 1, None, None, False)

@@ -1,0 +1,78 @@
+"""Test-time augmentation: which views there are, and how much each counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import modelyard
+from modelyard.errors import ConfigError, DataError
+
+pytestmark = pytest.mark.usefixtures("two_devices")
+IMAGES = np.random.default_rng(0).integers(0, 255, (3, 5, 6, 2), np.uint8)
+
+
+def by_hand(forward: Any, names: list[str]) -> Any:
+    """Written out as in the reference: mirror means, then half of the plain and half of the two shifts."""
+
+    def mirrored(images: Any) -> Any:
+        return (forward(images) + forward(images[:, :, ::-1])) / 2 if "flip" in names else forward(images)
+
+    if "shift" not in names:
+        return mirrored(IMAGES)
+    padded = np.pad(IMAGES, [(0, 0), (1, 1), (1, 1), (0, 0)], mode="reflect")
+    return mirrored(IMAGES) / 2 + (mirrored(padded[:, :-2, :-2]) + mirrored(padded[:, 2:, 2:])) / 4
+
+
+@pytest.mark.parametrize(
+    "one_by_one", [False, pytest.param(True, marks=pytest.mark.jax_only("TensorFlow computes all views at once"))]
+)
+@pytest.mark.parametrize("names", [[], ["flip"], ["shift"], ["flip", "shift"]])
+def test_views_count_as_in_the_reference_in_one_pass(names: list[str], one_by_one: bool) -> None:
+    from keras import ops
+
+    from modelyard.engine.evaluation import averaged
+
+    kernel = np.random.default_rng(1).normal(size=(60, 4)).astype(np.float32)
+    passes = []
+
+    def plain(images: Any) -> Any:
+        return np.tanh(images.reshape(len(images), -1).astype(np.float32) / 255 @ kernel)
+
+    def forward(batch: dict[str, Any]) -> Any:
+        passes.append(batch["image"].shape[0])
+        flat = ops.cast(ops.reshape(batch["image"], (-1, 60)), "float32") / 255
+        out = ops.tanh(flat @ kernel)
+        return {"a": out, "b": [out[:, :1] * ops.cast(batch["other"], "float32")[:, None]]}
+
+    other = np.array([1, 2, 3], np.int32)
+    batch = {"image": ops.convert_to_tensor(IMAGES), "other": ops.convert_to_tensor(other)}
+    got = averaged(forward, batch, names, one_by_one=one_by_one)
+    assert len(passes) == 1
+    np.testing.assert_allclose(np.asarray(got["a"]), by_hand(plain, names), atol=1e-5)
+    np.testing.assert_allclose(np.asarray(got["b"][0]), by_hand(plain, names)[:, :1] * other[:, None], atol=1e-5)
+
+
+def test_examples_that_are_no_images_are_refused() -> None:
+    from modelyard.engine.evaluation import views_of
+
+    with pytest.raises(DataError, match="needs images"):
+        views_of(np.zeros((2, 7)), ["flip"])
+
+
+def test_an_evaluation_averages_over_views() -> None:
+    options = {"model": "mlp", "hidden_units": [16], "dataset": "digits", "train_steps": 60, "learning_rate": 0.01}
+    modelyard.train(**options, model_dir="run")
+    plain = modelyard.evaluate("run", split="test").metrics
+    views = modelyard.evaluate("run", split="test", test_time_augmentation="shift").metrics
+    again = modelyard.evaluate("run", split="test", test_time_augmentation="shift", eval_batch_size=7).metrics
+    assert views["loss"] != plain["loss"]
+    assert plain["accuracy"] > 0.5
+    assert views["loss"] == pytest.approx(again["loss"], abs=1e-5)
+
+
+def test_an_unknown_view_is_told() -> None:
+    with pytest.raises(ConfigError, match="test_time_augmentation"):
+        modelyard.load_config(test_time_augmentation="flop")
