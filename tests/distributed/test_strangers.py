@@ -104,7 +104,7 @@ def test_strangers_who_say_nothing_are_not_let_in_without_end(yard: Yard, monkey
     with yard.coordinator() as coordinator:
         strangers = [connect(yard.lead_address, 5.0) for _ in range(20)]
         assert hears_the_end(strangers[-1])
-        assert [thread.name for thread in threading.enumerate()].count("visitor") == 5
+        assert [thread.name for thread in threading.enumerate()].count("hello") == 5
         parts = [yard.obeys("worker", index) for index in (0, 1)]  # try again until there is room
         for stranger in strangers:
             stranger.close()

@@ -146,13 +146,13 @@ def test_mistakes_with_backbones_are_told(make: Make, tmp_path: Path) -> None:
     engine = make(**options, synthetic_shape="16,16,3", input_size=32)
     assert engine.model.get_layer("resize").output.shape == (None, 32, 32, 3)
     with pytest.raises(UserError, match=r"there is no file nowhere\.h5"):
-        make(**options, pretrained="nowhere.h5").begin()
+        make(**options, pretrained="nowhere.h5").initialize()
     (tmp_path / "other.weights.h5").write_bytes(b"no such thing")
     with pytest.raises(CheckpointError, match=r"other\.weights\.h5"):
-        make(**options, pretrained=str(tmp_path / "other.weights.h5")).begin()
+        make(**options, pretrained=str(tmp_path / "other.weights.h5")).initialize()
     network(model="mlp", dataset="digits").save_weights(tmp_path / "mlp.weights.h5")
     with pytest.raises(CheckpointError, match=r"mlp.weights.h5 is not of mobilenet_v2 with alpha 0.35"):
-        make(**options, pretrained=str(tmp_path / "mlp.weights.h5")).begin()
+        make(**options, pretrained=str(tmp_path / "mlp.weights.h5")).initialize()
 
 
 def test_a_file_of_another_width_or_network_is_told_by_two_shapes_and_without_warnings(
@@ -164,14 +164,14 @@ def test_a_file_of_another_width_or_network_is_told_by_two_shapes_and_without_wa
     body.save_weights(tmp_path / "narrow.weights.h5")
     options = {**IMAGES, "train_steps": 1, "pretrained": str(tmp_path / "narrow.weights.h5")}
     with pytest.raises(CheckpointError) as told:
-        make(**options, model="mobilenet_v2", alpha=0.5).begin()
+        make(**options, model="mobilenet_v2", alpha=0.5).initialize()
     assert str(told.value).endswith(
         "narrow.weights.h5 is not of mobilenet_v2 with alpha 0.5: block_1_project/kernel is 1×1×48×8 in the file and "
         "1×1×48×16 in the network; 187 of 260 weights have another shape. Perhaps it has another --alpha, or is of "
         "another network (--model)."
     )
     with pytest.raises(CheckpointError, match=r"conv1/kernel is 3×3×3×16 in the file and 3×3×3×8 in the network; "):
-        make(**options, model="mobilenet", alpha=0.25).begin()
+        make(**options, model="mobilenet", alpha=0.25).initialize()
     assert not [str(warning.message) for warning in recwarn if "container" in str(warning.message)]
 
 
@@ -182,4 +182,4 @@ def test_pretrained_weights_that_are_no_numbers_are_refused(make: Make, tmp_path
     body.get_layer("bn_Conv1").gamma.assign(np.full(16, np.nan))
     body.save_weights(tmp_path / "nan.weights.h5")
     with pytest.raises(CheckpointError, match=r"nan\.weights\.h5: bn_Conv1/gamma holds 16 values of 16 that are not"):
-        make(**IMAGES, model="mobilenet_v2", alpha=0.35, pretrained=str(tmp_path / "nan.weights.h5")).begin()
+        make(**IMAGES, model="mobilenet_v2", alpha=0.35, pretrained=str(tmp_path / "nan.weights.h5")).initialize()
