@@ -27,8 +27,8 @@ def measure(model: str, engine: str, examples: int, side: int, folder: Path) -> 
 
     import modelyard
     from modelyard.data.dataset import TEST
+    from modelyard.serving.prediction import predict as room
     from modelyard.serving.run_model import OpenRun, open_run
-    from modelyard.serving.tables import predict as room
 
     options: dict[str, Any] = {"synthetic_shape": f"{side},{side},3", "synthetic_examples": 100}
     modelyard.train(

@@ -256,8 +256,8 @@ class InProcess:
     """The same model called here, one batch after the other."""
 
     def __init__(self, run: Path, engine: str, batch: int) -> None:
-        from modelyard.serving.http.servable import RunServable
         from modelyard.serving.run_model import open_run
+        from modelyard.serving.servable import RunServable
 
         self.servable, self.batch = RunServable(open_run(run, engine=engine)), batch
         image = self.servable.facts.image

@@ -15,9 +15,9 @@ from modelyard.serving.http.app import Service
 from modelyard.serving.http.batching import Batching
 from modelyard.serving.http.body import Limits
 from modelyard.serving.http.metrics import Metrics
-from modelyard.serving.http.servable import Facts, Outputs, Servable
 from modelyard.serving.http.sources import Seen, Source
 from modelyard.serving.http.versions import Versions
+from modelyard.serving.servable import Facts, Outputs, Servable
 
 CLASSES = ("dark", "grey", "<b>bright</b>")
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from modelyard.run.weights.read import load_weights
     from modelyard.serving.exporting.export import Exported, export
     from modelyard.serving.http.server import serve
-    from modelyard.serving.tables.predict import Predictions, predict
+    from modelyard.serving.prediction.predict import Predictions, predict
 
 # Imported when first used: `import modelyard` must not fix Keras's backend, and must be quick.
 _HOMES = {
@@ -63,7 +63,7 @@ _HOMES = {
     "modelyard.models.regression": ("Regressor",),
     "modelyard.models.task": ("Classifier", "DataInfo", "Task", "any_input", "image_input"),
     "modelyard.run.weights.read": ("load_weights",),
-    "modelyard.serving.tables.predict": ("Predictions", "predict"),
+    "modelyard.serving.prediction.predict": ("Predictions", "predict"),
     "modelyard.serving.exporting.export": ("Exported", "export"),
     "modelyard.serving.http.server": ("serve",),
     "modelyard.api": ("ExportFailedError", "evaluate", "resume", "train", "train_and_evaluate"),

@@ -258,7 +258,7 @@ from conftest import engine_name
 from modelyard.config.backend import select_engine
 select_engine(engine_name())
 import parts
-from modelyard.serving.tables import predict as room
+from modelyard.serving.prediction import predict as room
 room._NOTE_EVERY = 0.0
 write = room._Work._write
 
@@ -306,7 +306,7 @@ class Stopped(BaseException):
 
 def stopped(patch: pytest.MonkeyPatch, *given: Any, **options: Any) -> int:
     """A prediction that ends when it has noted its first batch; how many rows that had."""
-    from modelyard.serving.tables import predict as room
+    from modelyard.serving.prediction import predict as room
 
     def deadly(*values: Any) -> None:
         note(*values)
@@ -332,7 +332,7 @@ def test_one_that_was_begun_with_other_views_begins_anew(home: Path, monkeypatch
 def test_one_that_was_killed_after_its_last_row_still_knows_its_metrics(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from modelyard.serving.tables.scores import Scores
+    from modelyard.serving.prediction.scores import Scores
 
     assert stopped(monkeypatch, home / "run", home / "photos", eval_batch_size=32) == 21
     with monkeypatch.context() as inner:
@@ -371,7 +371,7 @@ def test_numbers_and_several_classes_have_tables_too(tmp_path: Path) -> None:
 
 
 def test_a_run_on_an_object_store_is_opened_by_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    from modelyard.serving.tables import predict as room
+    from modelyard.serving.prediction import predict as room
 
     def opened(model_dir: str | Path, *_: Any) -> None:
         raise UserError(f"asked for {model_dir}")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from modelyard.serving.http.batching import Batcher, Batching, QueueFullError, TooLateError
-from modelyard.serving.http.servable import batch_sizes
+from modelyard.serving.servable import batch_sizes
 from serving_parts import Brightness, facts
 
 

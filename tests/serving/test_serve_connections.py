@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from modelyard.data.dataset import Feature
 from modelyard.serving.http.batching import Batching
 from modelyard.serving.http.connections import patient_for
-from modelyard.serving.http.servable import Outputs
+from modelyard.serving.servable import Outputs
 from serving_parts import Brightness, facts, service
 
 PATIENCE = 0.25

@@ -18,9 +18,9 @@ from starlette.testclient import TestClient
 
 from modelyard.errors import DataError, UserError
 from modelyard.serving.http.batching import Batching
-from modelyard.serving.http.servable import ExportedServable
 from modelyard.serving.http.sources import ExportSource
 from modelyard.serving.http.versions import Versions
+from modelyard.serving.servable import ExportedServable
 from serving_parts import Brightness, Given, service, write_export
 
 STATUS, PREDICT = "/v1/models/mine", "/v1/models/mine:predict"

@@ -13,8 +13,8 @@ from rich.text import Text
 from modelyard.cli.commands import stdout
 from modelyard.config.resolve import COMMAND_LINE
 from modelyard.errors import UserError
-from modelyard.serving.tables.predict import Predictions
-from modelyard.serving.tables.predict import predict as run_it
+from modelyard.serving.prediction.predict import Predictions
+from modelyard.serving.prediction.predict import predict as run_it
 from modelyard.system.console import console, show_log
 
 _MOST_CLASSES = 20

@@ -30,9 +30,9 @@ from modelyard.serving.http.openapi import openapi
 from modelyard.serving.http.page import HEADERS, PAGE
 from modelyard.serving.http.plain_lists import plain_images
 from modelyard.serving.http.refusal import RefusedError
-from modelyard.serving.http.servable import Outputs
 from modelyard.serving.http.status import about, metadata_of, status_of
 from modelyard.serving.http.versions import AVAILABLE, Version, Versions
+from modelyard.serving.servable import Outputs
 
 log = logging.getLogger("modelyard")
 

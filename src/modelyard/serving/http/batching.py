@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from modelyard.serving.http.servable import Outputs, Servable, batch_sizes
+from modelyard.serving.servable import Outputs, Servable, batch_sizes
 
 
 class QueueFullError(Exception):

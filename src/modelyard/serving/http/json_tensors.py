@@ -17,7 +17,7 @@ from modelyard.errors import DataError
 from modelyard.serving.description import BYTES, IMAGE_BYTES
 from modelyard.serving.http.body import Limits
 from modelyard.serving.http.refusal import RefusedError
-from modelyard.serving.http.servable import Outputs, Servable
+from modelyard.serving.servable import Outputs, Servable
 
 B64 = "b64"
 _REQUEST_PIXELS = 4

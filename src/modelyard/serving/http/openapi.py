@@ -6,7 +6,7 @@ from typing import Any
 
 from modelyard import __version__
 from modelyard.serving.http.body import Limits
-from modelyard.serving.http.servable import Servable
+from modelyard.serving.servable import Servable
 
 _ERROR = {"$ref": "#/components/schemas/Error"}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from modelyard.errors import RunError
 from modelyard.run.checkpoint import best_first, list_checkpoints, step_of
-from modelyard.serving.http.servable import DESCRIPTION, SAVED_MODEL, Servable, is_version
+from modelyard.serving.servable import DESCRIPTION, SAVED_MODEL, Servable, is_version
 
 Seen = dict[int, str]
 """The versions there are, each with what changes when its files do."""
@@ -59,7 +59,7 @@ class ExportSource(Source):
 
     def load(self, version: int) -> Servable:
         """The SavedModel in its folder."""
-        from modelyard.serving.http.servable import ExportedServable
+        from modelyard.serving.servable import ExportedServable
 
         return ExportedServable(self.folder / str(version))
 
@@ -108,8 +108,8 @@ class RunSource(Source):
 
     def load(self, version: int) -> Servable:
         """The run's model with the weights of that step."""
-        from modelyard.serving.http.servable import RunServable
         from modelyard.serving.run_model import open_run
+        from modelyard.serving.servable import RunServable
 
         return RunServable(open_run(self._model_dir, str(version), self._origin, **self._options))
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from modelyard.data.dataset import IMAGE
 from modelyard.serving.description import BYTES, DEFAULT, IMAGE_BYTES
-from modelyard.serving.http.servable import Servable
 from modelyard.serving.http.versions import Status, Version
+from modelyard.serving.servable import Servable
 
 _TYPES = {"float32": "DT_FLOAT", "float64": "DT_DOUBLE", "float16": "DT_HALF", "bool": "DT_BOOL", "string": "DT_STRING"}
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from modelyard.errors import RunError, UserError
 from modelyard.serving.http.batching import Batcher, Batching
-from modelyard.serving.http.servable import Servable
 from modelyard.serving.http.sources import Source
+from modelyard.serving.servable import Servable
 
 log = logging.getLogger("modelyard")
 

@@ -16,7 +16,7 @@ from modelyard.data.dataset import IMAGE, TEST, Dataset, Feature
 from modelyard.data.items import Items
 from modelyard.data.pipeline import Pipeline
 from modelyard.errors import ConfigError, Problem, RunError
-from modelyard.serving.http.servable import DESCRIPTION, ExportedServable, is_version, read_description
+from modelyard.serving.servable import DESCRIPTION, ExportedServable, is_version, read_description
 
 _OPTIONS = ("eval_batch_size", "input_threads", "cache_dir", "threads")
 

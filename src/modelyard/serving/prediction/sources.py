@@ -22,7 +22,7 @@ from modelyard.data.sources.files import feature_map, holds_records, matching
 from modelyard.data.sources.folder import IMAGE_ENDINGS, is_hidden
 from modelyard.data.sources.npz import UNREADABLE
 from modelyard.errors import DataError, unknown
-from modelyard.serving.tables.truth import why_no_truth
+from modelyard.serving.prediction.truth import why_no_truth
 from modelyard.storage import cache_folder, list_files
 
 log = logging.getLogger("modelyard")

@@ -20,11 +20,11 @@ from modelyard import storage
 from modelyard.data.dataset import TEST
 from modelyard.data.images import UndecodableError
 from modelyard.errors import DataError, UserError
+from modelyard.serving.prediction.exported import OpenExport, is_export
+from modelyard.serving.prediction.rows import FORMS, CsvForm, JsonForm, Table, kind_of
+from modelyard.serving.prediction.scores import Scores
+from modelyard.serving.prediction.sources import COLUMNS, ToPredict, open_sources
 from modelyard.serving.run_model import OpenRun, open_run
-from modelyard.serving.tables.exported import OpenExport, is_export
-from modelyard.serving.tables.rows import FORMS, CsvForm, JsonForm, Table, kind_of
-from modelyard.serving.tables.scores import Scores
-from modelyard.serving.tables.sources import COLUMNS, ToPredict, open_sources
 from modelyard.system.files import PARTIAL, explain, write_text
 
 log = logging.getLogger("modelyard")
