@@ -260,7 +260,7 @@ class InProcess:
         from modelyard.serving.servable import RunServable
 
         self.servable, self.batch = RunServable(open_run(run, engine=engine)), batch
-        image = self.servable.facts.image
+        image = self.servable.info.image
         self.images = np.random.default_rng(0).integers(0, 256, (batch, *image.shape)).astype(image.dtype)
         self.rate(1)
 

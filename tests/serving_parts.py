@@ -11,25 +11,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modelyard.data.dataset import Feature
-from modelyard.serving.http.app import Service
-from modelyard.serving.http.batching import Batching
-from modelyard.serving.http.body import Limits
-from modelyard.serving.http.metrics import Metrics
-from modelyard.serving.http.sources import Seen, Source
-from modelyard.serving.http.versions import Versions
-from modelyard.serving.servable import Facts, Outputs, Servable
+from modelyard.serving.http.app import Metrics, Service
+from modelyard.serving.http.batching import BatchingOptions
+from modelyard.serving.http.limits import Limits
+from modelyard.serving.http.model_versions import Found, ModelVersions, VersionSource
+from modelyard.serving.servable import ModelInfo, Outputs, Servable
 
 CLASSES = ("dark", "grey", "<b>bright</b>")
 
 
-def facts(kind: str = "classification", image: Feature | None = None, **more: Any) -> Facts:
-    return Facts("brightness", "made up", 7, kind, CLASSES, image or Feature((4, 4, 3), "uint8"), **more)
+def facts(kind: str = "classification", image: Feature | None = None, **more: Any) -> ModelInfo:
+    return ModelInfo("brightness", "made up", 7, kind, CLASSES, image or Feature((4, 4, 3), "uint8"), **more)
 
 
 class Brightness(Servable):
     """Says how bright an image is. It can be told to wait, and keeps what it was given."""
 
-    def __init__(self, given: Facts | None = None, shift: float = 0.0) -> None:
+    def __init__(self, given: ModelInfo | None = None, shift: float = 0.0) -> None:
         super().__init__(given or facts())
         self.shift = shift
         self.go = threading.Event()
@@ -43,23 +41,23 @@ class Brightness(Servable):
         self.batches.append(images.copy())
         with np.errstate(all="ignore"):
             mean = images.reshape(len(images), -1).astype(np.float32).mean(axis=1) / 255 + self.shift
-        if self.facts.kind == "regression":
+        if self.info.task_type == "regression":
             return {"values": mean}
         distance = -8 * np.abs(mean[:, None] - np.array([0, 0.5, 1], np.float32))
         shares = np.exp(distance) / np.exp(distance).sum(axis=1, keepdims=True)
-        if self.facts.kind == "multi_label":
+        if self.info.task_type == "multi_label":
             return {"probabilities": shares, "labels": (shares > 0.5).astype(np.uint8)}
         best = np.where(np.isfinite(shares).all(axis=1), shares.argmax(axis=1), 0)
         return {"class": best, "probabilities": shares, "label": np.array(CLASSES, object)[best]}
 
 
-class Given(Source):
-    """Versions that a test hands out."""
+class Given(VersionSource):
+    """ModelVersions that a test hands out."""
 
     def __init__(self, **servables: Servable) -> None:
         self.servables = {int(name.removeprefix("v")): servable for name, servable in servables.items()}
 
-    def versions(self) -> Seen:
+    def find(self) -> Found:
         return dict.fromkeys(self.servables, "whole")
 
     def load(self, version: int) -> Servable:
@@ -68,20 +66,20 @@ class Given(Source):
             raise found
         return found
 
-    def missing(self) -> str:
+    def explain_missing(self) -> str:
         return "there is nothing."
 
 
 def service(
     servable: Servable | None = None,
     limits: Limits | None = None,
-    batching: Batching | None = None,
-    source: Source | None = None,
+    batching: BatchingOptions | None = None,
+    source: VersionSource | None = None,
 ) -> Service:
     metrics = Metrics()
     used = source or Given(v3=servable or Brightness())
-    versions = Versions(used, batching or Batching(8, 0.001, 64), metrics.batch_done, poll=0.02)
-    versions.open()
+    versions = ModelVersions(used, batching or BatchingOptions(8, 0.001, 64), metrics.batch_done, poll=0.02)
+    versions.load_newest()
     return Service("mine", versions, limits or Limits(timeout=5), metrics)
 
 

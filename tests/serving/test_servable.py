@@ -53,7 +53,7 @@ def test_what_the_user_does_to_examples_is_done_to_those_of_requests(two_devices
     options = {"plugins": "centre.py", "preprocess": "centre_for_serving", "engine": engine_name()}
     modelyard.train(model="mlp", dataset="digits", train_epochs=5, model_dir="run", **options)
     servable = RunServable(open_run("run", engine=engine_name()))
-    assert (servable.facts.image.dtype, servable.facts.kind, servable.facts.step) == ("uint8", "classification", 102)
+    assert (servable.info.image.dtype, servable.info.task_type, servable.info.step) == ("uint8", "classification", 102)
     servable.warm_up([2])
     digits = load_digits()
     images = (digits.images[:64] * 255 / 16).astype(np.uint8)[..., None]

@@ -21,9 +21,9 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from modelyard.data.dataset import Feature
-from modelyard.serving.http.batching import Batching
-from modelyard.serving.http.body import Limits
-from modelyard.serving.http.page import PAGE, POLICY
+from modelyard.serving.http.app import PAGE, PAGE_POLICY
+from modelyard.serving.http.batching import BatchingOptions
+from modelyard.serving.http.limits import Limits
 from serving_parts import CLASSES, Brightness, facts, service
 
 BASE = "/v1/models/mine"
@@ -108,7 +108,7 @@ def test_regress_gives_a_number_for_each_example_and_a_single_output_has_no_name
         assert "regression" in refused.json()["error"]
 
 
-def test_several_labels_an_image_have_scores_of_their_own() -> None:
+def test_multi_label_models_have_a_score_per_label() -> None:
     with TestClient(service(Brightness(facts("multi_label"))).app()) as client:
         found = client.post(CLASSIFY, json={"examples": [{"image": bright()}]}).json()["results"]
         assert [label for label, _ in found[0]] == ["<b>bright</b>", "grey", "dark"]
@@ -232,9 +232,9 @@ def _references(value: Any) -> Iterator[str]:
 
 def test_the_page_runs_its_own_script_alone(client: TestClient) -> None:
     answer = client.get("/")
-    assert answer.headers["content-security-policy"] == POLICY
-    assert "unsafe" not in POLICY
-    assert POLICY.startswith("default-src 'none'; script-src 'sha256-")
+    assert answer.headers["content-security-policy"] == PAGE_POLICY
+    assert "unsafe" not in PAGE_POLICY
+    assert PAGE_POLICY.startswith("default-src 'none'; script-src 'sha256-")
     text = PAGE.decode()
     assert "http://" not in text.replace('"http://www.w3.org', "")
     assert "https://" not in text
@@ -289,23 +289,23 @@ WRONG: dict[str, tuple[str, Any, int, str]] = {
     "negative": (PREDICT, {"instances": [[[[-1] * 3] * 4] * 4]}, 400, "from 0 to 255"),
     "a fraction": (PREDICT, {"instances": [[[[0.5] * 3] * 4] * 4]}, 400, "whole numbers"),
     "huge": (PREDICT, {"instances": [[[[10**400] * 3] * 4] * 4]}, 400, "larger than any pixel"),
-    "NaN": (PREDICT, b'{"instances": [NaN]}', 400, "NaN is no pixel"),
+    "NaN": (PREDICT, b'{"instances": [NaN]}', 400, "NaN is not a valid pixel"),
     "infinite": (PREDICT, json.dumps({"instances": [bright(7)]}).replace("7", "1e999").encode(), 400, "any pixel"),
     "many digits": (PREDICT, b'{"instances": [' + b"9" * 5000 + b"]}", 400, "JSON Parse Error"),
     "nested": (PREDICT, nested(90_000), 400, "nested too deeply"),
     "other input": (PREDICT, {"instances": [{"picture": 1}]}, 400, "the one input 'image'; found 'picture'"),
     "half a character": (PREDICT, b'{"instances": [{"\\ud800": 1}]}', 400, "the one input"),
-    "other signature": (PREDICT, {"signature_name": "x", "instances": [bright()]}, 400, "and 'bytes' are there"),
+    "other signature": (PREDICT, {"signature_name": "x", "instances": [bright()]}, 400, "and 'bytes'"),
     "a signature that is a list": (PREDICT, {"signature_name": [], "instances": [bright()]}, 400, "signature"),
     "no base64": (PREDICT, {"instances": [{"b64": "!"}]}, 400, "is not base64"),
     "base64 of a number": (PREDICT, {"instances": [{"b64": 1}]}, 400, "{'b64': 'BASE64'}"),
     "inputs of one file": (PREDICT, {"inputs": {"b64": ""}}, 400, "must be a list; it is an object"),
     "no image": (PREDICT, {"instances": [b64(b"GIF89a, really")]}, 400, "instance 0 can't be decoded"),
     "half a JPEG": (PREDICT, {"instances": [b64(JPEG[: len(JPEG) // 2])]}, 400, "instance 0 can't be decoded"),
-    "a bomb": (PREDICT, {"instances": [b64(bomb(3_000))]}, 413, "the most is 10,000"),
+    "a bomb": (PREDICT, {"instances": [b64(bomb(3_000))]}, 413, "the maximum is 10,000"),
     "a larger bomb": (PREDICT, {"instances": [b64(bomb(2**31 - 1))]}, 400, "can't be decoded"),
     "many pixels": (PREDICT, {"instances": [b64(png(np.zeros((90, 90), np.uint8)))] * 5}, 413, "40,000 pixels"),
-    "many images": (PREDICT, {"instances": [bright()] * 17}, 413, "17 images; the most is 16"),
+    "many images": (PREDICT, {"instances": [bright()] * 17}, 413, "17 images; the maximum is 16"),
     "a long body": (PREDICT, b" " * 200_001, 413, "200,000 bytes"),
     "no examples": (CLASSIFY, {"instances": [bright()]}, 400, "'examples'"),
     "examples of numbers": (CLASSIFY, {"examples": [1]}, 400, "example 0 must be an object"),
@@ -316,7 +316,7 @@ WRONG: dict[str, tuple[str, Any, int, str]] = {
     "a verb nobody knows": (f"{BASE}:explain", {}, 404, ":predict"),
     "a version that is no number": (f"{BASE}/versions/-1:predict", {}, 404, ""),
     "a path nobody knows": ("/v2/models", {}, 404, "/openapi.json"),
-    "the wrong method": (BASE, {}, 405, "GET is"),
+    "the wrong method": (BASE, {}, 405, "Use GET"),
 }  # fmt: skip
 
 
@@ -364,14 +364,14 @@ def test_numbers_that_a_model_has_no_answer_for_are_refused() -> None:
         servable.shift = float("nan")
         answer = client.post(PREDICT, json={"instances": [[1, 2]]})
         assert answer.status_code == 400
-        assert "no finite answer for instance 0" in answer.json()["error"]
+        assert "the prediction for instance 0 is not finite" in answer.json()["error"]
         assert client.post(PREDICT, json={"instances": [[1e39, 0]]}).status_code == 400
         assert "Give numbers" in client.post(PREDICT, json={"instances": [b64(WHITE)]}).json()["error"]
 
 
 def test_a_full_queue_and_a_request_that_waits_too_long_may_come_again() -> None:
     servable = Brightness()
-    made = service(servable, Limits(timeout=0.2), Batching(1, 0.0, 1))
+    made = service(servable, Limits(timeout=0.2), BatchingOptions(1, 0.0, 1))
     with TestClient(made.app()) as client:
         import concurrent.futures
         import time
@@ -395,13 +395,13 @@ def test_a_full_queue_and_a_request_that_waits_too_long_may_come_again() -> None
             assert (second.result().status_code, second.result().headers["retry-after"]) == (503, "1")
 
 
-def test_a_mistake_of_the_server_is_no_riddle() -> None:
+def test_an_internal_error_is_answered_and_the_server_stays() -> None:
     servable = Brightness()
     with TestClient(service(servable).app(), raise_server_exceptions=False) as client:
         good, servable.predict = servable.predict, lambda images: 1 / 0  # type: ignore[method-assign,assignment,misc]
         answer = client.post(PREDICT, json={"instances": [bright()]})
         assert answer.status_code == 500
-        assert "error" in answer.json()
+        assert answer.json() == {"error": "internal error; see the server's log."}
         servable.predict = good  # type: ignore[method-assign]
         assert client.post(PREDICT, json={"instances": [bright()]}).status_code == 200
 
@@ -489,13 +489,16 @@ def test_fuzzed_paths_are_answered_or_refused(client: TestClient, path: str, met
     assert answer.status_code < 500
 
 
-def test_a_packed_request_is_refused_in_words(client: TestClient) -> None:
+def test_a_compressed_request_is_refused_in_words(client: TestClient) -> None:
     packed = gzip.compress(json.dumps({"instances": [bright()]}).encode())
     answer = client.post(PREDICT, content=packed, headers={"Content-Encoding": "gzip"})
-    assert (answer.status_code, answer.json()["error"]) == (415, "the request is packed (gzip). Send it as it is.")
+    assert (answer.status_code, answer.json()["error"]) == (
+        415,
+        "Content-Encoding gzip is not supported. Send the body uncompressed.",
+    )
 
 
-def test_a_method_that_is_not_possible_is_told_with_the_one_that_is(client: TestClient) -> None:
+def test_a_method_that_is_not_allowed_is_reported_with_the_one_that_is(client: TestClient) -> None:
     answer = client.get(PREDICT)
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modelyard.serving.http.batching import Batcher, Batching, QueueFullError, TooLateError
+from modelyard.serving.http.batching import Batcher, BatchingOptions, DeadlineExceededError, QueueFullError
 from modelyard.serving.servable import batch_sizes
 from serving_parts import Brightness, facts
 
@@ -24,7 +24,7 @@ def run(work: Coroutine[Any, Any, Any]) -> Any:
 
 
 def started(servable: Brightness, *settings: Any) -> Batcher:
-    batcher = Batcher(lambda: servable, Batching(*settings))
+    batcher = Batcher(lambda: servable, BatchingOptions(*settings))
     batcher.start().result(10)
     servable.batches.clear()
     return batcher
@@ -92,7 +92,7 @@ def test_a_full_queue_refuses_and_what_is_late_is_dropped_without_being_computed
             batcher.submit(images(4), far())
         await asyncio.sleep(0.05)
         servable.go.set()
-        with pytest.raises(TooLateError):
+        with pytest.raises(DeadlineExceededError):
             await late
         await first
         await other
@@ -146,7 +146,7 @@ def test_few_sizes_are_computed_and_all_are_warmed_up() -> None:
     assert batch_sizes(1) == [1]
     assert batch_sizes(12, 3) == [3, 6, 12]
     servable = Brightness()
-    batcher = Batcher(lambda: servable, Batching(6))
+    batcher = Batcher(lambda: servable, BatchingOptions(6))
     batcher.start().result(10)
     assert [len(batch) for batch in servable.batches] == [1, 2, 4, 6]
     batcher.close()
@@ -157,4 +157,4 @@ def test_a_model_that_does_not_load_says_why() -> None:
         raise ValueError("no weights")
 
     with pytest.raises(ValueError, match="no weights"):
-        Batcher(load, Batching()).start().result(10)
+        Batcher(load, BatchingOptions()).start().result(10)

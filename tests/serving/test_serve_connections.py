@@ -15,9 +15,9 @@ import pytest
 import uvicorn
 from numpy.typing import NDArray
 
+from modelyard.compat.uvicorn import protocol_with_timeouts
 from modelyard.data.dataset import Feature
-from modelyard.serving.http.batching import Batching
-from modelyard.serving.http.connections import patient_for
+from modelyard.serving.http.batching import BatchingOptions
 from modelyard.serving.servable import Outputs
 from serving_parts import Brightness, facts, service
 
@@ -35,11 +35,11 @@ class Talkative(Brightness):
 
 @pytest.fixture
 def server() -> Iterator[uvicorn.Server]:
-    app = service(Talkative(facts("regression", Feature((1,), "uint8"))), batching=Batching(64, 0.0, 64)).app()
+    app = service(Talkative(facts("regression", Feature((1,), "uint8"))), batching=BatchingOptions(64, 0.0, 64)).app()
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         config = uvicorn.Config(
-            app, http=patient_for(PATIENCE), ws="none", lifespan="on", log_config=None, timeout_keep_alive=10
+            app, http=protocol_with_timeouts(PATIENCE), ws="none", lifespan="on", log_config=None, timeout_keep_alive=10
         )
         made = uvicorn.Server(config)
         thread = threading.Thread(target=lambda: made.run(sockets=[listener]), daemon=True)

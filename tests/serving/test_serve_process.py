@@ -105,7 +105,7 @@ def test_a_run_is_served_to_a_client_of_tensorflow_serving(run_folder: Path) -> 
         head = b"POST /v1/models/digits:predict HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n"
         began = time.monotonic()
         assert raw(base, head).startswith(b"HTTP/1.1 408")
-        assert b"not sent within 2 seconds (1 bytes came)" in raw(base, head + b"\r\n", b"{")
+        assert b"not sent within 2 seconds (1 bytes received)" in raw(base, head + b"\r\n", b"{")
         endless = [b"a" * 32_000] * 3
         assert raw(base, head + b"X: ", *endless).startswith((b"HTTP/1.1 431", b"HTTP/1.1 400"))  # httptools, h11
         assert raw(base, b"\x16\x03\x01 hello\r\n\r\n").startswith(b"HTTP/1.1 400")
@@ -154,11 +154,11 @@ def test_what_can_not_be_served_is_a_sentence(run_folder: Path, tmp_path: Path) 
         modelyard.serve()
     with pytest.raises(RunError, match="does not exist"):
         modelyard.serve(tmp_path / "nothing")
-    with pytest.raises(RunError, match="does not exist, or is no folder"):
+    with pytest.raises(RunError, match="does not exist, or is not a folder"):
         modelyard.serve(export=tmp_path / "nothing")
     with pytest.raises(ConfigError, match="part of a path"):
         modelyard.serve(run_folder, name="../secret")
-    with pytest.raises(ConfigError, match="an export is served as it is"):
+    with pytest.raises(ConfigError, match="has no effect on an export"):
         modelyard.serve(export=tmp_path, engine="jax")
     with pytest.raises(ConfigError, match="must be above 0"):
         modelyard.serve(run_folder, max_batch=0)
@@ -185,9 +185,9 @@ def test_a_run_without_a_checkpoint_is_not_served(run_folder: Path, tmp_path: Pa
 def test_without_the_extra_it_says_what_to_install(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
-    loaded = [name for name in sys.modules if name.startswith("modelyard.serving.")]
+    loaded = [name for name in sys.modules if name.startswith(("modelyard.serving.", "modelyard.compat.uvicorn"))]
     for name in loaded:
-        if name.rsplit(".", 1)[1] in ("app", "body", "connections", "metrics", "server"):
+        if name.rsplit(".", 1)[1] in ("app", "limits", "server", "uvicorn"):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     from modelyard.errors import UserError

@@ -1,4 +1,4 @@
-"""Versions come and go, and no request fails for it; what is half there is not served."""
+"""ModelVersions come and go, and no request fails for it; what is half there is not served."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from modelyard.errors import DataError, UserError
-from modelyard.serving.http.batching import Batching
-from modelyard.serving.http.sources import ExportSource
-from modelyard.serving.http.versions import Versions
+from modelyard.serving.http.batching import BatchingOptions
+from modelyard.serving.http.model_versions import ExportSource, ModelVersions
 from modelyard.serving.servable import ExportedServable
 from serving_parts import Brightness, Given, service, write_export
 
@@ -68,14 +67,14 @@ def test_a_new_version_takes_over_and_no_request_fails_meanwhile() -> None:
 
 def test_a_version_that_is_away_for_a_moment_stays() -> None:
     source = Given(v1=Brightness(), v2=Brightness())
-    versions = Versions(source, Batching(2))
+    versions = ModelVersions(source, BatchingOptions(2))
 
     async def work() -> list[int]:
-        versions.open()
+        versions.load_newest()
         served = []
         for away in (False, False, True, False, False, True, True, True):
             kept = source.servables.pop(2, None) if away else source.servables.setdefault(2, Brightness())
-            await versions.look()
+            await versions.check()
             assert versions.current is not None
             served.append(versions.current.number)
             del kept
@@ -173,7 +172,7 @@ def test_an_exported_version_is_served(export: Path) -> None:
     found = servable.predict(np.zeros((3, 4, 4, 1), np.uint8))
     assert found["label"].tolist() == ["yés"] * 3
     assert found["probabilities"].shape == (3, 2)
-    assert servable.facts.test == {"accuracy": 0.5}
+    assert servable.info.test == {"accuracy": 0.5}
 
 
 @pytest.mark.tensorflow_only("exports are SavedModels")
@@ -186,9 +185,9 @@ def test_what_is_no_whole_version_is_not_served(export: Path, tmp_path: Path) ->
         shutil.copytree(export / "2", tmp_path / str(number))
         (tmp_path / str(number) / missing).unlink()
     (tmp_path / "6").write_text("a file")
-    assert source.versions() == {}
-    with pytest.raises(UserError, match=r"holds no version that can be served.*half copied"):
-        Versions(source, Batching()).open()
+    assert source.find() == {}
+    with pytest.raises(UserError, match=r"holds no version that can be served.*Incomplete copies"):
+        ModelVersions(source, BatchingOptions()).load_newest()
 
 
 def test_one_version_of_an_export_says_which_folder_to_give(tmp_path: Path) -> None:
@@ -196,8 +195,8 @@ def test_one_version_of_an_export_says_which_folder_to_give(tmp_path: Path) -> N
     version.mkdir(parents=True)
     for name in ("saved_model.pb", "modelyard.json"):
         (version / name).write_bytes(b"")
-    assert ExportSource(version).versions() == {}
-    assert ExportSource(version).missing().endswith(f"Give the folder of all versions: {version.parent}.")
+    assert ExportSource(version).find() == {}
+    assert ExportSource(version).explain_missing().endswith(f"Give the folder of all versions: {version.parent}.")
 
 
 @pytest.mark.tensorflow_only("exports are SavedModels")
@@ -205,25 +204,25 @@ def test_a_copy_in_progress_waits_until_it_is_whole_and_a_damaged_one_is_passed_
     export: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(export / "1", tmp_path / "1")
-    versions = Versions(ExportSource(tmp_path), Batching(2))
-    versions.open()
+    versions = ModelVersions(ExportSource(tmp_path), BatchingOptions(2))
+    versions.load_newest()
 
     async def looks() -> None:
         data = next((export / "2" / "variables").glob("*.data*")).name
         shutil.copytree(export / "2", tmp_path / "2", ignore=shutil.ignore_patterns(data))
-        await versions.look()  # seen for the first time
+        await versions.check()  # seen for the first time
         assert versions.current is not None
         (tmp_path / "2" / "variables" / data).write_bytes(b"")  # it grows
-        await versions.look()
+        await versions.check()
         assert 2 not in versions.statuses  # it has not been tried
-        await versions.look()  # unchanged, so tried, and found damaged
+        await versions.check()  # unchanged, so tried, and found damaged
         assert versions.statuses[2].state == "END"
         assert "2 can't be loaded" in versions.statuses[2].message
         assert versions.current.number == 1
-        await versions.look()
+        await versions.check()
         shutil.copy(export / "2" / "variables" / data, tmp_path / "2" / "variables" / data)
-        await versions.look()
-        await versions.look()
+        await versions.check()
+        await versions.check()
         assert versions.current.number == 2
         await versions.close()
 
@@ -238,7 +237,7 @@ def test_a_description_that_does_not_fit_its_model_is_refused(export: Path, tmp_
     for old, new, words in (
         ("[4, 4, 1]", "[5, 4, 1]", "but its modelyard.json says"),
         ("uint8", "float32", "but its modelyard.json says"),
-        ("saved_model", "onnx", "a SavedModel can be served"),
+        ("saved_model", "onnx", "only a SavedModel can be loaded here"),
         ('"model": "bias", ', "", "missing or damaged"),
         ("{", "", "missing or damaged"),
     ):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import modelyard
 from modelyard.data.dataset import TEST
 from modelyard.run.metrics import read_metrics
-from modelyard.serving.exporting.exportable import Exportable
 from modelyard.system.files import write_text
+
+if TYPE_CHECKING:
+    from modelyard.serving.exporting.exportable import Exportable
 
 DESCRIPTION = "modelyard.json"
 DEFAULT, BYTES = "serving_default", "bytes"

@@ -1,4 +1,4 @@
-"""What a server needs of a model: images in, named arrays out. Of a run, and of an exported version."""
+"""A loaded model, of a run or of an export: a batch of images in, named arrays out."""
 
 from __future__ import annotations
 
@@ -14,36 +14,37 @@ from numpy.typing import NDArray
 
 from modelyard.data.dataset import ID, IMAGE, LABEL, TEST, Feature
 from modelyard.errors import DataError, RunError
+from modelyard.serving.description import DESCRIPTION
 
 if TYPE_CHECKING:
     from modelyard.serving.run_model import OpenRun
 
 Outputs = dict[str, NDArray[Any]]
-KINDS = ("classification", "multi_label", "regression", "other")
-DESCRIPTION, SAVED_MODEL = "modelyard.json", "saved_model.pb"
-"""An exported version has both; each is written last by someone, so a folder without one of them is half there."""
+TASK_TYPES = ("classification", "multi_label", "regression", "other")
+SAVED_MODEL = "saved_model.pb"
+"""An exported version has it and `DESCRIPTION`. Either may be copied last: without one, it is incomplete."""
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What people are told of a model.
+class ModelInfo:
+    """Facts about a model.
 
     Args:
         model: its name in Modelyard.
-        dataset: what it was trained on.
-        step: of its weights.
-        kind: one of `KINDS`.
-        classes: their names, in the order of the probabilities.
-        image: of an example, as it is given.
-        fit: how images of another shape are made to fit.
+        dataset: the training dataset.
+        step: the step of its weights.
+        task_type: one of `TASK_TYPES`.
+        classes: class names, in the order of the probabilities.
+        image: shape and type of the images it takes.
+        fit: how images of another shape are resized.
         shares: whether pixels are floats from 0 to 1, where image files hold bytes.
-        test: its scores on the test split; empty where it was not tested.
+        test: its metrics on the test split; empty if it was not tested.
     """
 
     model: str
     dataset: str
     step: int
-    kind: str
+    task_type: str
     classes: tuple[str, ...]
     image: Feature
     fit: str = "crop"
@@ -52,44 +53,44 @@ class Facts:
 
 
 class Servable(ABC):
-    """A model that is loaded. `predict` is called by one thread, `decode` by several."""
+    """A loaded model. `predict` is called by one thread, `decode` by several."""
 
-    def __init__(self, facts: Facts) -> None:
-        self.facts = facts
-        self.least = 1
-        """Batches are multiples of this: where a model is on several devices, of their number."""
+    def __init__(self, info: ModelInfo) -> None:
+        self.info = info
+        self.batch_multiple = 1
+        """Batch sizes are multiples of this: the number of devices."""
         self.outputs: dict[str, tuple[tuple[int, ...], str]] = {}
-        """Shape, without the batch, and type of each output; known after the first prediction."""
+        """Shape (without the batch) and type of each output; known after `warm_up`."""
 
     @abstractmethod
     def predict(self, images: NDArray[Any]) -> Outputs:
-        """What the model says of a batch of images; all arrays have its length."""
+        """Returns the predictions for a batch of images; all arrays have its length."""
 
     def decode(self, data: bytes, name: str) -> NDArray[Any]:
-        """The pixels of an image file as in training: colours, orientation, size.
+        """Returns the pixels of an image file as in training: colours, orientation, size.
 
         Raises:
-            DataError: if it is no image.
+            DataError: if it is not an image.
         """
         from modelyard.data.images import fill
 
-        out = np.empty(self.facts.image.shape, self.facts.image.dtype)
+        out = np.empty(self.info.image.shape, self.info.image.dtype)
         if out.ndim != 3:
             raise DataError(f"{name} is an image file; examples of this model have shape {out.shape}. Give numbers.")
-        fill(out, data, self.facts.fit, None, lambda: name)  # type: ignore[arg-type]
-        if self.facts.shares:
+        fill(out, data, self.info.fit, None, lambda: name)  # type: ignore[arg-type]
+        if self.info.shares:
             out /= 255
         return out
 
     def warm_up(self, sizes: Sequence[int]) -> None:
-        """Predicts a batch of each size, so that everything is compiled."""
-        image = self.facts.image
+        """Predicts a batch of each size, so that all sizes are compiled."""
+        image = self.info.image
         for size in sizes:
             found = self.predict(np.zeros((size, *image.shape), image.dtype))
             self.outputs = {name: (values.shape[1:], _type_name(values)) for name, values in found.items()}
             wrong = [name for name, values in found.items() if len(values) != size]
             if wrong:
-                raise DataError(f"the model gives {wrong[0]} not once for each image; it can't be served.")
+                raise DataError(f"the output {wrong[0]} of the model is not one per image; the model can't be served.")
 
 
 def _type_name(values: NDArray[Any]) -> str:
@@ -97,7 +98,7 @@ def _type_name(values: NDArray[Any]) -> str:
 
 
 def batch_sizes(largest: int, least: int = 1) -> list[int]:
-    """The sizes of batch that are computed: powers of two, and the largest. Few, since each may be compiled."""
+    """Returns the batch sizes to compile: ``least`` times powers of two, and ``largest``."""
     sizes, size = [], least
     while size < largest:
         sizes.append(size)
@@ -106,7 +107,7 @@ def batch_sizes(largest: int, least: int = 1) -> list[int]:
 
 
 class RunServable(Servable):
-    """A checkpoint of a run with its engine. Build it in the thread that predicts: Keras has settings for each."""
+    """A checkpoint of a run with its engine. Build it in the thread that predicts: Keras has settings per thread."""
 
     def __init__(self, opened: OpenRun) -> None:
         from modelyard.run.summary import summarize
@@ -115,11 +116,11 @@ class RunServable(Servable):
         kept = opened.remembered()
         test = summarize(opened.directory).get("test") or {}
         super().__init__(
-            Facts(
+            ModelInfo(
                 opened.config.model,
                 Path(opened.config.dataset).name,
                 opened.step,
-                _kind_of(engine.task),
+                _task_type(engine.task),
                 tuple(kept.data.classes),
                 kept.image,
                 kept.fit,
@@ -128,11 +129,11 @@ class RunServable(Servable):
             )
         )
         self._engine, self._dataset = engine, dataset
-        self.least = len(engine.devices)
+        self.batch_multiple = len(engine.devices)
         self._classes = np.array(kept.data.classes, object)
 
     def predict(self, images: NDArray[Any]) -> Outputs:
-        """Through the engine, after what the user does to each example."""
+        """Predicts with the engine, after the run's own preprocessing of examples."""
         batch: dict[str, Any] = {IMAGE: images}
         if self._dataset.stored is not self._dataset:
             from modelyard.data.items import ArrayItems
@@ -155,7 +156,7 @@ class ExportedServable(Servable):
             import tensorflow as tf
         except ImportError as error:
             raise RunError(
-                "an exported SavedModel is served by TensorFlow: pip install 'modelyard[cpu]', or serve the run itself "
+                "an exported SavedModel needs TensorFlow: pip install 'modelyard[cpu]', or serve the run itself "
                 "with --model_dir."
             ) from error
         try:
@@ -166,18 +167,16 @@ class ExportedServable(Servable):
         self._tensor: Callable[..., Any] = tf.constant
         wanted = self._function.structured_input_signature[1]
         if set(wanted) != {IMAGE}:
+            raise DataError(f"{folder} has the inputs {', '.join(wanted) or '(none)'}; the one input must be {IMAGE}.")
+        image, spec = self.info.image, wanted[IMAGE]
+        if not spec.shape.is_compatible_with((None, *image.shape)) or spec.dtype.name != image.dtype:
             raise DataError(
-                f"{folder} takes {', '.join(wanted) or 'nothing'}; a model that takes {IMAGE} can be served."
-            )
-        shape, of_model = self.facts.image.shape, wanted[IMAGE]
-        if not of_model.shape.is_compatible_with((None, *shape)) or of_model.dtype.name != self.facts.image.dtype:
-            raise DataError(
-                f"{folder} takes images {of_model.shape} of {of_model.dtype.name}, but its {DESCRIPTION} says "
-                f"{shape} of {self.facts.image.dtype}."
+                f"{folder} takes images {spec.shape} of {spec.dtype.name}, but its {DESCRIPTION} says "
+                f"{image.shape} of {image.dtype}."
             )
 
     def predict(self, images: NDArray[Any]) -> Outputs:
-        """By the signature serving_default; text as text."""
+        """Predicts with the signature serving_default; bytes become text."""
         found = {name: values.numpy() for name, values in self._function(image=self._tensor(images)).items()}
         for name, values in found.items():
             if values.dtype == object:
@@ -188,24 +187,24 @@ class ExportedServable(Servable):
         return found
 
 
-def read_description(folder: Path) -> Facts:
-    """What modelyard.json says of an exported version.
+def read_description(folder: Path) -> ModelInfo:
+    """Reads modelyard.json of an exported version.
 
     Raises:
-        DataError: if it is missing or damaged.
+        DataError: if it is missing or invalid.
     """
     file = folder / DESCRIPTION
     try:
         kept = json.loads(file.read_bytes())
         image = Feature(tuple(int(n) for n in kept["image"]["shape"]), np.dtype(kept["image"]["dtype"]).name)
-        kind = str(kept["kind"])
+        task_type = str(kept["kind"])
         test = kept.get("test") or {}
         classes = tuple(str(name) for name in kept.get("classes") or ())
-        facts = Facts(
+        info = ModelInfo(
             str(kept["model"]),
             Path(str(kept["dataset"])).name,
             int(kept["step"]),
-            kind if kind in KINDS else "other",
+            task_type if task_type in TASK_TYPES else "other",
             classes,
             image,
             str(kept.get("fit", "crop")),
@@ -213,22 +212,22 @@ def read_description(folder: Path) -> Facts:
             _numbers(test),
         )
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise DataError(f"{file} is missing or damaged: {error!r}. Export it again.") from error
+        raise DataError(f"{file} is missing or damaged: {error!r}. Export the model again.") from error
     if kept.get("format", "saved_model") != "saved_model":
-        raise DataError(f"{folder} is an export as {kept['format']}; a SavedModel can be served.")
+        raise DataError(f"{folder} is an export as {kept['format']}; only a SavedModel can be loaded here.")
     if not image.shape or min(image.shape) < 1:
-        raise DataError(f"{file} says that images have shape {image.shape}. Export it again.")
-    return facts
+        raise DataError(f"{file} has the image shape {image.shape}, which is invalid. Export the model again.")
+    return info
 
 
-def is_version(folder: Path) -> bool:
-    """Whether a folder is a whole exported version, by its name and what is in it."""
+def is_exported_version(folder: Path) -> bool:
+    """Returns whether a folder is a complete exported version, by its name and its files."""
     named = folder.name.isascii() and folder.name.isdigit() and folder.name == str(int(folder.name))
     return named and (folder / DESCRIPTION).is_file() and (folder / SAVED_MODEL).is_file()
 
 
 def _numbers(found: Mapping[str, Any]) -> dict[str, float]:
-    """Those that can be shown."""
+    """Returns the finite numbers among ``found``."""
     return {
         str(name): float(value)
         for name, value in found.items()
@@ -236,7 +235,7 @@ def _numbers(found: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def _kind_of(task: Any) -> str:
+def _task_type(task: Any) -> str:
     from modelyard.models.kinds import KINDS as TASKS
 
     return next((name for name, known in TASKS.items() if isinstance(task, known)), "other")

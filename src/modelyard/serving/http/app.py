@@ -1,9 +1,11 @@
-"""The paths of a server: those of TensorFlow Serving's REST API, image upload, health, metrics, OpenAPI, a page."""
+"""The HTTP paths of the server: TensorFlow Serving's REST API, image upload, health, metrics, OpenAPI, a page."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import hashlib
 import json
 import logging
 import os
@@ -11,10 +13,12 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -23,21 +27,16 @@ from starlette.routing import Route
 
 from modelyard.serving.description import BYTES, DEFAULT
 from modelyard.serving.http import json_tensors as tensors
-from modelyard.serving.http.batching import QueueFullError, TooLateError
-from modelyard.serving.http.body import Bodies, Limits, files_of
-from modelyard.serving.http.metrics import TYPE, Metrics
-from modelyard.serving.http.openapi import openapi
-from modelyard.serving.http.page import HEADERS, PAGE
-from modelyard.serving.http.plain_lists import plain_images
-from modelyard.serving.http.refusal import RefusedError
-from modelyard.serving.http.status import about, metadata_of, status_of
-from modelyard.serving.http.versions import AVAILABLE, Version, Versions
+from modelyard.serving.http.batching import DeadlineExceededError, QueueFullError
+from modelyard.serving.http.limits import BodyReader, Limits, RequestError, uploaded_files
+from modelyard.serving.http.metadata import about_response, metadata_response, openapi_document, status_response
+from modelyard.serving.http.model_versions import AVAILABLE, LoadedVersion, ModelVersions
 from modelyard.serving.servable import Outputs
 
 log = logging.getLogger("modelyard")
 
-NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
-"""What a model may be called: a part of a path that leads nowhere else."""
+MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+"""Valid model names: they are a part of a path."""
 _PATH = re.compile(
     r"(?P<name>[^/:]+)(/versions/(?P<version>[0-9]{1,19})|/labels/(?P<label>[^/:]+))?(?P<metadata>/metadata)?(:(?P<verb>[a-z]+))?"
 )
@@ -50,38 +49,39 @@ _SIGNATURES = (
     "tensorflow/serving/classify",
     "tensorflow/serving/regress",
 )
-_THREADS = 4
+_DECODER_THREADS = 4
+_Handler = Callable[[Request], Awaitable[Response]]
 
 
 class JsonResponse(Response):
-    """JSON that every parser reads: ASCII, finite numbers."""
+    """JSON that every parser accepts: ASCII, finite numbers."""
 
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        """The text."""
+        """Returns the JSON text."""
         return json.dumps(content, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
 class Service:
-    """One model and the paths it is reached by.
+    """One model and its HTTP paths.
 
     Args:
-        name: of the model in the paths.
-        versions: what answers.
-        limits: what a request may take.
-        metrics: what is counted.
+        name: the name of the model in the paths.
+        versions: the versions of the model.
+        limits: the limits of a request.
+        metrics: the counters.
     """
 
-    def __init__(self, name: str, versions: Versions, limits: Limits, metrics: Metrics) -> None:
+    def __init__(self, name: str, versions: ModelVersions, limits: Limits, metrics: Metrics) -> None:
         self.name, self.versions, self.limits, self.metrics = name, versions, limits, metrics
         self.stopping = False
-        self._bodies = Bodies(limits)
-        self._decoders = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1), "decode")
+        self._bodies = BodyReader(limits)
+        self._decoders = ThreadPoolExecutor(min(_DECODER_THREADS, os.cpu_count() or 1), "decode")
 
     def app(self) -> Starlette:
-        """The application, to be run by any ASGI server."""
-        plain = {
+        """Returns the application, for any ASGI server."""
+        plain: dict[str, _Handler] = {
             "/": self._page,
             "/about": self._about,
             "/healthz": self._live,
@@ -89,11 +89,10 @@ class Service:
             "/metrics": self._metrics,
             "/openapi.json": self._openapi,
         }
-        models = self._guarded(self._model, None)
-        # Routes are tried one after the other.
-        routes = [Route("/v1/models/{path:path}", models, methods=["GET", "POST"])]
-        routes += [Route(path, self._guarded(call, path.strip("/") or "page")) for path, call in plain.items()]
-        return Starlette(routes=routes, lifespan=self._lifespan, exception_handlers={HTTPException: self._no_path})
+        # Starlette tries routes in order: the most frequent is first.
+        routes = [Route("/v1/models/{path:path}", self._endpoint(self._model, None), methods=["GET", "POST"])]
+        routes += [Route(path, self._endpoint(handler, path.strip("/") or "page")) for path, handler in plain.items()]
+        return Starlette(routes=routes, lifespan=self._lifespan, exception_handlers={HTTPException: self._no_route})
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -107,20 +106,18 @@ class Service:
             await self.versions.close()
             self._decoders.shutdown(wait=False, cancel_futures=True)
 
-    def _guarded(
-        self, call: Callable[[Request], Awaitable[Response]], verb: str | None
-    ) -> Callable[[Request], Awaitable[Response]]:
-        """Counts, and turns refusals and surprises into answers."""
+    def _endpoint(self, handler: _Handler, verb: str | None) -> _Handler:
+        """Adds metrics to a handler, and turns its exceptions into error responses."""
 
         async def endpoint(request: Request) -> Response:
             began = time.perf_counter()
             try:
-                response = await call(request)
-            except RefusedError as refused:
-                response = JsonResponse({"error": refused.message}, refused.status, refused.headers)
+                response = await handler(request)
+            except RequestError as error:
+                response = JsonResponse({"error": error.message}, error.status, error.headers)
             except Exception:
                 log.exception("%s %s failed", request.method, request.url.path[:200])
-                response = JsonResponse({"error": "the server made a mistake; its log says more."}, 500)
+                response = JsonResponse({"error": "internal error; see the server's log."}, 500)
             known = verb or request.scope.get("verb", "unknown")
             self.metrics.requests.labels(known, str(response.status_code)).inc()
             if verb is None:
@@ -129,41 +126,37 @@ class Service:
 
         return endpoint
 
-    async def _no_path(self, request: Request, error: Exception) -> Response:
+    async def _no_route(self, request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
-        what = f"{request.method} {request.url.path[:200]}"
         if status == 405:
-            message = f"{what} is not possible; {headers.get('Allow', 'GET')} is."
+            message = _not_allowed(request, headers.get("Allow", "GET"))
         else:
-            message = f"Malformed request: {what}. /openapi.json lists the paths."
+            message = f"Malformed request: {_shown(request)}. /openapi.json lists the paths."
         self.metrics.requests.labels("unknown", str(status)).inc()
         return JsonResponse({"error": message}, status, headers)
 
-    # -- the model --------------------------------------------------------------------------------------------------
+    # -- /v1/models: predictions, status and metadata -----------------------------------------------------------------
 
     async def _model(self, request: Request) -> Response:
         found = _PATH.fullmatch(request.path_params["path"])
         verb = found and found["verb"]
         if found is None or (verb and found["metadata"]) or (verb and verb not in _VERBS):
             verbs = ", ".join(f":{each}" for each in _VERBS)
-            path = request.url.path[:200]
-            raise RefusedError(
-                404, f"Malformed request: {request.method} {path}. After the name stands one of {verbs}."
-            )
+            raise RequestError(404, f"Malformed request: {_shown(request)}. Expected one of {verbs} after the name.")
         request.scope["verb"] = verb or ("metadata" if found["metadata"] else "status")
         allowed = "POST" if verb else "GET"
         if request.method not in (allowed, "HEAD" if allowed == "GET" else allowed):
-            refused = RefusedError(405, f"{request.method} {request.url.path[:200]} is not possible; {allowed} is.")
-            refused.headers["Allow"] = allowed
-            raise refused
+            error = RequestError(405, _not_allowed(request, allowed))
+            error.headers["Allow"] = allowed
+            raise error
         self._check_name(found)
         if not verb and not found["metadata"]:
             return JsonResponse(self._status(found["version"]))
         version = self._version(found["version"])
         if not verb:
-            return JsonResponse(metadata_of(self.name, version))
-        with version.held():
+            return JsonResponse(metadata_response(self.name, version))
+        with version.in_use():
             answer = await {
                 "predict": self._predict,
                 "classify": self._classify,
@@ -173,111 +166,114 @@ class Service:
         return JsonResponse(answer, headers={"Modelyard-Version": str(version.number)})
 
     def _check_name(self, found: re.Match[str]) -> None:
-        asked = f"{found['name'][:100]}"
         if found["name"] != self.name:
-            raise RefusedError(404, f"Servable not found for request: Latest({asked}). Served here: {self.name}.")
+            asked = found["name"][:100]
+            raise RequestError(404, f"Servable not found for request: Latest({asked}). Served here: {self.name}.")
         if found["label"]:
-            raise RefusedError(404, f"Unrecognized servable version label: {found['label'][:100]}. Give /versions/N.")
+            raise RequestError(404, f"Unrecognized servable version label: {found['label'][:100]}. Use /versions/N.")
 
     def _status(self, number: str | None) -> dict[str, Any]:
         statuses = self.versions.statuses
         if number is None:
-            return status_of(statuses)
+            return status_response(statuses)
         if int(number) not in statuses:
-            raise RefusedError(404, f"Could not find version {number} of model {self.name}.")
-        return status_of({int(number): statuses[int(number)]})
+            raise RequestError(404, f"Could not find version {number} of model {self.name}.")
+        return status_response({int(number): statuses[int(number)]})
 
-    def _version(self, number: str | None) -> Version:
+    def _version(self, number: str | None) -> LoadedVersion:
         current = self.versions.current
         if current is None or self.stopping:
-            raise RefusedError(503, "the server is not ready.", retry=1, close=self.stopping)
+            raise RequestError(503, "the server is not ready.", retry=1, close=self.stopping)
         if number is not None and int(number) != current.number:
-            raise RefusedError(
+            raise RequestError(
                 404, f"Servable not found for request: Specific({self.name}, {number}). Served now: {current.number}."
             )
         return current
 
-    async def _predict(self, request: Request, version: Version) -> dict[str, Any]:
+    async def _predict(self, request: Request, version: LoadedVersion) -> dict[str, Any]:
         async with self._bodies.read(request) as body:
-            images, columns = plain_images(body, version.servable.facts.image, self.limits.max_instances), False
+            image, columns = version.servable.info.image, False
+            images: NDArray[Any] | None = tensors.parse_uint8_images(body, image, self.limits.max_instances)
             if images is None:
-                rows, columns = tensors.rows_of(self._parsed(body), self.limits)
-                images = await self._images(version, rows)
-                del rows  # many times as large as what they hold, and the queue may be long
-            outputs = await self._batched(version, images)
+                rows, columns = tensors.predict_rows(self._parse(body), self.limits)
+                images = await self._to_images(version, rows)
+                del rows  # many times as large as the array, and the wait in the queue may be long
+            outputs = await self._run_model(version, images)
         return {"outputs": tensors.as_columns(outputs)} if columns else {"predictions": tensors.as_rows(outputs)}
 
-    async def _classify(self, request: Request, version: Version) -> dict[str, Any]:
-        facts = version.servable.facts
+    async def _classify(self, request: Request, version: LoadedVersion) -> dict[str, Any]:
+        info = version.servable.info
         if "probabilities" not in version.servable.outputs:
-            raise RefusedError(400, f"this model gives no classes ({facts.kind}). Use :predict or :regress.")
-        async with self._bodies.read(request) as body:
-            images = await self._images(version, tensors.examples_of(self._parsed(body), facts.image, self.limits))
-            found = tensors.as_classes(await self._batched(version, images), facts.classes)
-        # The documentation says result where it describes the format and results in its example, as the server does.
-        return {"results": found, "result": found}
+            raise RequestError(400, f"this model predicts no classes ({info.task_type}). Use :predict or :regress.")
+        outputs = await self._predict_examples(request, version)
+        results = tensors.as_classes(outputs, info.classes)
+        # TensorFlow Serving's documentation says `result`; its example, and its server, say `results`.
+        return {"results": results, "result": results}
 
-    async def _regress(self, request: Request, version: Version) -> dict[str, Any]:
-        facts = version.servable.facts
-        if facts.kind != "regression":
-            raise RefusedError(
-                400, f"this model gives no numbers to regress ({facts.kind}). Use :predict or :classify."
-            )
-        async with self._bodies.read(request) as body:
-            images = await self._images(version, tensors.examples_of(self._parsed(body), facts.image, self.limits))
-            found = tensors.as_rows({"values": (await self._batched(version, images))["values"]})
-        return {"results": found, "result": found}
+    async def _regress(self, request: Request, version: LoadedVersion) -> dict[str, Any]:
+        info = version.servable.info
+        if info.task_type != "regression":
+            raise RequestError(400, f"this model is not a regression ({info.task_type}). Use :predict or :classify.")
+        outputs = await self._predict_examples(request, version)
+        results = tensors.as_rows({"values": outputs["values"]})
+        return {"results": results, "result": results}
 
-    async def _upload(self, request: Request, version: Version) -> dict[str, Any]:
+    async def _predict_examples(self, request: Request, version: LoadedVersion) -> Outputs:
         async with self._bodies.read(request) as body:
-            files = await files_of(request, body, self.limits.max_instances)
-            tensors.check_count(len(files), self.limits)
-            decoder = tensors.Files(version.servable, self.limits)
-            images = await self._in_thread(lambda: np.stack([decoder.pixels(data, n) for n, data in files]))
-            outputs = await self._batched(version, images)
+            image = version.servable.info.image
+            images = await self._to_images(version, tensors.example_rows(self._parse(body), image, self.limits))
+            return await self._run_model(version, images)
+
+    async def _upload(self, request: Request, version: LoadedVersion) -> dict[str, Any]:
+        async with self._bodies.read(request) as body:
+            files = await uploaded_files(request, body, self.limits.max_instances)
+            self.limits.check_count(len(files))
+            decoder = tensors.FileDecoder(version.servable, self.limits)
+            images = await self._in_thread(lambda: np.stack([decoder.decode(data, name) for name, data in files]))
+            outputs = await self._run_model(version, images)
         return {"predictions": tensors.as_rows(outputs)}
 
-    def _parsed(self, body: bytes) -> dict[str, Any]:
-        given = tensors.parse(body)
-        signature = given.get("signature_name", "")
+    def _parse(self, body: bytes) -> dict[str, Any]:
+        request = tensors.parse_json(body)
+        signature = request.get("signature_name", "")
         if signature not in _SIGNATURES:
-            asked = str(signature)[:100]
-            raise RefusedError(
+            raise RequestError(
                 400,
-                f"Serving signature name: {asked!r} not found in signature def; {DEFAULT!r} and {BYTES!r} are there.",
+                f"Serving signature name: {str(signature)[:100]!r} not found in signature def. "
+                f"Available: {DEFAULT!r} and {BYTES!r}.",
             )
-        return given
+        return request
 
-    async def _images(self, version: Version, rows: list[Any]) -> NDArray[Any]:
-        if any(isinstance(row, dict) for row in rows):  # image files are decoded beside other requests
-            return await self._in_thread(lambda: tensors.images_of(rows, version.servable, self.limits))
-        return tensors.images_of(rows, version.servable, self.limits)
+    async def _to_images(self, version: LoadedVersion, rows: list[Any]) -> NDArray[Any]:
+        if any(isinstance(row, dict) for row in rows):  # files are decoded in threads, in parallel to other requests
+            return await self._in_thread(lambda: tensors.images_from_rows(rows, version.servable, self.limits))
+        return tensors.images_from_rows(rows, version.servable, self.limits)
 
     async def _in_thread(self, work: Callable[[], NDArray[Any]]) -> NDArray[Any]:
         try:
             async with asyncio.timeout(self.limits.timeout):
                 return await asyncio.get_running_loop().run_in_executor(self._decoders, work)
         except TimeoutError:
-            raise self._too_late() from None
+            raise self._busy() from None
 
-    async def _batched(self, version: Version, images: NDArray[Any]) -> Outputs:
+    async def _run_model(self, version: LoadedVersion, images: NDArray[Any]) -> Outputs:
         try:
             return await version.batcher.submit(images, time.monotonic() + self.limits.timeout)
         except QueueFullError as error:
-            raise RefusedError(429, f"the queue is full: {error}. Try again in a moment.", retry=1) from None
-        except TooLateError:
-            raise self._too_late() from None
+            raise RequestError(429, f"the queue is full: {error}. Try again in a moment.", retry=1) from None
+        except DeadlineExceededError:
+            raise self._busy() from None
 
-    def _too_late(self) -> RefusedError:
-        return RefusedError(503, f"not reached within {self.limits.timeout:g} seconds; the server is busy.", retry=1)
+    def _busy(self) -> RequestError:
+        return RequestError(503, f"the server is busy: not started within {self.limits.timeout:g} seconds.", retry=1)
 
-    # -- beside it --------------------------------------------------------------------------------------------------
+    # -- the other paths --------------------------------------------------------------------------------------------
 
     async def _page(self, request: Request) -> Response:
-        return Response(PAGE, headers=HEADERS)
+        return Response(PAGE, headers=PAGE_HEADERS)
 
     async def _about(self, request: Request) -> Response:
-        return JsonResponse(about(self.name, self._version(None)), headers={"Cache-Control": "no-store"})
+        return JsonResponse(about_response(self.name, self._version(None)), headers={"Cache-Control": "no-store"})
 
     async def _live(self, request: Request) -> Response:
         return JsonResponse({"status": "live"})
@@ -291,7 +287,83 @@ class Service:
         if current is not None:
             self.metrics.waiting.set(current.batcher.waiting)
             self.metrics.version.set(current.number)
-        return Response(self.metrics.text(), headers={"Content-Type": TYPE})
+        return Response(self.metrics.text(), headers={"Content-Type": METRICS_TYPE})
 
     async def _openapi(self, request: Request) -> Response:
-        return JsonResponse(openapi(self.name, self._version(None).servable, self.limits))
+        return JsonResponse(openapi_document(self.name, self._version(None).servable, self.limits))
+
+
+def _shown(request: Request) -> str:
+    return f"{request.method} {request.url.path[:200]}"
+
+
+def _not_allowed(request: Request, allowed: str) -> str:
+    return f"{_shown(request)} is not allowed. Use {allowed}."
+
+
+# -- Prometheus metrics -----------------------------------------------------------------------------------------------
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+
+class Metrics:
+    """Prometheus counters of one server, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self.requests = Counter(
+            "modelyard_requests", "requests by verb and status", ["verb", "status"], registry=self.registry
+        )
+        self.seconds = Histogram(
+            "modelyard_request_seconds",
+            "seconds from the first byte to the response",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.images = Counter("modelyard_images", "images that were predicted", registry=self.registry)
+        self.filled = Counter("modelyard_filled", "padding images in batches", registry=self.registry)
+        self.batch = Histogram("modelyard_batch_images", "images per batch", buckets=_SIZES, registry=self.registry)
+        self.model = Histogram(
+            "modelyard_model_seconds", "seconds of the model per batch", buckets=_SECONDS, registry=self.registry
+        )
+        self.waiting = Gauge("modelyard_waiting_images", "images in the queue", registry=self.registry)
+        self.version = Gauge("modelyard_version", "the version that is served", registry=self.registry)
+
+    def batch_done(self, count: int, size: int, seconds: float) -> None:
+        """Records a batch of ``count`` images, padded to ``size``."""
+        self.images.inc(count)
+        self.filled.inc(size - count)
+        self.batch.observe(count)
+        self.model.observe(seconds)
+
+    def text(self) -> bytes:
+        """Returns all metrics in Prometheus's text format."""
+        return generate_latest(self.registry)
+
+
+# -- the web page -----------------------------------------------------------------------------------------------------
+
+PAGE = (Path(__file__).parent / "page.html").read_bytes()
+
+
+def _digest(tag: bytes) -> str:
+    """Returns the CSP source expression of the page's one inline element ``tag``."""
+    (inside,) = re.findall(rb"<%b>(.*?)</%b>" % (tag, tag), PAGE, re.DOTALL)
+    return f"'sha256-{base64.b64encode(hashlib.sha256(inside).digest()).decode()}'"
+
+
+PAGE_POLICY = (
+    f"default-src 'none'; script-src {_digest(b'script')}; style-src {_digest(b'style')}; img-src blob: data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""Content security policy: nothing runs but the page's own script."""
+PAGE_HEADERS = {
+    "Content-Type": "text/html; charset=utf-8",
+    "Content-Security-Policy": PAGE_POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}

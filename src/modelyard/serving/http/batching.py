@@ -1,4 +1,4 @@
-"""Requests put together: a batch goes to the model when it is full, or when its oldest request has waited enough."""
+"""Batching: requests share a batch, which runs when it is full or its oldest request has waited long enough."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from modelyard.serving.servable import Outputs, Servable, batch_sizes
 
 
 class QueueFullError(Exception):
-    """More is waiting than may wait."""
+    """The queue has no room for a request."""
 
 
-class TooLateError(Exception):
-    """A request was not reached in its time."""
+class DeadlineExceededError(Exception):
+    """A request was not started before its deadline."""
 
 
 @dataclass(frozen=True)
-class Batching:
-    """How requests are put together.
+class BatchingOptions:
+    """How requests are batched.
 
     Args:
-        max_batch: the most images the model is given at a time.
-        max_delay: seconds the first of a batch waits for others.
-        max_queue: the most images that may wait.
+        max_batch: images per batch.
+        max_delay: seconds that the first request of a batch waits for others.
+        max_queue: images in the queue.
     """
 
     max_batch: int = 32
@@ -48,92 +48,100 @@ class _Request:
     arrived: float
     deadline: float
     begun: int = 0
-    """Images that are in a batch already: a large request may be cut."""
-    pieces: list[Outputs] = field(default_factory=list)
+    """Images that are in a batch already: a large request may be split."""
+    parts: list[Outputs] = field(default_factory=list)
+
+
+_Slice = tuple[_Request, int, int]
+"""A request and the range of its images that are in a batch."""
+_Answer = tuple[asyncio.Future[Outputs], Outputs | BaseException]
 
 
 class Batcher:
-    """A model and the thread it lives in: it is loaded, warmed up and called there, one batch after the other.
+    """A queue and the thread of one model. The model is loaded, warmed up and called in that thread only.
 
     Args:
-        load: gives the model; called in the thread, since Keras and JAX have settings for each thread.
-        batching: how requests are put together.
-        observe: told of every batch: images in it, its size with what it was filled up with, seconds.
+        load: returns the model; called in the thread, since Keras and JAX have settings per thread.
+        batching: how requests are batched.
+        observe: called after every batch with its images, its size with padding, and the seconds it took.
     """
 
     def __init__(
-        self, load: Callable[[], Servable], batching: Batching, observe: Callable[[int, int, float], None] | None = None
+        self,
+        load: Callable[[], Servable],
+        batching: BatchingOptions,
+        observe: Callable[[int, int, float], None] | None = None,
     ) -> None:
         self.loaded: Future[Servable] = Future()
         self.batching = batching
         self.waiting = 0
+        self.sizes: list[int] = []
+        """The batch sizes that are compiled; known when the model is loaded."""
         self._load, self._observe = load, observe
         self._queue: deque[_Request] = deque()
         self._change = threading.Condition()
         self._closed = False
-        self.sizes: list[int] = []
-        """The sizes of batch that the model computes; known when it is loaded."""
-        self._thread = threading.Thread(target=self._work, name="model", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="model", daemon=True)
 
     def start(self) -> Future[Servable]:
-        """Begins to load; gives what will be the model, or why it is none."""
+        """Starts to load. The future holds the model, or the error of loading it."""
         self._thread.start()
         return self.loaded
 
     def submit(self, images: NDArray[Any], deadline: float) -> asyncio.Future[Outputs]:
-        """The answer to come, for use in the event loop that calls this.
+        """Queues images and returns a future of the predictions, for the event loop of the caller.
 
         Args:
             images: as the model takes them.
-            deadline: by `time.monotonic`; what is not begun by then is dropped.
+            deadline: by `time.monotonic`; a request that is not started by then is dropped.
 
         Raises:
-            QueueFullError: if too much is waiting.
+            QueueFullError: if the queue is full.
         """
         count, now = len(images), time.monotonic()
         request = _Request(images, asyncio.get_running_loop().create_future(), now, deadline)
         with self._change:
-            # A request larger than the queue is taken when nothing else waits.
+            # A request larger than the queue is accepted when nothing else waits.
             if self._closed or (self.waiting and self.waiting + count > self.batching.max_queue):
-                raise QueueFullError(f"{self.waiting} images are waiting, and the most is {self.batching.max_queue}")
+                raise QueueFullError(f"{self.waiting} images are waiting; the maximum is {self.batching.max_queue}")
             before, self.waiting = self.waiting, self.waiting + count
             self._queue.append(request)
-            if before == 0 or before < self.batching.max_batch <= self.waiting:  # else the thread has nothing to do yet
+            if before == 0 or before < self.batching.max_batch <= self.waiting:  # else the thread need not wake up
                 self._change.notify()
         return request.answer
 
     def close(self) -> None:
-        """Takes no more; the thread ends when everything is answered."""
+        """Accepts no more requests; the thread ends when all are answered."""
         with self._change:
             self._closed = True
             self._change.notify()
 
     def join(self, timeout: float | None = None) -> bool:
-        """Waits for the thread; whether it has ended."""
+        """Waits for the thread and returns whether it has ended."""
         if self._thread.ident is not None:
             self._thread.join(timeout)
         return not self._thread.is_alive()
 
     # -- in the thread ----------------------------------------------------------------------------------------------
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         try:
             servable = self._load()
-            largest = -(-self.batching.max_batch // servable.least) * servable.least
-            self.sizes = batch_sizes(largest, servable.least)
+            multiple = servable.batch_multiple
+            self.sizes = batch_sizes(-(-self.batching.max_batch // multiple) * multiple, multiple)
             servable.warm_up(self.sizes)
         except BaseException as error:
             self.loaded.set_exception(error)
             return
         self.loaded.set_result(servable)
-        while (batch := self._next()) is not None:
+        while (batch := self._next_batch()) is not None:
             if batch:
                 self._predict(servable, batch)
 
-    def _next(self) -> list[tuple[_Request, int, int]] | None:
-        """Requests and which of their images, in order of arrival; None at the end."""
-        late: list[_Request] = []
-        batch: list[tuple[_Request, int, int]] = []
+    def _next_batch(self) -> list[_Slice] | None:
+        """Waits for a batch, in order of arrival; None at the end."""
+        dropped: list[_Request] = []
+        batch: list[_Slice] = []
         with self._change:
             while not self._queue and not self._closed:
                 self._change.wait()
@@ -148,7 +156,7 @@ class Batcher:
             while self._queue and room:
                 request = self._queue[0]
                 if request.answer.cancelled() or (not request.begun and now > request.deadline):
-                    late.append(request)
+                    dropped.append(request)
                     self._queue.popleft()
                     self.waiting -= len(request.images) - request.begun
                     continue
@@ -159,57 +167,56 @@ class Batcher:
                 self.waiting -= request.begun - first
                 if request.begun == len(request.images):
                     self._queue.popleft()
-        _deliver([(request.answer, TooLateError()) for request in late])
+        _deliver([(request.answer, DeadlineExceededError()) for request in dropped])
         return batch
 
-    def _predict(self, servable: Servable, batch: list[tuple[_Request, int, int]]) -> None:
+    def _predict(self, servable: Servable, batch: list[_Slice]) -> None:
         began = time.monotonic()
         count = sum(end - first for _, first, end in batch)
         size = next(size for size in self.sizes if size >= count)
-        image = servable.facts.image
-        done: list[tuple[asyncio.Future[Outputs], Outputs | BaseException]] = []
+        image = servable.info.image
+        answers: list[_Answer] = []
         try:
             images = np.zeros((size, *image.shape), image.dtype)
             np.concatenate([request.images[first:end] for request, first, end in batch], out=images[:count])
             found = servable.predict(images)
         except BaseException as error:
-            for request, _, _ in batch:
-                done.append((request.answer, error))
-            with self._change:  # the rest of one that was cut has no one to go to
+            answers += [(request.answer, error) for request, _, _ in batch]
+            with self._change:  # the rest of a request that was split is dropped: it is answered with the error
                 while self._queue and self._queue[0].begun:
                     request = self._queue.popleft()
                     self.waiting -= len(request.images) - request.begun
         else:
-            place = 0
+            offset = 0
             for request, first, end in batch:
-                request.pieces.append({name: values[place : place + end - first] for name, values in found.items()})
-                place += end - first
+                request.parts.append({name: values[offset : offset + end - first] for name, values in found.items()})
+                offset += end - first
                 if end == len(request.images):
-                    done.append((request.answer, _joined(request.pieces)))
+                    answers.append((request.answer, _joined(request.parts)))
         if self._observe is not None:
             self._observe(count, size, time.monotonic() - began)
-        _deliver(done)
+        _deliver(answers)
 
 
-def _joined(pieces: list[Outputs]) -> Outputs:
-    if len(pieces) == 1:
-        return pieces[0]
-    return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+def _joined(parts: list[Outputs]) -> Outputs:
+    if len(parts) == 1:
+        return parts[0]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _deliver(answers: list[tuple[asyncio.Future[Outputs], Outputs | BaseException]]) -> None:
-    """Hands answers to the event loops that wait for them, with one call each."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Outputs], Outputs | BaseException]]] = {}
+def _deliver(answers: list[_Answer]) -> None:
+    """Passes answers to the event loops that wait for them, with one call per loop."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[_Answer]] = {}
     for answer in answers:
         by_loop.setdefault(answer[0].get_loop(), []).append(answer)
     for loop, mine in by_loop.items():
-        with contextlib.suppress(RuntimeError):  # closed: nobody waits any more
-            loop.call_soon_threadsafe(_set, mine)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(_set_results, mine)
 
 
-def _set(answers: list[tuple[asyncio.Future[Outputs], Outputs | BaseException]]) -> None:
+def _set_results(answers: list[_Answer]) -> None:
     for future, answer in answers:
-        if future.done():  # given up
+        if future.done():  # cancelled
             continue
         if isinstance(answer, BaseException):
             future.set_exception(answer)

@@ -1,4 +1,4 @@
-"""JSON to images, predictions to JSON, in the two notations of TensorFlow Serving: rows and columns."""
+"""JSON to images and predictions to JSON, in the row and column formats of TensorFlow Serving."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import base64
 import binascii
 import json
 import math
+import re
+from functools import lru_cache
 from itertools import chain
 from typing import Any, NoReturn
 
@@ -15,157 +17,152 @@ from numpy.typing import NDArray
 from modelyard.data.dataset import IMAGE, Feature
 from modelyard.errors import DataError
 from modelyard.serving.description import BYTES, IMAGE_BYTES
-from modelyard.serving.http.body import Limits
-from modelyard.serving.http.refusal import RefusedError
+from modelyard.serving.http.limits import Limits, RequestError
 from modelyard.serving.servable import Outputs, Servable
 
 B64 = "b64"
 _REQUEST_PIXELS = 4
-"""A request may hold several large images, but not as many as it has bytes for: small files unfold into large ones."""
+"""All files of a request may have this many times the pixels of one: small files can decode to large images."""
 
 
-def parse(body: bytes) -> dict[str, Any]:
-    """The JSON object of a request.
+# -- requests -----------------------------------------------------------------------------------------------------
+
+
+def parse_json(body: bytes) -> dict[str, Any]:
+    """Parses the JSON object of a request.
 
     Raises:
-        RefusedError: if it is none.
+        RequestError: if it is not valid JSON, or not an object.
     """
     try:
-        value = json.loads(body, parse_constant=_constant)
+        value = json.loads(body, parse_constant=_reject_constant)
     except RecursionError:
-        raise RefusedError(400, "JSON Parse Error: it is nested too deeply.") from None
-    except ValueError as error:  # also of bytes that are no text, and of numbers with thousands of digits
-        raise RefusedError(400, f"JSON Parse Error: {error}") from None
+        raise RequestError(400, "JSON Parse Error: it is nested too deeply.") from None
+    except ValueError as error:  # also for bytes that are not text, and numbers of thousands of digits
+        raise RequestError(400, f"JSON Parse Error: {error}") from None
     if not isinstance(value, dict):
-        raise RefusedError(400, f"the request must be a JSON object; it is {_kind(value)}.")
+        raise RequestError(400, f"the request must be a JSON object; it is {_type_in_words(value)}.")
     return value
 
 
-def _constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no pixel.")
+def _reject_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a valid pixel.")
 
 
-def rows_of(request: dict[str, Any], limits: Limits) -> tuple[list[Any], bool]:
-    """The instances of a predict request, and whether they came as a column.
+def predict_rows(request: dict[str, Any], limits: Limits) -> tuple[list[Any], bool]:
+    """Returns the instances of a predict request, and whether they are in the column format.
 
     Raises:
-        RefusedError: if there are none.
+        RequestError: if there are none, or they are named wrongly.
     """
     if ("instances" in request) == ("inputs" in request):
-        raise RefusedError(400, "a predict request has either 'instances' (rows) or 'inputs' (columns).")
-    columns, name = "inputs" in request, _input_of(request)
+        raise RequestError(400, "a predict request has either 'instances' (rows) or 'inputs' (columns).")
+    columns, name = "inputs" in request, _input_name(request)
     rows = request["inputs" if columns else "instances"]
     if columns and isinstance(rows, dict) and set(rows) != {B64}:
-        rows = _only_image(rows, "inputs", name)
+        rows = _only_input(rows, "inputs", name)
     if not isinstance(rows, list):
-        raise RefusedError(400, f"'{'inputs' if columns else 'instances'}' must be a list; it is {_kind(rows)}.")
-    check_count(len(rows), limits)
+        raise RequestError(
+            400, f"'{'inputs' if columns else 'instances'}' must be a list; it is {_type_in_words(rows)}."
+        )
+    limits.check_count(len(rows))
     if not columns:
         named = (isinstance(row, dict) and set(row) != {B64} for row in rows)
         rows = [
-            _only_image(row, "an instance", name) if is_named else row
+            _only_input(row, "an instance", name) if is_named else row
             for row, is_named in zip(rows, named, strict=True)
         ]
-    return _as_files(rows) if name == IMAGE_BYTES else rows, columns
+    return _check_files(rows) if name == IMAGE_BYTES else rows, columns
 
 
-def examples_of(request: dict[str, Any], image: Feature, limits: Limits) -> list[Any]:
-    """The images of a classify or regress request, whose lists may be flat.
+def example_rows(request: dict[str, Any], image: Feature, limits: Limits) -> list[Any]:
+    """Returns the images of a classify or regress request, whose lists may be flat.
 
     Raises:
-        RefusedError: if there are none.
+        RequestError: if there are none, or they are named wrongly.
     """
-    examples, context, name = request.get("examples"), request.get("context", {}), _input_of(request)
+    examples, context, name = request.get("examples"), request.get("context", {}), _input_name(request)
     if not isinstance(examples, list) or not isinstance(context, dict):
-        raise RefusedError(400, "the request needs 'examples', a list of objects; 'context', if any, is an object.")
-    check_count(len(examples), limits)
+        raise RequestError(400, "the request needs 'examples', a list of objects; 'context', if given, is an object.")
+    limits.check_count(len(examples))
     rows = []
     for number, example in enumerate(examples):
         if not isinstance(example, dict):
-            raise RefusedError(
-                400, f"example {number} must be an object such as {{'image': …}}; it is {_kind(example)}."
+            raise RequestError(
+                400, f"example {number} must be an object such as {{'image': …}}; it is {_type_in_words(example)}."
             )
-        value = _only_image({**context, **example}, f"example {number}", name)
+        value = _only_input({**context, **example}, f"example {number}", name)
         if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict):
             value = value[0]
         elif _is_flat(value, image):
-            value = _array([value], Feature((len(value),), image.dtype)).reshape(image.shape).tolist()
+            value = _to_array([value], Feature((len(value),), image.dtype)).reshape(image.shape).tolist()
         rows.append(value)
-    return _as_files(rows) if name == IMAGE_BYTES else rows
+    return _check_files(rows) if name == IMAGE_BYTES else rows
 
 
-def _input_of(request: dict[str, Any]) -> str:
-    """The name that the images of a request have: that of the signature."""
+def _input_name(request: dict[str, Any]) -> str:
     return IMAGE_BYTES if request.get("signature_name") == BYTES else IMAGE
 
 
-def _as_files(rows: list[Any]) -> list[Any]:
+def _check_files(rows: list[Any]) -> list[Any]:
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
-            raise RefusedError(
-                400, f"image {number}: signature {BYTES!r} takes files, as {{'b64': '…'}}; it is {_kind(row)}."
+            raise RequestError(
+                400,
+                f"image {number}: signature {BYTES!r} takes files, as {{'b64': '…'}}; it is {_type_in_words(row)}.",
             )
     return rows
 
 
 def _is_flat(value: Any, image: Feature) -> bool:
-    """Whether this is an image without its shape, as lists of examples have none in TensorFlow Serving."""
+    """Returns whether ``value`` is a flat list of pixels: TensorFlow Serving's examples have no shape."""
     if not isinstance(value, list) or len(image.shape) < 2 or len(value) != math.prod(image.shape):
         return False
     return not any(isinstance(each, list) for each in value)
 
 
-def _only_image(named: dict[str, Any], where: str, name: str) -> Any:
+def _only_input(named: dict[str, Any], where: str, name: str) -> Any:
     if set(named) != {name}:
-        found = ", ".join(repr(str(name)[:40]) for name in list(named)[:5]) or "nothing"
-        raise RefusedError(400, f"{where} must name the one input {name!r}; found {found}.")
+        found = ", ".join(repr(str(key)[:40]) for key in list(named)[:5]) or "nothing"
+        raise RequestError(400, f"{where} must name the one input {name!r}; found {found}.")
     return named[name]
 
 
-def images_of(rows: list[Any], servable: Servable, limits: Limits) -> NDArray[Any]:
-    """The images as the model takes them.
+def images_from_rows(rows: list[Any], servable: Servable, limits: Limits) -> NDArray[Any]:
+    """Returns a batch of images as the model takes them.
 
     Args:
-        rows: lists of numbers, or objects with an image file.
+        rows: nested lists of numbers, or objects with an image file as base64.
         servable: the model.
-        limits: what a request may take.
+        limits: the limits of a request.
 
     Raises:
-        RefusedError: with the first that is wrong.
+        RequestError: for the first row that is wrong.
     """
+    image = servable.info.image
     if not any(isinstance(row, dict) for row in rows):
-        return _array(rows, servable.facts.image)
-    image, files = servable.facts.image, Files(servable, limits)
+        return _to_array(rows, image)
+    decoder = FileDecoder(servable, limits)
     out = np.empty((len(rows), *image.shape), image.dtype)
     for number, row in enumerate(rows):
         if isinstance(row, dict):
-            out[number] = files.pixels(_bytes_of(row, number), f"instance {number}")
+            out[number] = decoder.decode(_from_base64(row, number), f"instance {number}")
         else:
-            out[number] = _array([row], image, first=number)[0]
+            out[number] = _to_array([row], image, first=number)[0]
     return out
 
 
-def check_count(count: int, limits: Limits) -> None:
-    """Refuses a request without images, or with too many."""
-    if not count:
-        raise RefusedError(400, "the request has no images.")
-    if count > limits.max_instances:
-        raise RefusedError(
-            413, f"the request has {count:,} images; the most is {limits.max_instances} (--max_instances)."
-        )
-
-
-class Files:
-    """Decodes the image files of one request, up to its number of pixels."""
+class FileDecoder:
+    """Decodes the image files of one request, up to its limit of pixels."""
 
     def __init__(self, servable: Servable, limits: Limits) -> None:
         self._servable, self._limits, self._pixels = servable, limits, 0
 
-    def pixels(self, data: bytes, name: str) -> NDArray[Any]:
-        """One of them, as in training.
+    def decode(self, data: bytes, name: str) -> NDArray[Any]:
+        """Returns the pixels of one file, as in training.
 
         Raises:
-            RefusedError: if it is no image, or too large.
+            RequestError: if it is not an image, or too large.
         """
         from modelyard.data.images import upright_size
 
@@ -174,73 +171,73 @@ class Files:
             self._pixels += height * width
             most = self._limits.max_pixels
             if height * width > most:
-                raise RefusedError(413, f"{name} has {width}×{height} pixels; the most is {most:,} (--max_pixels).")
+                raise RequestError(413, f"{name} has {width}×{height} pixels; the maximum is {most:,} (--max_pixels).")
             if self._pixels > _REQUEST_PIXELS * most:
-                raise RefusedError(413, f"the images of this request have more than {_REQUEST_PIXELS * most:,} pixels.")
+                raise RequestError(413, f"the images of this request have more than {_REQUEST_PIXELS * most:,} pixels.")
             return self._servable.decode(data, name)
         except DataError as error:
-            raise RefusedError(400, str(error)) from None
+            raise RequestError(400, str(error)) from None
 
 
-def _bytes_of(row: dict[str, Any], number: int) -> bytes:
+def _from_base64(row: dict[str, Any], number: int) -> bytes:
     value = row.get(B64)
     if set(row) != {B64} or not isinstance(value, str):
-        raise RefusedError(400, f"instance {number} is an object; an image file is given as {{'b64': 'BASE64'}}.")
+        raise RequestError(400, f"instance {number} is an object; an image file is given as {{'b64': 'BASE64'}}.")
     try:
         return base64.b64decode(value, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise RefusedError(400, f"instance {number} is not base64: {error}.") from None
+        raise RequestError(400, f"instance {number} is not base64: {error}.") from None
 
 
-def _array(rows: list[Any], image: Feature, first: int = 0) -> NDArray[Any]:
-    """Nested lists as an array. Every list and number is looked at, by functions that are loops in C."""
+def _to_array(rows: list[Any], image: Feature, first: int = 0) -> NDArray[Any]:
+    """Converts nested lists to an array. Every list and number is checked, by functions that loop in C."""
     shape = "×".join(map(str, image.shape))
     level: list[Any] = rows
-    inside = 1
+    per_row = 1
     for size in image.shape:
         if set(map(type, level)) != {list} or set(map(len, level)) != {size}:
             place = next(i for i, each in enumerate(level) if not isinstance(each, list) or len(each) != size)
-            number = first + place // inside
-            raise RefusedError(
+            raise RequestError(
                 400,
-                f"instance {number} must be a list of shape {shape}, or {{'b64': …}} with an image file; "
-                f"it has {_kind(level[place])} where a list of {size} is needed.",
+                f"instance {first + place // per_row} must be a list of shape {shape}, or {{'b64': …}} with an image "
+                f"file; it has {_type_in_words(level[place])} where a list of {size} is expected.",
             )
-        inside *= size
+        per_row *= size
         level = list(chain.from_iterable(level))
     if not set(map(type, level)) <= {int, float}:
         place = next(i for i, each in enumerate(level) if type(each) not in (int, float))
-        raise RefusedError(400, f"instance {first + place // inside} must hold numbers; it has {_kind(level[place])}.")
-    return _typed(level, image).reshape(len(rows), *image.shape)
+        raise RequestError(
+            400, f"instance {first + place // per_row} must hold numbers; it has {_type_in_words(level[place])}."
+        )
+    return _to_dtype(level, image).reshape(len(rows), *image.shape)
 
 
-def _typed(values: list[Any], image: Feature) -> NDArray[Any]:
+def _to_dtype(values: list[Any], image: Feature) -> NDArray[Any]:
     dtype = np.dtype(image.dtype)
     if dtype == np.uint8:
         try:
-            return np.frombuffer(bytes(values), np.uint8)  # the quickest, and it checks
+            return np.frombuffer(bytes(values), np.uint8)  # the fastest way, and it checks the range
         except (TypeError, ValueError, OverflowError):
             pass
     try:
         given = np.array(values, np.float64)
     except OverflowError:
-        raise RefusedError(400, "a number is larger than any pixel.") from None
+        raise RequestError(400, "a number is larger than any pixel.") from None
     if not np.isfinite(given).all():
-        raise RefusedError(400, "a number is larger than any pixel.")
+        raise RequestError(400, "a number is larger than any pixel.")
     if dtype.kind == "f":
         with np.errstate(over="ignore"):
             typed = given.astype(dtype)
         if not np.isfinite(typed).all():
-            raise RefusedError(400, f"a number is too large for {dtype.name}.")
+            raise RequestError(400, f"a number is too large for {dtype.name}.")
         return typed
     low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     if (given != np.trunc(given)).any() or (given < low).any() or (given > high).any():
-        raise RefusedError(400, f"images of this model are {dtype.name}: whole numbers from {low} to {high}.")
+        raise RequestError(400, f"this model takes {dtype.name} images: whole numbers from {low} to {high}.")
     return given.astype(dtype)
 
 
-def _kind(value: Any) -> str:
-    """What a JSON value is, in words."""
+def _type_in_words(value: Any) -> str:
     if isinstance(value, list):
         return f"a list of {len(value)}"
     if isinstance(value, bool) or value is None:
@@ -248,39 +245,116 @@ def _kind(value: Any) -> str:
     return {dict: "an object", str: "a string", int: "a number", float: "a number"}.get(type(value), "something else")
 
 
-def check_finite(outputs: Outputs) -> None:
-    """Refuses what the model has no number for: JSON knows none of these."""
-    for values in outputs.values():
-        if values.dtype.kind == "f" and not np.isfinite(values).all():
-            number = int(np.argwhere(~np.isfinite(values))[0][0])
-            raise RefusedError(
-                400, f"the model has no finite answer for instance {number}. Are its values like those of the training?"
-            )
+# -- the most common request, without a Python object per number ------------------------------------------------------
+
+_HEAD = re.compile(rb'\{(?:"signature_name": ?"serving_default", ?)?"instances": ?\[')
+_TAIL = b"]}"
+_DIGITS, _BRACKETS = b"0123456789", b"[] "
+
+
+def parse_uint8_images(body: bytes, image: Feature, most: int) -> NDArray[np.uint8] | None:
+    """Parses a predict request of whole numbers from 0 to 255, in nested lists of the model's image shape.
+
+    A JSON parser makes 3,072 numbers and 1,057 lists of an image of 32×32×3, which are checked and thrown away. Here,
+    the brackets and commas of the body, without its digits, are compared with those of images of the right shape.
+
+    Args:
+        body: the body of the request.
+        image: the images that the model takes.
+        most: images per request.
+
+    Returns:
+        The same images as the JSON parser gives. None where anything is unusual or wrong: the parser reports it.
+    """
+    head = _HEAD.match(body)
+    if image.dtype != "uint8" or not image.shape or head is None or not body.endswith(_TAIL):
+        return None
+    text = body[head.end() : -len(_TAIL)]
+    blanks = text.count(b" ")
+    if blanks and blanks != text.count(b", "):  # only the blanks that json.dumps writes: "1 2" is not 12
+        return None
+    brackets = text.translate(None, _DIGITS + b" ")
+    one = _brackets(image.shape)
+    count, rest = divmod(len(brackets) + 1, len(one) + 1)
+    if rest or not 1 <= count <= most or brackets != b",".join([one] * count):
+        return None
+    if _has_number_beside_list(text):
+        return None
+    values = _parse_bytes(text.translate(None, _BRACKETS))
+    return None if values is None else values.reshape(count, *image.shape)
+
+
+def _has_number_beside_list(text: bytes) -> bool:
+    """Returns whether a number is directly before or after a list: [1[2]] has the brackets of [[2]]."""
+    letters = np.frombuffer(text, np.uint8)
+    before = letters[np.flatnonzero(letters == ord("[")) - 1]  # before the first: the last letter, which is no digit
+    after = letters.take(np.flatnonzero(letters == ord("]")) + 1, mode="wrap")
+    return any(((each >= ord("0")) & (each <= ord("9"))).any() for each in (before, after))
+
+
+def _parse_bytes(numbers: bytes) -> NDArray[np.uint8] | None:
+    """Parses comma-separated numbers. None where one is missing, above 255, or has a leading zero."""
+    text = np.frombuffer(numbers + b",", np.uint8)
+    ends = np.flatnonzero(text == ord(","))
+    lengths = np.diff(ends, prepend=-1) - 1
+    if lengths.min() < 1 or lengths.max() > 3:
+        return None
+    digits = text - ord("0")
+    two, three = lengths > 1, lengths > 2
+    tens, hundreds = digits[ends - 2] * two, digits[ends - 3] * three  # where there are none, any digit times 0
+    values: NDArray[np.uint16] = digits[ends - 1] + np.uint8(10) * tens + np.uint16(100) * hundreds
+    if values.max() > 255 or (two & (values < 10)).any() or (three & (values < 100)).any():
+        return None
+    return values.astype(np.uint8)
+
+
+@lru_cache(maxsize=8)
+def _brackets(shape: tuple[int, ...]) -> bytes:
+    """Returns the JSON of an image without its digits."""
+    inside = b""
+    for size in reversed(shape):
+        inside = b"[" + b",".join([inside] * size) + b"]"
+    return inside
+
+
+# -- responses ----------------------------------------------------------------------------------------------------
 
 
 def as_rows(outputs: Outputs) -> list[Any]:
-    """A list of predictions: objects, or plain values of a single output."""
-    check_finite(outputs)
-    columns = {name: values.tolist() for name, values in outputs.items()}
+    """Returns a list of predictions: objects, or plain values of a single output."""
+    columns = _finite_lists(outputs)
     if len(columns) == 1:
         return next(iter(columns.values()))
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def as_columns(outputs: Outputs) -> Any:
-    """An object of outputs, or a single output as it is."""
-    check_finite(outputs)
-    columns = {name: values.tolist() for name, values in outputs.items()}
+    """Returns an object of outputs, or a single output as it is."""
+    columns = _finite_lists(outputs)
     return next(iter(columns.values())) if len(columns) == 1 else columns
 
 
 def as_classes(outputs: Outputs, classes: tuple[str, ...]) -> list[list[list[Any]]]:
-    """For each example its classes with their probabilities, the likeliest first."""
-    check_finite(outputs)
+    """Returns, for each example, pairs of class and probability, most probable first."""
+    _check_finite(outputs)
     found = outputs["probabilities"]
     names = classes if len(classes) == found.shape[-1] else ("",) * found.shape[-1]
     order = np.argsort(-found, axis=-1, kind="stable")
     return [
-        [[names[place], row[place]] for place in places]
-        for places, row in zip(order.tolist(), found.tolist(), strict=True)
+        [[names[number], row[number]] for number in numbers]
+        for numbers, row in zip(order.tolist(), found.tolist(), strict=True)
     ]
+
+
+def _finite_lists(outputs: Outputs) -> dict[str, list[Any]]:
+    _check_finite(outputs)
+    return {name: values.tolist() for name, values in outputs.items()}
+
+
+def _check_finite(outputs: Outputs) -> None:
+    """Raises for NaN and infinity, which JSON does not have."""
+    for values in outputs.values():
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            number = int(np.argwhere(~np.isfinite(values))[0][0])
+            message = f"the prediction for instance {number} is not finite. Are its values like the training data's?"
+            raise RequestError(400, message)

@@ -16,7 +16,8 @@ from modelyard.data.dataset import IMAGE, TEST, Dataset, Feature
 from modelyard.data.items import Items
 from modelyard.data.pipeline import Pipeline
 from modelyard.errors import ConfigError, Problem, RunError
-from modelyard.serving.servable import DESCRIPTION, ExportedServable, is_version, read_description
+from modelyard.serving.description import DESCRIPTION
+from modelyard.serving.servable import ExportedServable, is_exported_version, read_description
 
 _OPTIONS = ("eval_batch_size", "input_threads", "cache_dir", "threads")
 
@@ -36,15 +37,15 @@ class OpenExport:
             told = f"has no use here: an export has no options but {', '.join(_OPTIONS)}."
             raise ConfigError(Problem(source, key, told) for key in wrong)
         self.path = folder if (folder / DESCRIPTION).is_file() else _newest(folder)
-        self.facts = read_description(self.path)
+        self.info = read_description(self.path)
         self.config: Config = load_config(**options)
-        self.address, self.step, self.classes = str(self.path.absolute()), self.facts.step, self.facts.classes
+        self.address, self.step, self.classes = str(self.path.absolute()), self.info.step, self.info.classes
 
     @property
     def label(self) -> Feature:
         """Of an example, by what the model predicts."""
         kinds = {"regression": Feature((), "float32"), "multi_label": Feature((len(self.classes),), "uint8")}
-        return kinds.get(self.facts.kind, Feature((), "int32"))
+        return kinds.get(self.info.task_type, Feature((), "int32"))
 
     def engine(self, items: Items, *, labelled: bool = False, skips: bool = False) -> tuple[ExportEngine, Dataset]:
         """What predicts, and the dataset of the examples."""
@@ -55,8 +56,8 @@ class OpenExport:
         from modelyard.serving.examples import Examples
 
         nothing = np.zeros(0, np.float32)
-        data = DataInfo({IMAGE: self.facts.image}, self.facts.classes, nothing, nothing)
-        kept = Remembered(data, {IMAGE: self.facts.image}, None, self.facts.fit, self.facts.shares)
+        data = DataInfo({IMAGE: self.info.image}, self.info.classes, nothing, nothing)
+        kept = Remembered(data, {IMAGE: self.info.image}, None, self.info.fit, self.info.shares)
         dataset = Examples(items, kept, labelled=labelled, skips=skips)
         return ExportEngine(self, dataset), dataset
 
@@ -84,12 +85,14 @@ class ExportEngine:
 def is_export(folder: Path) -> bool:
     """Whether a folder is an exported version, or holds such."""
     return (folder / DESCRIPTION).is_file() or (
-        folder.is_dir() and not (folder / "config.yaml").exists() and any(is_version(path) for path in folder.iterdir())
+        folder.is_dir()
+        and not (folder / "config.yaml").exists()
+        and any(is_exported_version(path) for path in folder.iterdir())
     )
 
 
 def _newest(folder: Path) -> Path:
-    versions = [path for path in folder.iterdir() if is_version(path)]
+    versions = [path for path in folder.iterdir() if is_exported_version(path)]
     if not versions:
         raise RunError(f"{folder} holds no exported version.")
     return max(versions, key=lambda path: int(path.name))

@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 
 from modelyard.data.dataset import Feature
 from modelyard.serving.http import json_tensors
-from modelyard.serving.http.body import Limits
-from modelyard.serving.http.plain_lists import plain_images
-from modelyard.serving.http.refusal import RefusedError
+from modelyard.serving.http.limits import Limits, RequestError
 from serving_parts import Brightness, facts
 
 IMAGE = Feature((2, 3, 1), "uint8")
@@ -25,9 +23,9 @@ EVERY_BYTE = np.arange(258).clip(0, 255).astype(np.uint8).reshape(43, 2, 3, 1)
 def parsed(body: bytes) -> np.ndarray | None:
     """As the parser has it; None where it refuses."""
     try:
-        rows, _ = json_tensors.rows_of(json_tensors.parse(body), LIMITS)
-        return json_tensors.images_of(rows, SERVABLE, LIMITS)
-    except RefusedError:
+        rows, _ = json_tensors.predict_rows(json_tensors.parse_json(body), LIMITS)
+        return json_tensors.images_from_rows(rows, SERVABLE, LIMITS)
+    except RequestError:
         return None
 
 
@@ -38,7 +36,7 @@ def body_of(pixels: np.ndarray, separators: tuple[str, str] = (",", ":"), **more
 @pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
 @pytest.mark.parametrize("more", [{}, {"signature_name": "serving_default"}])
 def test_every_byte_is_read(separators: tuple[str, str], more: dict[str, str]) -> None:
-    found = plain_images(body_of(EVERY_BYTE, separators, **more), IMAGE, 100)
+    found = json_tensors.parse_uint8_images(body_of(EVERY_BYTE, separators, **more), IMAGE, 100)
     assert found is not None
     assert found.dtype == np.uint8
     np.testing.assert_array_equal(found, EVERY_BYTE)
@@ -59,15 +57,15 @@ GOOD = b'{"instances":[[[[1],[20],[255]],[[0],[5],[6]]]]}'
     ],
 )  # fmt: skip
 def test_what_is_unusual_is_left_to_the_parser(old: bytes, new: bytes) -> None:
-    assert plain_images(GOOD, IMAGE, MOST) is not None
+    assert json_tensors.parse_uint8_images(GOOD, IMAGE, MOST) is not None
     assert GOOD.count(old) >= 1
-    assert plain_images(GOOD.replace(old, new, 1), IMAGE, MOST) is None
+    assert json_tensors.parse_uint8_images(GOOD.replace(old, new, 1), IMAGE, MOST) is None
 
 
 def test_too_many_images_none_and_other_types_are_left_to_the_parser() -> None:
-    assert plain_images(body_of(EVERY_BYTE[: MOST + 1]), IMAGE, MOST) is None
-    assert plain_images(b'{"instances":[]}', IMAGE, MOST) is None
-    assert plain_images(GOOD, Feature((2, 3, 1), "float32"), MOST) is None
+    assert json_tensors.parse_uint8_images(body_of(EVERY_BYTE[: MOST + 1]), IMAGE, MOST) is None
+    assert json_tensors.parse_uint8_images(b'{"instances":[]}', IMAGE, MOST) is None
+    assert json_tensors.parse_uint8_images(GOOD, Feature((2, 3, 1), "float32"), MOST) is None
 
 
 @settings(max_examples=500, deadline=None)
@@ -80,7 +78,7 @@ def test_a_damaged_body_is_never_read_as_something_else(data: st.DataObject) -> 
         byte = data.draw(st.sampled_from(b'0129,[] -.e"}\n\xff'))
         how = data.draw(st.sampled_from(["put", "insert", "drop"]))
         body[place : place + (how != "insert")] = b"" if how == "drop" else bytes([byte])
-    quick = plain_images(bytes(body), IMAGE, MOST)
+    quick = json_tensors.parse_uint8_images(bytes(body), IMAGE, MOST)
     if quick is not None:
         wanted = parsed(bytes(body))
         assert wanted is not None

@@ -1,41 +1,112 @@
-"""The description of the paths for programs: OpenAPI 3.1."""
+"""Responses that describe the model: TensorFlow Serving's status and metadata, /about, and OpenAPI 3.1."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from modelyard import __version__
-from modelyard.serving.http.body import Limits
+from modelyard.data.dataset import IMAGE
+from modelyard.serving.description import BYTES, DEFAULT, IMAGE_BYTES
+from modelyard.serving.http.limits import Limits
+from modelyard.serving.http.model_versions import LoadedVersion, VersionStatus
 from modelyard.serving.servable import Servable
 
+_TYPES = {"float32": "DT_FLOAT", "float64": "DT_DOUBLE", "float16": "DT_HALF", "bool": "DT_BOOL", "string": "DT_STRING"}
 _ERROR = {"$ref": "#/components/schemas/Error"}
 
 
-def openapi(name: str, servable: Servable, limits: Limits) -> dict[str, Any]:
-    """The document for one model.
+# -- TensorFlow Serving, /about ----------------------------------------------------------------------------------------
+
+
+def status_response(statuses: dict[int, VersionStatus]) -> dict[str, Any]:
+    """Returns a GetModelStatusResponse, newest version first."""
+    return {
+        "model_version_status": [
+            {
+                "version": str(number),
+                "state": status.state,
+                "status": {"error_code": status.code, "error_message": status.message},
+            }
+            for number, status in sorted(statuses.items(), reverse=True)
+        ]
+    }
+
+
+def metadata_response(name: str, version: LoadedVersion) -> dict[str, Any]:
+    """Returns a GetModelMetadataResponse: names, types and shapes of inputs and outputs."""
+    servable = version.servable
+    image = servable.info.image
+    signature = {
+        "inputs": {IMAGE: _tensor(IMAGE, image.shape, image.dtype)},
+        "outputs": {output: _tensor(output, *spec) for output, spec in servable.outputs.items()},
+        "method_name": "tensorflow/serving/predict",
+    }
+    file_signature = {**signature, "inputs": {IMAGE_BYTES: _tensor(IMAGE_BYTES, (), "string", BYTES)}}
+    return {
+        "model_spec": {"name": name, "signature_name": "", "version": str(version.number)},
+        "metadata": {"signature_def": {"signature_def": {DEFAULT: signature, BYTES: file_signature}}},
+    }
+
+
+def about_response(name: str, version: LoadedVersion) -> dict[str, Any]:
+    """Returns the facts about the model that the page shows."""
+    info = version.servable.info
+    return {
+        "name": name,
+        "version": str(version.number),
+        "model": info.model,
+        "dataset": info.dataset,
+        "step": info.step,
+        "kind": info.task_type,
+        "classes": list(info.classes),
+        "image": {"shape": list(info.image.shape), "dtype": info.image.dtype},
+        "test": dict(info.test),
+    }
+
+
+def _tensor(name: str, shape: tuple[int, ...], dtype: str, signature: str = DEFAULT) -> dict[str, Any]:
+    sizes = [{"size": str(size), "name": ""} for size in (-1, *shape)]
+    return {
+        "dtype": _TYPES.get(dtype, f"DT_{dtype.upper()}"),
+        "tensor_shape": {"dim": sizes, "unknown_rank": False},
+        "name": f"{signature}_{name}:0",
+    }
+
+
+# -- OpenAPI -----------------------------------------------------------------------------------------------------------
+
+
+def openapi_document(name: str, servable: Servable, limits: Limits) -> dict[str, Any]:
+    """Returns the OpenAPI document of the server.
 
     Args:
-        name: of the model in the paths.
-        servable: gives the shapes.
-        limits: what a request may take.
+        name: the name of the model in the paths.
+        servable: the model; its shapes are in the document.
+        limits: the limits of a request.
     """
     base = f"/v1/models/{name}"
     paths: dict[str, Any] = {
         base: {"get": _get("status of all versions", "Status")},
         f"{base}/versions/{{version}}": {"get": _get("status of one version", "Status", versioned=True)},
         f"{base}/metadata": {"get": _get("names, types and shapes of inputs and outputs", "Metadata")},
-        f"{base}/versions/{{version}}/metadata": {"get": _get("the same of one version", "Metadata", versioned=True)},
+        f"{base}/versions/{{version}}/metadata": {
+            "get": _get("the metadata of one version", "Metadata", versioned=True)
+        },
         "/about": {"get": _get("model, dataset, step, classes, test score", "About")},
-        "/healthz": {"get": _get("whether the process lives", "Health")},
-        "/readyz": {"get": _get("whether requests are answered", "Health")},
+        "/healthz": {"get": _get("liveness of the process", "Health")},
+        "/readyz": {"get": _get("readiness: whether requests are answered", "Health")},
         "/openapi.json": {"get": _get("this document", "Metadata")},
         "/metrics": {"get": _text("counters for Prometheus", "text/plain")},
-        "/": {"get": _text("a page to try the model", "text/html")},
+        "/": {"get": _text("a web page to try the model", "text/html")},
     }
     verbs = {
-        "predict": ("images as numbers or as base64 of files", "PredictRequest", "PredictResponse"),
-        "classify": ("classes with probabilities, the likeliest first", "ExamplesRequest", "ClassifyResponse"),
-        "regress": ("numbers, of models of regression", "ExamplesRequest", "RegressResponse"),
+        "predict": (
+            "predictions for images: numbers, or files as base64",
+            "PredictRequest",
+            "PredictResponse",
+        ),
+        "classify": ("classes with probabilities, most probable first", "ExamplesRequest", "ClassifyResponse"),
+        "regress": ("predicted numbers, for regression models", "ExamplesRequest", "RegressResponse"),
     }
     for verb, (summary, request, response) in verbs.items():
         body = {"application/json": {"schema": {"$ref": f"#/components/schemas/{request}"}}}
@@ -46,7 +117,7 @@ def openapi(name: str, servable: Servable, limits: Limits) -> dict[str, Any]:
         "multipart/form-data": {"schema": {"type": "object", "properties": {"file": {"type": "array", "items": one}}}},
         "image/*": {"schema": one},
     }
-    paths[f"{base}:upload"] = {"post": _post("image files as a form, or one as the body", files, "PredictResponse")}
+    paths[f"{base}:upload"] = {"post": _post("image files: a form, or one as the body", files, "PredictResponse")}
     return {
         "openapi": "3.1.0",
         "info": {"title": f"{name}, served by Modelyard", "version": __version__},
@@ -56,7 +127,7 @@ def openapi(name: str, servable: Servable, limits: Limits) -> dict[str, Any]:
 
 
 def _schemas(servable: Servable, limits: Limits) -> dict[str, Any]:
-    image = _nested(servable.facts.image.shape, {"type": "number"})
+    image = _nested(servable.info.image.shape, {"type": "number"})
     file = _object({"b64": {"type": "string", "contentEncoding": "base64"}}, "b64")
     value = {"oneOf": [image, file]}
     rows = {"type": "array", "minItems": 1, "maxItems": limits.max_instances}
@@ -113,9 +184,9 @@ def _nested(shape: tuple[int, ...], inner: dict[str, Any]) -> dict[str, Any]:
     return inner
 
 
-def _answers(schema: str) -> dict[str, Any]:
-    good = {"description": "the answer", "content": {"application/json": {"schema": _reference(schema)}}}
-    bad = {"description": "what is wrong and what would be right", "content": {"application/json": {"schema": _ERROR}}}
+def _responses(schema: str) -> dict[str, Any]:
+    good = {"description": "success", "content": {"application/json": {"schema": _reference(schema)}}}
+    bad = {"description": "what is wrong and what is expected", "content": {"application/json": {"schema": _ERROR}}}
     return {"200": good, "4XX": bad, "503": bad}
 
 
@@ -129,14 +200,14 @@ def _parameters(versioned: bool) -> dict[str, Any]:
 
 
 def _get(summary: str, schema: str, versioned: bool = False) -> dict[str, Any]:
-    return {"summary": summary, **_parameters(versioned), "responses": _answers(schema)}
+    return {"summary": summary, **_parameters(versioned), "responses": _responses(schema)}
 
 
 def _post(summary: str, body: dict[str, Any], schema: str, versioned: bool = False) -> dict[str, Any]:
     content = {"required": True, "content": body}
-    return {"summary": summary, **_parameters(versioned), "requestBody": content, "responses": _answers(schema)}
+    return {"summary": summary, **_parameters(versioned), "requestBody": content, "responses": _responses(schema)}
 
 
-def _text(summary: str, kind: str) -> dict[str, Any]:
-    content = {kind: {"schema": {"type": "string"}}}
+def _text(summary: str, media_type: str) -> dict[str, Any]:
+    content = {media_type: {"schema": {"type": "string"}}}
     return {"summary": summary, "responses": {"200": {"description": "the text", "content": content}}}
