@@ -128,7 +128,7 @@ def _check_exports(config: Config) -> None:
 
 def _exported(result: Result, forms: Sequence[Any], apart: bool) -> Result:
     """Returns the result with its exports. One that fails does not prevent the others."""
-    from modelyard.serving.exporting.export import export, export_apart
+    from modelyard.serving.exporting.export import export, export_in_subprocess
 
     paths, failures = [], []
     for form in forms:
@@ -137,7 +137,7 @@ def _exported(result: Result, forms: Sequence[Any], apart: bool) -> Result:
             if path is None:
                 log.info("exporting as %s …", form)
                 # TensorFlow that was part of a cluster can no longer build a model of its own.
-                path = (export_apart if apart else export)(result.model_dir, format=form).path
+                path = (export_in_subprocess if apart else export)(result.model_dir, format=form).path
             paths.append(path)
         except UserError as error:
             failures.append((form, str(error)))
@@ -153,11 +153,11 @@ def _exported(result: Result, forms: Sequence[Any], apart: bool) -> Result:
 def _existing_export(model_dir: str, form: str) -> str | None:
     """Returns the export of this very model, if an earlier start made it."""
     from modelyard.serving.description import DESCRIPTION
-    from modelyard.serving.exporting.versions import versions
+    from modelyard.serving.exporting.export import exported_versions
 
     directory, _, path = find_checkpoint(model_dir, None, {}, "Python")
     base = directory.export(form)
-    for number in reversed(versions(base)):
+    for number in reversed(exported_versions(base)):
         try:
             about = json.loads((base / str(number) / DESCRIPTION).read_bytes())
         except (OSError, ValueError):

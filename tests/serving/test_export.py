@@ -172,7 +172,7 @@ def test_predict_takes_an_export_and_writes_the_table_of_the_run(
     assert of_run.scores == of_export.scores
     with pytest.raises(UserError, match="is an export: it has no --split"):
         modelyard.predict(saved.path, split="test")
-    with pytest.raises(UserError, match="has no use here"):
+    with pytest.raises(UserError, match="has no effect here"):
         modelyard.predict(saved.path, photos, output="other.csv", train_steps=3)
 
 
@@ -180,7 +180,7 @@ def test_predict_takes_an_export_and_writes_the_table_of_the_run(
 def test_versions_are_numbered_and_what_exists_is_left_alone(run: Path) -> None:
     first, second = (modelyard.export(run, format="keras") for _ in range(2))
     assert [first.path, second.path] == [str(run / "export-keras" / number) for number in "12"]
-    with pytest.raises(RunError, match="exists and was left as it is"):
+    with pytest.raises(RunError, match="exists and was not changed"):
         modelyard.export(run, format="keras", version=1)
     mark = run / "export-keras" / "2" / "mine"
     mark.touch()
@@ -289,7 +289,7 @@ def test_own_preprocessing_of_batches_is_inside_and_of_examples_comes_before(
     options = {"dataset": "digits", "plugins": "own.py", "model": "mlp"}
     run = trained(tmp_path / "batch", **options, preprocess="darker")
     assert modelyard.export(run, format="tflite").difference <= 1e-4
-    with pytest.raises(UserError, match="preprocesses batches by code of its own"):
+    with pytest.raises(UserError, match="preprocesses batches with its own code"):
         modelyard.export(run, format="keras")
     run = trained(tmp_path / "example", **options, preprocess="smaller")
     done = modelyard.export(run)
@@ -332,20 +332,20 @@ def test_a_tf_example_may_hold_pixels_as_convert_writes_them(photos_run: Path, s
 def test_a_run_on_jax_is_compared_with_what_jax_predicts(
     two_devices: None, tmp_path: Path, command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from modelyard.serving.exporting import check
     from modelyard.serving.exporting import export as module
-    from modelyard.serving.exporting import reference
 
     pytest.importorskip("jax")
     words = ["--model", "mlp", "--dataset", "digits", "--train_steps", "4", "--model_dir", "run", "--engine", "jax"]
     command("train", *words)
     asked: list[str] = []
-    real = reference.predict_elsewhere
+    real = check.predict_in_subprocess
 
     def watched(run: Any, engine: str, *rest: Any) -> Any:
         asked.append(engine)
         return real(run, engine, *rest)
 
-    monkeypatch.setattr(reference, "predict_elsewhere", watched)
+    monkeypatch.setattr(check, "predict_in_subprocess", watched)
     assert module.export("run", format="keras").difference <= 1e-4
     assert asked == ["jax"]
 
@@ -354,7 +354,7 @@ def test_a_run_on_jax_is_compared_with_what_jax_predicts(
 def test_where_keras_runs_on_jax_another_process_exports(two_devices: None, tmp_path: Path) -> None:
     run = trained(tmp_path / "run", dataset="digits", model="mlp")
     (run / "export" / "1").mkdir(parents=True)
-    with pytest.raises(RunError, match="exists and was left as it is"):
+    with pytest.raises(RunError, match="exists and was not changed"):
         modelyard.export(run, version=1)
     done = modelyard.export(run)
     assert done.version == 2
@@ -402,6 +402,6 @@ def test_a_saved_model_inside_is_no_part_of_a_keras_file(two_devices: None, tmp_
     tf.saved_model.save(features, str(tmp_path / "features"), {"serving_default": features.call})
     options = {"model": "saved_model", "saved_model_path": str(tmp_path / "features"), "dataset": "digits"}
     run = trained(tmp_path / "hub", **options)
-    with pytest.raises(UserError, match=r"its layer 'features' is not made of operations of Keras"):
+    with pytest.raises(UserError, match=r"its layer 'features' is not made of Keras operations"):
         modelyard.export(run, format="keras")
     assert not list((run / "export-keras").iterdir())

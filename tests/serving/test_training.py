@@ -34,12 +34,12 @@ def steps_of(base: Path) -> dict[str, int]:
 @pytest.fixture
 def broken_keras(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keras files that can't be written."""
-    whole = exporting._writer
+    whole = exporting._format_functions
 
     def fail(*given: Any) -> None:
         raise ValueError("no room for it")
 
-    monkeypatch.setattr(exporting, "_writer", lambda form: (fail, None) if form == "keras" else whole(form))
+    monkeypatch.setattr(exporting, "_format_functions", lambda form: (fail, None) if form == "keras" else whole(form))
 
 
 def test_the_best_model_is_exported_once(two_devices: None, tmp_path: Path) -> None:

@@ -52,6 +52,11 @@ def leave_summing_to_the_engine(optimizer: Any) -> None:
             leave_summing_to_the_engine(each)
 
 
+def all_layers(model: Any) -> list[Any]:
+    """Returns the layers of a model, and the layers inside them."""
+    return list(model._flatten_layers())
+
+
 # -- TensorFlow ---------------------------------------------------------------------------------------------------
 
 

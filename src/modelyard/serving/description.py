@@ -42,7 +42,7 @@ def describe(model: Exportable, form: str, version: int) -> dict[str, Any]:
         "takes_files": model.takes_files,
         "fit": model.kept.fit,
         "shares": model.kept.shares,
-        "kind": model.kind,
+        "kind": model.task_type,
         "classes": list(model.classes),
         "outputs": model.outputs,
         "metrics": _numbers(memory.get("last_evaluation") or {}),

@@ -1,134 +1,191 @@
-"""Whether an export predicts what its run predicts, on real examples."""
+"""Checks that an export predicts what its run predicts, on real examples.
+
+Keras has one backend per process, so the predictions of a JAX run are computed by another process, which runs this
+module: ``python -m modelyard.serving.exporting.check REQUEST.json IMAGES.npy PREDICTIONS.npz``.
+"""
 
 from __future__ import annotations
 
 import io
+import json
 import logging
+import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
-from modelyard.data.dataset import IMAGE, TEST, TRAIN, VALIDATION, Dataset
-from modelyard.data.items import ArrayItems
-from modelyard.data.stored import StoredDataset
-from modelyard.errors import UserError
-from modelyard.loop.run import open_dataset
-from modelyard.serving.examples import Examples
-from modelyard.serving.exporting.exportable import CLASS, Exportable
+from modelyard.config.accelerators import is_installed
+from modelyard.data.dataset import ID, IMAGE, TEST, TRAIN, VALIDATION, Dataset
+from modelyard.errors import ConfigError, RunError, UserError
+from modelyard.run.manifest import read_manifest
+from modelyard.serving.description import BYTES
+from modelyard.serving.run_model import OpenRun, open_run
+
+if TYPE_CHECKING:
+    from modelyard.serving.exporting.exportable import Exportable
 
 log = logging.getLogger("modelyard")
-TOLERANCE = 1e-4
-_MOST = 32
-_READABLE = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM")
 Predictions = Mapping[str, NDArray[Any]]
 Predictor = Callable[[Any], Predictions]
+TOLERANCE = 1e-4
+EXACT = {
+    "precision": "float32",
+    "num_gpus": 0,
+    "gpu_id": None,
+    "cpu_devices": 1,
+    "xla": False,
+    "deterministic": False,
+    "shard_parameters": False,
+}
+"""Exports compute in float32 and are compared on the CPU: a GPU rounds matrix products more coarsely."""
+_MAX_EXAMPLES = 32
+_DECODED_BY_TENSORFLOW = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM")
+_CONFIG_ERROR = 3
 
 
-@dataclass(frozen=True)
-class Probe:
-    """What to compare predictions on.
+# -- comparing ----------------------------------------------------------------------------------------------------
+
+
+def compare_all(
+    predictors: Mapping[str, Predictor], examples: CheckExamples, expected: Predictions
+) -> dict[str, float]:
+    """Returns the largest difference from ``expected`` for each signature of an export.
 
     Args:
-        images: a batch as the dataset gives it.
-        files: image files, the first of the same examples.
-        decoded: those as in training.
-        what: where they come from, for people.
-    """
-
-    images: NDArray[Any]
-    files: list[bytes]
-    decoded: NDArray[Any]
-    what: str
-
-
-def gather_probe(model: Exportable) -> Probe:
-    """Real examples of the run's data; random ones where that is not here."""
-    try:
-        dataset = open_dataset(model.run.config)
-    except (UserError, OSError) as error:
-        log.warning("the data of the run can't be opened (%s): the export is checked on random images", error)
-        images, stored, what = _random(model), None, "random images"
-    else:
-        sizes = dataset.sizes()
-        split = next(name for name in (TEST, VALIDATION, TRAIN) if name in sizes)
-        rows = np.unique(np.linspace(0, sizes[split] - 1, min(sizes[split], _MOST)).astype(np.int64))
-        images, what = np.asarray(dataset.read(split, rows)[IMAGE]), f"{len(rows)} examples of {split}"
-        stored = _stored(dataset, split, rows)
-        if images.shape[1:] != model.image.shape or images.dtype != model.image.dtype:
-            raise UserError(
-                f"the examples of {model.run.config.dataset} are {images.dtype} of shape {images.shape[1:]} now; the "
-                f"run was trained on {model.image.dtype} of shape {model.image.shape}. Put its data back in place."
-            )
-    if not model.takes_files:
-        return Probe(images, [], images[:0], what)
-    files = [
-        one if isinstance(one, bytes) and one.startswith(_READABLE) else _png(image, model.kept.shares)
-        for one, image in zip(stored or [None] * len(images), images, strict=True)
-    ]
-    files += _unusual(files[0])
-    reader = Examples(ArrayItems(images[:1], np.zeros(1, np.int32)), model.kept)
-    decoded = np.empty((len(files), *model.image.shape), model.image.dtype)
-    for place, file in enumerate(files):
-        reader.put(decoded[place], file, lambda: "an example to check with")
-    return Probe(images, files, decoded, what)
-
-
-def compare(name: str, predictor: Predictor, batch: Any, expected: Predictions) -> float:
-    """The largest difference of the predictions for ``batch`` from what is expected; numbers beyond 1 are shares.
+        predictors: a function from a batch of what a signature takes to predictions, by signature.
+        examples: the examples to predict.
+        expected: the run's predictions for the images of ``examples``, followed by its files.
 
     Raises:
-        UserError: if they differ by more than the tolerance.
+        UserError: if a difference is larger than the tolerance.
     """
+    from modelyard.serving.exporting.saved_model import EXAMPLES, encode_example
+
+    for_images = {name: values[: len(examples.images)] for name, values in expected.items()}
+    for_files = {name: values[len(examples.images) :] for name, values in expected.items()}
+    differences = {}
+    for name, predictor in predictors.items():
+        if name == BYTES:
+            differences[name] = _compare(name, predictor, examples.files, for_files)
+        elif name == EXAMPLES:
+            records = [encode_example(file, str(i).encode()) for i, file in enumerate(examples.files)]
+            differences[name] = _compare(name, predictor, records, for_files)
+        else:
+            differences[name] = _compare(name, predictor, examples.images, for_images)
+    return differences
+
+
+def _compare(name: str, predictor: Predictor, batch: Any, expected: Predictions) -> float:
+    """Returns the largest difference for one signature, relative for numbers beyond 1."""
     found = predictor(batch)
     missing = [output for output in expected if output not in found]
     if missing:
-        raise UserError(f"the export was refused: {name} gives no {', '.join(missing)}.")
+        raise UserError(f"the export was refused: {name} has no output {', '.join(missing)}.")
     largest = 0.0
     for output, wanted in expected.items():
         got = np.asarray(found[output])
         if got.shape != wanted.shape:
             raise UserError(
-                f"the export was refused: {output} of {name} has shape {got.shape}, that of the run {wanted.shape}."
+                f"the export was refused: {output} of {name} has shape {got.shape}; the run's has {wanted.shape}."
             )
         if wanted.dtype.kind == "f":
             size = np.maximum(np.abs(wanted.astype(np.float64)), 1.0)
             difference = float(np.max(np.abs(got.astype(np.float64) - wanted) / size, initial=0.0))
         else:
-            difference = float(np.any((got != wanted) & ~_undecided(output, got, expected)))
-        if not difference <= TOLERANCE:  # nor is no number
+            difference = float(np.any((got != wanted) & ~_ties(output, got, expected)))
+        if not difference <= TOLERANCE:  # also for NaN
             raise UserError(
                 f"the export was refused: {output} of {name} differs from the run's own predictions by "
-                f"{difference:.2g}; {TOLERANCE:g} is the most. Nothing was written."
+                f"{difference:.2g}; the maximum is {TOLERANCE:g}. Nothing was written."
             )
         largest = max(largest, difference)
     return largest
 
 
-def _undecided(output: str, got: NDArray[Any], expected: Predictions) -> Any:
-    """Where the run itself wavers between two answers, so that rounding decides."""
-    shares = expected.get("probabilities")
-    if shares is None:
+def _ties(output: str, got: NDArray[Any], expected: Predictions) -> Any:
+    """Returns where the run's own probabilities of two answers are so close that rounding decides."""
+    probabilities = expected.get("probabilities")
+    if probabilities is None:
         return False
-    if output == CLASS and shares.ndim == 2 and got.ndim == 1:
-        chosen = np.take_along_axis(shares, got[:, None].astype(np.int64).clip(0, shares.shape[1] - 1), axis=1)[:, 0]
-        return shares.max(axis=1) - chosen <= TOLERANCE
-    return np.abs(shares - 0.5) <= TOLERANCE if shares.shape == got.shape else False
+    if output == "class" and probabilities.ndim == 2 and got.ndim == 1:
+        classes = got[:, None].astype(np.int64).clip(0, probabilities.shape[1] - 1)
+        return probabilities.max(axis=1) - np.take_along_axis(probabilities, classes, axis=1)[:, 0] <= TOLERANCE
+    return np.abs(probabilities - 0.5) <= TOLERANCE if probabilities.shape == got.shape else False
 
 
-def _stored(dataset: Dataset, split: str, rows: NDArray[np.int64]) -> list[Any] | None:
+# -- examples to compare on -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CheckExamples:
+    """Examples to compare predictions on.
+
+    Args:
+        images: a batch as the dataset gives it.
+        files: image files; the first are of the same examples.
+        decoded: the files, decoded as in training.
+        origin: where the examples come from, for people.
+    """
+
+    images: NDArray[Any]
+    files: list[bytes]
+    decoded: NDArray[Any]
+    origin: str
+
+
+def check_examples(model: Exportable) -> CheckExamples:
+    """Returns examples of the run's data, or random ones if the data can't be opened."""
+    from modelyard.data.items import ArrayItems
+    from modelyard.loop.run import open_dataset
+    from modelyard.serving.examples import Examples
+
+    try:
+        dataset = open_dataset(model.run.config)
+    except (UserError, OSError) as error:
+        log.warning("the data of the run can't be opened (%s): the export is checked on random images", error)
+        images, stored, origin = _random_images(model), None, "random images"
+    else:
+        sizes = dataset.sizes()
+        split = next(name for name in (TEST, VALIDATION, TRAIN) if name in sizes)
+        rows = np.unique(np.linspace(0, sizes[split] - 1, min(sizes[split], _MAX_EXAMPLES)).astype(np.int64))
+        images, origin = np.asarray(dataset.read(split, rows)[IMAGE]), f"{len(rows)} examples of {split}"
+        stored = _stored_files(dataset, split, rows)
+        if images.shape[1:] != model.image.shape or images.dtype != model.image.dtype:
+            raise UserError(
+                f"the examples of {model.run.config.dataset} are {images.dtype} of shape {images.shape[1:]}; the run "
+                f"was trained on {model.image.dtype} of shape {model.image.shape}. Restore the data of the run."
+            )
+    if not model.takes_files:
+        return CheckExamples(images, [], images[:0], origin)
+    files = [
+        one if isinstance(one, bytes) and one.startswith(_DECODED_BY_TENSORFLOW) else _png(image, model.kept.shares)
+        for one, image in zip(stored or [None] * len(images), images, strict=True)
+    ]
+    files += _unusual_files(files[0])
+    reader = Examples(ArrayItems(images[:1], np.zeros(1, np.int32)), model.kept)
+    decoded = np.empty((len(files), *model.image.shape), model.image.dtype)
+    for number, file in enumerate(files):
+        reader.put(decoded[number], file, lambda: "an example to check with")
+    return CheckExamples(images, files, decoded, origin)
+
+
+def _stored_files(dataset: Dataset, split: str, rows: NDArray[np.int64]) -> list[Any] | None:
+    from modelyard.data.stored import StoredDataset
+
     stored = dataset.stored
-    if not isinstance(stored, StoredDataset):
-        return None
-    return [stored.splits[split].load(int(row)) for row in rows]
+    return [stored.splits[split].load(int(row)) for row in rows] if isinstance(stored, StoredDataset) else None
 
 
-def _random(model: Exportable) -> NDArray[Any]:
+def _random_images(model: Exportable) -> NDArray[Any]:
     random = np.random.default_rng(0)
-    shape = (_MOST, *model.image.shape)
+    shape = (_MAX_EXAMPLES, *model.image.shape)
     if model.image.dtype == "uint8":
         return random.integers(0, 256, shape, np.uint8)
     values = random.random(shape) if model.kept.shares else random.normal(0, 1, shape)
@@ -136,7 +193,9 @@ def _random(model: Exportable) -> NDArray[Any]:
 
 
 def _png(image: NDArray[Any], shares: bool) -> bytes:
-    """An image of a dataset as a file; of floats, the nearest bytes."""
+    """Returns an image of a dataset as a PNG file; floats are rounded to bytes."""
+    from PIL import Image
+
     if image.dtype != np.uint8:
         image = np.rint(image.astype(np.float64) * (255 if shares else 1)).clip(0, 255).astype(np.uint8)
     file = io.BytesIO()
@@ -144,18 +203,97 @@ def _png(image: NDArray[Any], shares: bool) -> bytes:
     return file.getvalue()
 
 
-def _unusual(file: bytes) -> list[bytes]:
-    """The same picture of other sizes and colour modes, on its side, transparent."""
+def _unusual_files(file: bytes) -> list[bytes]:
+    """Returns the same picture in other sizes and colour modes, rotated, and transparent."""
+    from PIL import Image
+
     with Image.open(io.BytesIO(file)) as opened:
         picture = opened.convert("RGB")
     large = picture.resize((3 * picture.width + 1, 2 * picture.height + 5))
-    turned = Image.Exif()
-    turned[0x0112] = 6
+    rotated = Image.Exif()
+    rotated[0x0112] = 6
     grey, colour, transparent = io.BytesIO(), io.BytesIO(), io.BytesIO()
-    large.convert("L").save(grey, "JPEG", exif=turned.tobytes())
+    large.convert("L").save(grey, "JPEG", exif=rotated.tobytes())
     large.save(colour, "JPEG", quality=90)
     large.convert("RGBA").save(transparent, "PNG")
     return [grey.getvalue(), colour.getvalue(), transparent.getvalue()]
 
 
-__all__ = ["TOLERANCE", "Probe", "compare", "gather_probe"]
+# -- the run's own predictions ----------------------------------------------------------------------------------------
+
+
+def expected_predictions(model: Exportable, examples: CheckExamples, options: dict[str, Any]) -> Predictions:
+    """Returns the run's own predictions, for the images and then for the files, on the engine of its last start."""
+    images = np.concatenate([examples.images, examples.decoded])
+    if _last_engine(model.run) == "jax" and is_installed("jax"):
+        found = predict_in_subprocess(model.run, "jax", images, options)
+        if found is not None:
+            return found
+    return _predict_batch(model.engine, images)
+
+
+def _last_engine(run: OpenRun) -> str:
+    starts = read_manifest(run.directory).get("starts") or [{}]
+    return str((starts[-1].get("engine") or {}).get("engine", run.config.engine))
+
+
+def _predict_batch(engine: Any, images: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    batch = {IMAGE: images, ID: np.arange(len(images), dtype=np.int64)}
+    return {name: np.asarray(values) for name, values in engine.predict_batch(batch).items()}
+
+
+def predict_in_subprocess(
+    run: OpenRun, engine: str, images: NDArray[Any], options: dict[str, Any]
+) -> Predictions | None:
+    """Predicts a batch of images on another engine, in a new process.
+
+    Returns:
+        The predictions; None if the new process can't find a plugin of the run, such as one that a script registers.
+
+    Raises:
+        RunError: if the process fails otherwise.
+    """
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        request, given, found = folder / "request.json", folder / "images.npy", folder / "predictions.npz"
+        arguments = {"run": run.directory.address, "step": run.step, "options": {**options, "engine": engine}}
+        request.write_text(json.dumps(arguments), encoding="utf-8")
+        np.save(given, images)
+        words = [sys.executable, "-m", "modelyard.serving.exporting.check", *map(str, (request, given, found))]
+        done = subprocess.run(words, env=subprocess_environment(engine), capture_output=True, text=True, check=False)
+        if done.returncode == _CONFIG_ERROR:
+            log.warning("%s The export is compared with the run's model on TensorFlow instead.", done.stderr.strip())
+            return None
+        if done.returncode or not found.exists():
+            last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+            raise RunError(f"the run's own predictions, on {engine}, could not be computed: {last}")
+        with np.load(found) as arrays:
+            return dict(arrays)
+
+
+def subprocess_environment(engine: str) -> dict[str, str]:
+    """Returns the environment for a process with another engine: it imports this Modelyard and uses no GPU."""
+    kept = {**os.environ, "KERAS_BACKEND": engine}  # also for plugins that import Keras before the engine is chosen
+    home = str(Path(__file__).parents[3])
+    path = os.pathsep.join(filter(None, [home, kept.get("PYTHONPATH")]))
+    return {**kept, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
+
+
+def main(words: list[str]) -> None:
+    """Predicts as a request file says; an error is one line on stderr."""
+    request, given, found = map(Path, words)
+    arguments = json.loads(request.read_text(encoding="utf-8"))
+    try:
+        run = open_run(arguments["run"], arguments["step"], **arguments["options"])
+        exact = {**EXACT, "engine": arguments["options"]["engine"]}
+        engine, _ = replace(run, config=run.config.model_copy(update=exact)).engine()
+        np.savez(found, **_predict_batch(engine, np.load(given)))  # type: ignore[arg-type]
+        engine.close()
+    except UserError as error:
+        status = _CONFIG_ERROR if isinstance(error, ConfigError) else error.status
+        print(" ".join(str(error).split()), file=sys.stderr)  # noqa: T201 - for the parent process
+        sys.exit(status)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,33 +1,34 @@
-"""Exports: a run's model for other programs, with its preprocessing inside, checked before it appears."""
+"""`modelyard export`: writes a run's model for other programs, in numbered folders, and checks its predictions."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import logging
+import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
+from modelyard import storage
 from modelyard.config.accelerators import is_installed
 from modelyard.config.backend import INSTALL, keras_backend, select_engine
 from modelyard.errors import RunError, UserError, unknown
-from modelyard.serving.exporting.versions import choose_version, export_folder, tidied
+from modelyard.run.directory import RunDirectory
 from modelyard.serving.run_model import OpenRun, open_run
-from modelyard.system.files import whole_folder
+from modelyard.system.files import PARTIAL, explain, remove_partial, whole_folder
 
 if TYPE_CHECKING:
-    from modelyard.serving.exporting.check import Predictions, Probe
     from modelyard.serving.exporting.exportable import Exportable
 
 log = logging.getLogger("modelyard")
 Format = Literal["saved_model", "keras", "onnx", "tflite"]
 FORMATS = ("saved_model", "keras", "onnx", "tflite")
-_ONNX = ("tf2onnx", "onnx", "onnxruntime")
+_ONNX_PACKAGES = ("tf2onnx", "onnx", "onnxruntime")
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,12 @@ class Exported:
 
     Args:
         path: its folder.
-        version: the number of that.
+        version: the number of the folder.
         format: saved_model, keras, onnx or tflite.
         step: the step of the model.
-        difference: the largest difference of its predictions from the run's own, of all ways to ask it.
-        differences: the same for each way.
-        checked_on: what they were compared on.
+        difference: the largest difference of its predictions from the run's own, over all signatures.
+        differences: the same for each signature.
+        checked_on: the examples that they were compared on.
     """
 
     path: str
@@ -72,12 +73,12 @@ def export(
         format: saved_model, keras, onnx or tflite.
         output: the folder for numbered versions; by default one in the run folder.
         version: the number of the new version; by default the next one.
-        overwrite: replace that version where it exists; without a number, the newest.
+        overwrite: replace that version if it exists; without a number, the newest.
         source: where the options come from, for error messages.
-        **options: options that say where things are: data_dir, cache_dir, plugins.
+        **options: paths that differ from training: data_dir, cache_dir, plugins.
 
     Raises:
-        UserError: if there is no such model, it can't be written so, or what was written predicts something else.
+        UserError: if there is no such model, the format can't hold it, or the export predicts something else.
 
     Example:
         >>> modelyard.export("runs/first").path
@@ -87,142 +88,182 @@ def export(
         raise UserError(unknown("format", str(format), FORMATS))
     check_installed(format)
     if keras_backend() in (None, "tensorflow"):
-        options["engine"] = "tensorflow"  # before the run's own parts are imported, which import Keras
+        options["engine"] = "tensorflow"  # before the run's plugins are imported, which import Keras
     run = open_run(model_dir, checkpoint, source, **options)
     base = export_folder(run.directory, format, None if output is None else str(output))
-    with tidied(base):
+    with cleaned_up(base):
         number = choose_version(base, version, overwrite)
         if keras_backend() not in (None, "tensorflow"):
-            return _elsewhere(run, format, base, version, overwrite, options)
+            return _export_in_subprocess(run, format, base, version, overwrite, options)
         return _export(run, format, base / str(number), overwrite, options)
 
 
 def _export(run: OpenRun, form: Format, target: Path, overwrite: bool, options: dict[str, Any]) -> Exported:
-    from modelyard.serving.exporting.reference import EXACT
-
     select_engine("tensorflow")
     from modelyard.serving.description import describe, write_description
-    from modelyard.serving.exporting.check import gather_probe
+    from modelyard.serving.exporting import check
     from modelyard.serving.exporting.exportable import make_exportable
 
-    run = replace(run, config=run.config.model_copy(update={**EXACT, "engine": "tensorflow"}))
+    run = replace(run, config=run.config.model_copy(update={**check.EXACT, "engine": "tensorflow"}))
     model = make_exportable(run)
-    probe = gather_probe(model)
-    expected = _expected(model, probe, options)
+    examples = check.check_examples(model)
+    expected = check.expected_predictions(model, examples, options)
     model.engine.settle_averages()
     if not model.takes_files and form == "saved_model":
-        log.warning("images are not decoded inside: %s. The export takes image tensors only.", _why(model))
-    write, predictors = _writer(form)
+        log.warning("the export takes image tensors only, not image files: %s", _why_no_files(model))
+    write, load = _format_functions(form)
     with whole_folder(target) as folder:
         write(model, folder)
         write_description(folder, describe(model, form, int(target.name)))
-        differences = _differences(predictors(folder, model), probe, expected)
+        differences = check.compare_all(load(folder), examples, expected)
         if target.exists() and not overwrite:
             raise RunError(f"{target} was written by another process meanwhile. Export again.")
     model.engine.close()
     largest = max(differences.values())
-    return Exported(str(target), int(target.name), form, run.step, largest, differences, probe.what)
+    return Exported(str(target), int(target.name), form, run.step, largest, differences, examples.origin)
 
 
-def _expected(model: Exportable, probe: Probe, options: dict[str, Any]) -> Predictions:
-    """What the run itself predicts: for the images, then for the files."""
-    from modelyard.serving.exporting.reference import is_elsewhere, predict_elsewhere
+def _format_functions(form: Format) -> tuple[Callable[[Exportable, Path], None], Callable[[Path], dict[str, Any]]]:
+    """Returns the functions that write a format, and load it again as predictors by signature."""
+    from modelyard.serving.exporting import formats, saved_model
 
-    images = np.concatenate([probe.images, probe.decoded])
-    if is_elsewhere(model.run):
-        found = predict_elsewhere(model.run, "jax", images, options)
-        if found is not None:
-            return found
-    batch = {"image": images, "id": np.arange(len(images), dtype=np.int64)}
-    return {name: np.asarray(values) for name, values in model.engine.predict_batch(batch).items()}
-
-
-def _differences(
-    predictors: dict[str, Callable[[Any], Predictions]], probe: Probe, expected: Predictions
-) -> dict[str, float]:
-    from modelyard.serving.description import BYTES
-    from modelyard.serving.exporting.check import compare
-    from modelyard.serving.exporting.saved_model import EXAMPLES, encoded_example
-
-    of_images = {name: values[: len(probe.images)] for name, values in expected.items()}
-    of_files = {name: values[len(probe.images) :] for name, values in expected.items()}
-    found = {}
-    for name, predictor in predictors.items():
-        if name == BYTES:
-            found[name] = compare(name, predictor, probe.files, of_files)
-        elif name == EXAMPLES:
-            records = [encoded_example(file, str(i).encode()) for i, file in enumerate(probe.files)]
-            found[name] = compare(name, predictor, records, of_files)
-        else:
-            found[name] = compare(name, predictor, probe.images, of_images)
-    return found
-
-
-def _writer(form: Format) -> tuple[Callable[[Exportable, Path], None], Callable[[Path, Exportable], Any]]:
-    if form == "keras":
-        from modelyard.serving.exporting.keras_file import keras_predictors, write_keras
-
-        return write_keras, keras_predictors
-    if form == "onnx":
-        from modelyard.serving.exporting.onnx_file import onnx_predictors, write_onnx
-
-        return write_onnx, onnx_predictors
-    if form == "tflite":
-        from modelyard.serving.exporting.tflite_file import tflite_predictors, write_tflite
-
-        return write_tflite, tflite_predictors
-    from modelyard.serving.exporting.saved_model import saved_model_predictors, write_saved_model
-
-    return write_saved_model, saved_model_predictors
+    return {
+        "saved_model": (saved_model.write_saved_model, saved_model.load_saved_model),
+        "keras": (formats.write_keras, formats.load_keras),
+        "onnx": (formats.write_onnx, formats.load_onnx),
+        "tflite": (formats.write_tflite, formats.load_tflite),
+    }[form]
 
 
 def check_installed(form: str) -> None:
-    """Makes sure that what a format needs is there.
+    """Checks that the packages of a format are installed.
 
     Raises:
-        UserError: with how to install it.
+        UserError: with how to install them.
     """
     if not is_installed("tensorflow"):
-        raise UserError(f"exports are made by TensorFlow, also those of JAX runs. Install it: {INSTALL['tensorflow']}")
-    missing = [name for name in _ONNX if form == "onnx" and not is_installed(name)]
+        raise UserError(f"exports need TensorFlow, also those of JAX runs. Install it: {INSTALL['tensorflow']}")
+    missing = [name for name in _ONNX_PACKAGES if form == "onnx" and not is_installed(name)]
     if missing:
         raise UserError(f"--format onnx needs {', '.join(missing)}. Install it: pip install 'modelyard[onnx]'")
 
 
-def _why(model: Exportable) -> str:
+def _why_no_files(model: Exportable) -> str:
     if model.dataset.stored is not model.dataset:
-        return "this run preprocesses examples by code of its own, in NumPy, which comes before what is exported"
-    return f"examples of shape {'×'.join(map(str, model.image.shape))} are no grey or colour images"
+        return "this run preprocesses examples with its own NumPy code, which can't be exported"
+    return f"examples of shape {'×'.join(map(str, model.image.shape))} are not grey or colour images"
+
+
+# -- numbered folders, as TensorFlow Serving expects them -------------------------------------------------------------
+
+
+def export_folder(directory: RunDirectory, form: str, output: str | None) -> Path:
+    """Returns the folder of the versions, which is made if needed: ``output``, or one in the run folder.
+
+    Raises:
+        RunError: if it can't be written to.
+    """
+    if output is not None and storage.is_remote(output):
+        raise RunError(f"exports are written to a folder of this machine; {output} is a URL. Copy the export there.")
+    if output is None and directory.mirror is not None:
+        raise RunError(f"{directory.address} is not on this machine. Name a folder for the export: --output FOLDER.")
+    base = directory.export(form) if output is None else Path(output).expanduser()
+    if base.exists() and not base.is_dir():
+        raise RunError(f"{base} is a file; exports need a folder. Name another one: --output FOLDER.")
+    unexpected = _unexpected_files(base)
+    if unexpected:
+        raise RunError(
+            f"{base} holds other things than exports ({', '.join(unexpected[:3])}); nothing was changed. "
+            "Name another folder: --output FOLDER."
+        )
+    with explain(base, "make the folder"):
+        base.mkdir(parents=True, exist_ok=True)
+        if not os.access(base, os.W_OK | os.X_OK):
+            raise PermissionError(13, "Permission denied")
+    return base
+
+
+@contextlib.contextmanager
+def cleaned_up(base: Path) -> Iterator[None]:
+    """Cleans up after a killed export before the block runs; a version that it had moved away is restored.
+
+    Several exports may write into one folder at once: each holds a shared lock, and only one that is alone cleans up.
+    """
+    with explain(base, "read"):
+        handle = os.open(base, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # others hold it; or the file system has no locks
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            remove_partial(base)
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(handle)
+
+
+def choose_version(base: Path, version: int | None, overwrite: bool) -> int:
+    """Returns the number of the new version: ``version``, else the next one, or the newest with ``overwrite``.
+
+    Raises:
+        RunError: if that version exists and ``overwrite`` is false.
+    """
+    existing = exported_versions(base)
+    if version is None:
+        return max(existing, default=1) if overwrite else max(existing, default=0) + 1
+    if version < 1:
+        raise RunError(f"--version must be 1 or more; it is {version}.")
+    if version in existing and not overwrite:
+        raise RunError(f"{base / str(version)} exists and was not changed. Add --overwrite, or leave --version out.")
+    return version
+
+
+def exported_versions(base: Path) -> list[int]:
+    """Returns the version numbers in a folder, oldest first."""
+    if not base.is_dir():
+        return []
+    return sorted(int(path.name) for path in base.iterdir() if _is_number(path.name))
+
+
+def _unexpected_files(base: Path) -> list[str]:
+    if not base.is_dir():
+        return []
+    with explain(base, "read"):
+        names = sorted(path.name for path in base.iterdir())
+    return [name for name in names if not _is_number(name) and not name.startswith(PARTIAL)]
+
+
+def _is_number(name: str) -> bool:
+    return name.isascii() and name.isdecimal()
 
 
 # -- where Keras runs on another backend --------------------------------------------------------------------------
 
 
-def export_apart(model_dir: str | Path, *, format: Format) -> Exported:  # noqa: A002 - as for `export`
-    """The same as `export`, in a process of its own, whatever this one's Keras can do."""
+def export_in_subprocess(model_dir: str | Path, *, format: Format) -> Exported:  # noqa: A002 - as for `export`
+    """Exports like `export`, in a new process, which can use TensorFlow whatever this one did with it."""
     run = open_run(model_dir)
-    return _elsewhere(run, format, export_folder(run.directory, format, None), None, False, {})
+    return _export_in_subprocess(run, format, export_folder(run.directory, format, None), None, False, {})
 
 
-def _elsewhere(
+def _export_in_subprocess(
     run: OpenRun, form: Format, base: Path, version: int | None, overwrite: bool, options: dict[str, Any]
 ) -> Exported:
-    """Exports in a process of its own: this one's Keras has another backend."""
-    from modelyard.serving.exporting.reference import child_environment
+    from modelyard.serving.exporting.check import subprocess_environment
 
-    asked = {"model_dir": run.directory.address, "checkpoint": run.step, "format": form, "output": str(base)}
-    asked |= {"version": version, "overwrite": overwrite, **options}
-    words = [sys.executable, "-m", "modelyard.serving.exporting.export", json.dumps(asked)]
-    done = subprocess.run(words, env=child_environment("tensorflow"), capture_output=True, text=True, check=False)
+    arguments = {"model_dir": run.directory.address, "checkpoint": run.step, "format": form, "output": str(base)}
+    arguments |= {"version": version, "overwrite": overwrite, **options}
+    words = [sys.executable, "-m", "modelyard.serving.exporting.export", json.dumps(arguments)]
+    done = subprocess.run(words, env=subprocess_environment("tensorflow"), capture_output=True, text=True, check=False)
     if done.returncode:
         raise UserError((done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1])
     return Exported(**json.loads(done.stdout.strip().splitlines()[-1]))
 
 
 def main(words: list[str]) -> None:
-    """Exports as a JSON object says, prints one; an error is the last line of standard error."""
+    """Exports with the arguments of a JSON object and prints the result as JSON; an error is one line on stderr."""
     try:
-        print(json.dumps(asdict(export(**json.loads(words[0])))))  # noqa: T201 - for the process that asked
+        print(json.dumps(asdict(export(**json.loads(words[0])))))  # noqa: T201 - for the parent process
     except UserError as error:
         print(" ".join(str(error).split()), file=sys.stderr)  # noqa: T201
         sys.exit(error.status)

@@ -1,4 +1,4 @@
-"""A run's model under TensorFlow, as a function from raw images to predictions: what every export is made of."""
+"""A run's model on TensorFlow, as a function from raw images to predictions. All formats are made from it."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ CLASS = "class"
 
 @dataclass
 class Exportable:
-    """A model that is ready to be exported.
+    """A model to export.
 
     Args:
-        run: where it comes from.
-        engine: has its weights.
-        dataset: what the engine predicts from.
+        run: the run and its checkpoint.
+        engine: the engine, with the weights of the checkpoint.
+        dataset: the dataset that the engine predicts from.
         kept: what the run remembers of its data.
     """
 
@@ -41,28 +41,28 @@ class Exportable:
 
     @property
     def image(self) -> Feature:
-        """The images it takes: those of the dataset, or what the user's preprocessing of examples makes of them."""
+        """The images it takes: those of the dataset, after the run's own preprocessing of examples."""
         return self.dataset.features[IMAGE]
 
     @property
     def takes_files(self) -> bool:
-        """Whether an image file becomes such an image inside the graph, too."""
+        """Whether image files can be decoded to such images inside the graph."""
         whole = self.dataset.stored is self.dataset
         return whole and len(self.image.shape) == 3 and self.image.shape[2] in (1, 3)
 
     @property
-    def kind(self) -> str:
-        """Classification, multi_label, regression or other."""
-        return next((name for name, kind in KINDS.items() if isinstance(self.engine.task, kind)), "other")
+    def task_type(self) -> str:
+        """classification, multi_label, regression or other."""
+        return next((name for name, cls in KINDS.items() if isinstance(self.engine.task, cls)), "other")
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the classes, or of the values."""
+        """Names of the classes, or of the predicted values."""
         return self.kept.data.classes
 
     @property
     def has_own_preprocessing(self) -> bool:
-        """Whether code of the user changes batches."""
+        """Whether code of the user preprocesses batches."""
         return changes_batches(self.run.config.preprocess)
 
     @cached_property
@@ -72,35 +72,37 @@ class Exportable:
         return tf.function(self.predict, input_signature=[spec], autograph=False)
 
     def predict(self, image: Tensor) -> dict[str, Tensor]:
-        """Named predictions for a batch of raw images, as tensors."""
+        """Returns named predictions for a batch of raw images, as tensors."""
         found = self.engine.predict_tensors({IMAGE: image})
         if type(self.engine.task).predictions is Classifier.predictions:
-            # Keras looks at the bits of numbers to tell -0 from 0, which neither ONNX nor TensorFlow Lite can.
+            # keras.ops.argmax inspects the bits of floats, which neither ONNX nor TensorFlow Lite can.
             found = {**found, CLASS: tf.argmax(found["probabilities"], axis=-1)}
-        return {name: _plain(name, value) for name, value in found.items()}
+        return {name: _cast(name, value) for name, value in found.items()}
 
     @cached_property
     def outputs(self) -> list[str]:
-        """Their names."""
+        """Names of the predictions."""
         return sorted(self.function.get_concrete_function().structured_outputs)
 
 
 def make_exportable(run: OpenRun) -> Exportable:
-    """The model of ``run``, built with TensorFlow on the CPU.
+    """Builds the model of ``run`` with TensorFlow on the CPU.
 
     Raises:
-        UserError: if it needs more than an image.
+        UserError: if it has other inputs than the image.
     """
     engine, dataset = run.engine()
     made = Exportable(run, engine, dataset, run.remembered())  # type: ignore[arg-type]
     others = [tensor.name for tensor in engine.model.inputs if tensor.name != IMAGE]
     if others:
-        raise UserError(f"the model takes {', '.join(others)} beside the image; only models of one image are exported.")
+        raise UserError(
+            f"the model takes {', '.join(others)} besides the image; only models of one image can be exported."
+        )
     return made
 
 
-def _plain(name: str, value: Tensor) -> Tensor:
-    """Predictions in types that every format has."""
+def _cast(name: str, value: Tensor) -> Tensor:
+    """Casts a prediction to a type that every format has."""
     value = tf.convert_to_tensor(value)
     if name == CLASS:
         return tf.cast(value, tf.int64)

@@ -1,7 +1,7 @@
-"""The SavedModel of a run: what TensorFlow Serving, and anyone with TensorFlow, loads.
+"""The model as a SavedModel, for TensorFlow Serving and TensorFlow.
 
 Signatures: ``serving_default`` takes image tensors, ``bytes`` image files, ``examples`` serialized tf.Examples;
-``image_with_id`` and ``bytes_with_id`` take an ``id`` beside each image, and give it back.
+``image_with_id`` and ``bytes_with_id`` take an ``id`` with each image, and return it.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ LABELS = "labels.txt"
 EXAMPLES = "examples"
 _WITH_ID = {DEFAULT: "image_with_id", BYTES: "bytes_with_id"}
 LABEL_TEXT = "label"
-_AT_ONCE = 16
-"""How many images of a batch are decoded side by side."""
+_PARALLEL_DECODES = 16
+"""Images of a batch that are decoded in parallel."""
 
 
 def write_saved_model(model: Exportable, folder: Path) -> None:
     """Writes the SavedModel into ``folder``.
 
     Raises:
-        UserError: if TensorFlow can't save what the model consists of.
+        UserError: if TensorFlow can't save the model.
     """
-    with tempfile.TemporaryDirectory() as place:
-        served = _Served(model, Path(place))
+    with tempfile.TemporaryDirectory() as temporary:
+        module = _SignatureModule(model, Path(temporary))
         try:
-            tf.saved_model.save(served, str(folder), signatures=served.signatures())
+            tf.saved_model.save(module, str(folder), signatures=module.signatures())
         except (AssertionError, ValueError, TypeError) as error:
             reason = str(error).strip().splitlines()[0]
             raise UserError(f"TensorFlow can't save this model: {reason}") from error
 
 
-def saved_model_predictors(folder: Path, model: Exportable) -> dict[str, Callable[[Any], dict[str, NDArray[Any]]]]:
-    """For each signature of the SavedModel in ``folder``, a function from a batch of what it takes to predictions."""
+def load_saved_model(folder: Path) -> dict[str, Callable[[Any], dict[str, NDArray[Any]]]]:
+    """Loads the SavedModel as functions from a batch to predictions, by signature."""
     loaded = tf.saved_model.load(str(folder))
 
     def predictor(name: str, key: str) -> Callable[[Any], dict[str, NDArray[Any]]]:
         signature = loaded.signatures[name]
 
         def predict(batch: Any) -> dict[str, NDArray[Any]]:
-            _ = loaded  # which owns the variables
+            _ = loaded  # it owns the variables
             found = signature(**{key: tf.constant(batch)})
             return {output: found[output].numpy() for output in found}
 
@@ -63,8 +63,8 @@ def saved_model_predictors(folder: Path, model: Exportable) -> dict[str, Callabl
     return {name: predictor(name, key) for name, key in keys.items() if name in loaded.signatures}
 
 
-def encoded_example(file: bytes, identity: bytes) -> bytes:
-    """A serialized tf.Example as the signature ``examples`` takes it."""
+def encode_example(file: bytes, identity: bytes) -> bytes:
+    """Returns a serialized tf.Example as the signature ``examples`` takes it."""
     features = {
         name: tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
         for name, value in (("image/encoded", file), (ID, identity))
@@ -73,25 +73,25 @@ def encoded_example(file: bytes, identity: bytes) -> bytes:
     return data
 
 
-class _Served(tf.Module):
-    """The functions of the signatures, and the variables and the table that they use.
+class _SignatureModule(tf.Module):
+    """The functions of the signatures, with their variables and the table of class names.
 
     Args:
-        model: what to serve.
-        place: an empty folder for the file of the labels, which is copied when this is saved.
+        model: the model to export.
+        folder: an empty folder for the file of class names, which is copied when the module is saved.
     """
 
-    def __init__(self, model: Exportable, place: Path) -> None:
+    def __init__(self, model: Exportable, folder: Path) -> None:
         super().__init__()
         self._model = model
         decode = image_decoder(model.image, model.kept.fit, model.kept.shares)
-        # A function of its own: the signatures share it.
+        # A traced function, which the signatures share.
         self._decode = _traced(decode, tf.TensorSpec([], tf.string))
         self.kept_variables = list(model.function.get_concrete_function().graph.variables)
         self.labels: Any = None
         if model.classes:
-            path = place / LABELS
-            # A line a class: the table counts lines.
+            path = folder / LABELS
+            # One line per class: the table counts lines.
             lines = (" ".join(name.splitlines()) for name in model.classes)
             path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
             numbered = tf.lookup.TextFileInitializer(
@@ -100,31 +100,31 @@ class _Served(tf.Module):
             self.labels = tf.lookup.StaticHashTable(numbered, "")
 
     def signatures(self) -> dict[str, Any]:
-        """Traced functions by name."""
+        """Returns traced functions by signature name."""
         image = self._model.image
         functions: dict[str, tuple[Callable[..., Any], Any]] = {
-            DEFAULT: (self._of_images, tf.TensorSpec([None, *image.shape], image.dtype, IMAGE))
+            DEFAULT: (self._predict_images, tf.TensorSpec([None, *image.shape], image.dtype, IMAGE))
         }
         if self._model.takes_files:
-            functions[BYTES] = (self._of_files, tf.TensorSpec([None], tf.string, IMAGE_BYTES))
-            functions[EXAMPLES] = (self._of_examples, tf.TensorSpec([None], tf.string, EXAMPLES))
+            functions[BYTES] = (self._predict_files, tf.TensorSpec([None], tf.string, IMAGE_BYTES))
+            functions[EXAMPLES] = (self._predict_examples, tf.TensorSpec([None], tf.string, EXAMPLES))
         traced = {name: _traced(function, spec) for name, (function, spec) in functions.items()}
         for name, other in _WITH_ID.items():
             if name in functions:
                 function, spec = functions[name]
-                traced[other] = _traced(_passing_id(function), spec, tf.TensorSpec([None], tf.string, ID))
+                traced[other] = _traced(_with_id(function), spec, tf.TensorSpec([None], tf.string, ID))
         return traced
 
-    def _of_images(self, image: Tensor) -> dict[str, Tensor]:
+    def _predict_images(self, image: Tensor) -> dict[str, Tensor]:
         found: dict[str, Tensor] = dict(self._model.predict(image))
-        if self._model.kind == "classification" and CLASS in found and self.labels is not None:
+        if self._model.task_type == "classification" and CLASS in found and self.labels is not None:
             found[LABEL_TEXT] = self.labels.lookup(found[CLASS])
         return found
 
-    def _of_files(self, image_bytes: Tensor) -> dict[str, Tensor]:
-        return self._of_images(_mapped(self._decode, image_bytes, self._model))
+    def _predict_files(self, image_bytes: Tensor) -> dict[str, Tensor]:
+        return self._predict_images(_map_images(self._decode, image_bytes, self._model))
 
-    def _of_examples(self, examples: Tensor) -> dict[str, Tensor]:
+    def _predict_examples(self, examples: Tensor) -> dict[str, Tensor]:
         text = tf.io.FixedLenFeature([], tf.string, "")
         parsed = tf.io.parse_example(examples, {"image/encoded": text, "image/format": text, ID: text})
         image, raw = self._model.image, tf.equal(parsed["image/format"], "raw")  # as `modelyard convert` writes arrays
@@ -136,21 +136,21 @@ class _Served(tf.Module):
                 lambda: self._decode(pair[0]),
             )
 
-        images = _mapped(decode, (parsed["image/encoded"], raw), self._model)
-        return {**self._of_images(images), ID: parsed[ID]}
+        images = _map_images(decode, (parsed["image/encoded"], raw), self._model)
+        return {**self._predict_images(images), ID: parsed[ID]}
 
 
 def _traced(function: Callable[..., Any], *specs: Any) -> Any:
     return tf.function(function, input_signature=list(specs), autograph=False)
 
 
-def _passing_id(function: Callable[..., Any]) -> Callable[..., Any]:
+def _with_id(function: Callable[..., Any]) -> Callable[..., Any]:
     def predict(batch: Tensor, identity: Tensor) -> dict[str, Tensor]:
         return {**function(batch), ID: tf.identity(identity)}
 
     return predict
 
 
-def _mapped(decode: Callable[[Tensor], Tensor], batch: Any, model: Exportable) -> Tensor:
+def _map_images(decode: Callable[[Tensor], Tensor], batch: Any, model: Exportable) -> Tensor:
     spec = tf.TensorSpec(model.image.shape, np.dtype(model.image.dtype))
-    return tf.map_fn(decode, batch, fn_output_signature=spec, parallel_iterations=_AT_ONCE)
+    return tf.map_fn(decode, batch, fn_output_signature=spec, parallel_iterations=_PARALLEL_DECODES)

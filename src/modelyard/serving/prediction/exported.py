@@ -34,7 +34,7 @@ class OpenExport:
     def __init__(self, folder: Path, options: dict[str, Any], source: str) -> None:
         wrong = [key for key in options if key not in _OPTIONS]
         if wrong:
-            told = f"has no use here: an export has no options but {', '.join(_OPTIONS)}."
+            told = f"has no effect here: an export has no options but {', '.join(_OPTIONS)}."
             raise ConfigError(Problem(source, key, told) for key in wrong)
         self.path = folder if (folder / DESCRIPTION).is_file() else _newest(folder)
         self.info = read_description(self.path)
