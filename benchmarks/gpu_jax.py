@@ -97,7 +97,7 @@ def products(options: dict[str, Any]) -> int:
 def network(config: Config) -> Any:
     """The Keras model of a config."""
     from modelyard.data.load import load_dataset
-    from modelyard.models.task import build_task
+    from modelyard.models.task_types import build_task
 
     return build_task(config, load_dataset(config)).network()
 
@@ -123,7 +123,7 @@ def fit(arguments: argparse.Namespace) -> dict[str, Any]:
 
     from modelyard.data.dataset import TRAIN
     from modelyard.data.load import load_dataset
-    from modelyard.models.task import build_task
+    from modelyard.models.task_types import build_task
 
     config = modelyard.load_config(**{k: v for k, v in arguments.options.items() if k != "augment"})
     dataset = load_dataset(config)

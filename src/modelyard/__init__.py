@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from modelyard.loop.learning_rate_finder import LearningRates, find_learning_rate
     from modelyard.loop.run import Result
     from modelyard.models.catalog import ClassifierOptions, RegressorOptions
-    from modelyard.models.multi_label import MultiLabel
-    from modelyard.models.regression import Regressor
-    from modelyard.models.task import Classifier, DataInfo, Task, any_input, image_input
+    from modelyard.models.task import DataInfo, Task, any_input, image_input
+    from modelyard.models.task_types import Classifier, MultiLabel, Regressor
     from modelyard.registry import (
         Options,
         register_augmentation,
@@ -59,9 +58,8 @@ _HOMES = {
     "modelyard.comparison.board": ("Leaderboard", "leaderboard"),
     "modelyard.comparison.run": ("MatrixResult", "matrix"),
     "modelyard.models.catalog": ("ClassifierOptions", "RegressorOptions"),
-    "modelyard.models.multi_label": ("MultiLabel",),
-    "modelyard.models.regression": ("Regressor",),
-    "modelyard.models.task": ("Classifier", "DataInfo", "Task", "any_input", "image_input"),
+    "modelyard.models.task_types": ("Classifier", "MultiLabel", "Regressor"),
+    "modelyard.models.task": ("DataInfo", "Task", "any_input", "image_input"),
     "modelyard.run.weights.read": ("load_weights",),
     "modelyard.serving.prediction.predict": ("Predictions", "predict"),
     "modelyard.serving.exporting.export": ("Exported", "export"),
@@ -81,8 +79,7 @@ _HOMES = {
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 _NEED_KERAS = (
     "modelyard.models.task",
-    "modelyard.models.multi_label",
-    "modelyard.models.regression",
+    "modelyard.models.task_types",
     "modelyard.loop.hooks",
 )
 

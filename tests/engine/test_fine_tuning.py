@@ -86,7 +86,7 @@ def test_batch_norm_without_weights_is_frozen_with_the_layer_before_it(two_devic
 
     from modelyard.config.calls import Call
     from modelyard.config.fine_tuning import read_phases
-    from modelyard.models.freezing import Freezing
+    from modelyard.engine.phases import Freezing
 
     inputs = keras.Input((4,))
     norm = keras.layers.BatchNormalization(center=False, scale=False, name="norm")
@@ -105,7 +105,7 @@ def test_without_phases_a_model_is_trained_as_its_author_made_it(two_devices: No
     import keras
 
     from modelyard.config.fine_tuning import read_phases
-    from modelyard.models.freezing import Freezing
+    from modelyard.engine.phases import Freezing
 
     inputs = keras.Input((4,))
     first = keras.layers.BatchNormalization(center=False, scale=False, name="first")

@@ -12,7 +12,7 @@ from test_models import network
 import modelyard
 from conftest import Make
 from modelyard.errors import CheckpointError, DataError, UserError
-from modelyard.models.backbone_table import BACKBONES
+from modelyard.models.catalog import BACKBONES
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 IMAGES = {"dataset": "synthetic", "synthetic_examples": 20, "synthetic_classes": 3}
@@ -151,7 +151,7 @@ def test_mistakes_with_backbones_are_told(make: Make, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"other\.weights\.h5"):
         make(**options, pretrained=str(tmp_path / "other.weights.h5")).initialize()
     network(model="mlp", dataset="digits").save_weights(tmp_path / "mlp.weights.h5")
-    with pytest.raises(CheckpointError, match=r"mlp.weights.h5 is not of mobilenet_v2 with alpha 0.35"):
+    with pytest.raises(CheckpointError, match=r"mlp.weights.h5 does not belong to mobilenet_v2 with alpha 0.35"):
         make(**options, pretrained=str(tmp_path / "mlp.weights.h5")).initialize()
 
 
@@ -166,9 +166,9 @@ def test_a_file_of_another_width_or_network_is_told_by_two_shapes_and_without_wa
     with pytest.raises(CheckpointError) as told:
         make(**options, model="mobilenet_v2", alpha=0.5).initialize()
     assert str(told.value).endswith(
-        "narrow.weights.h5 is not of mobilenet_v2 with alpha 0.5: block_1_project/kernel is 1×1×48×8 in the file and "
-        "1×1×48×16 in the network; 187 of 260 weights have another shape. Perhaps it has another --alpha, or is of "
-        "another network (--model)."
+        "narrow.weights.h5 does not belong to mobilenet_v2 with alpha 0.5: block_1_project/kernel is 1×1×48×8 in the "
+        "file and 1×1×48×16 in the network; 187 of 260 weights have another shape. Perhaps it has another --alpha, or "
+        "is of another network (--model)."
     )
     with pytest.raises(CheckpointError, match=r"conv1/kernel is 3×3×3×16 in the file and 3×3×3×8 in the network; "):
         make(**options, model="mobilenet", alpha=0.25).initialize()

@@ -29,7 +29,7 @@ def uneven() -> ArrayDataset:
 
 
 def task(dataset: Dataset | None = None, **options: Any) -> Any:
-    from modelyard.models.task import build_task
+    from modelyard.models.task_types import build_task
 
     return build_task(modelyard.load_config(model="mlp", **options), dataset or uneven())
 
@@ -185,7 +185,8 @@ def test_training_with_weights_hits_the_rare_class_and_compiles(make: Make) -> N
 def test_a_classifier_with_preprocessing_of_its_own_keeps_its_weights(make: Make) -> None:
     import keras
 
-    from modelyard.models.task import Batch, Classifier
+    from modelyard.models.task import Batch
+    from modelyard.models.task_types import Classifier
 
     @modelyard.register_model("own_preprocessing")
     class Own(Classifier):
@@ -228,12 +229,12 @@ def test_unknown_classes_are_named_with_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("cat=two", "'two' is no weight"),
+        ("cat=two", "'two' is not a weight"),
         ("cat=2,3", "mixes weights with and without a name"),
-        ("cat=-1", "'-1' is no weight"),
+        ("cat=-1", "'-1' is not a weight"),
         ("cat=1,cat=2", "names 'cat' twice"),
-        ("balance", "'balance' is no weight. Write balanced"),
-        ([float("inf")], "inf is no weight"),
+        ("balance", "'balance' is not a weight. Write balanced"),
+        ([float("inf")], "inf is not a weight"),
         ("[]", "is empty"),
     ],
 )

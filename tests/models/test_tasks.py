@@ -1,4 +1,4 @@
-"""Regression and several classes an example: losses and metrics against NumPy, from data to result on every engine."""
+"""Regression and multi-label: losses and metrics against NumPy, from data to result on every engine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def dataset(labels: NDArray[Any], classes: list[str] | None = None) -> ArrayData
 
 
 def task(data: Dataset, **options: Any) -> Any:
-    from modelyard.models.task import build_task
+    from modelyard.models.task_types import build_task
 
     return build_task(modelyard.load_config(**{"model": "mlp", **options}), data)
 
@@ -167,13 +167,17 @@ def test_the_labels_decide_what_a_network_is_trained_as(labels: NDArray[Any], na
 @pytest.mark.parametrize(
     ("labels", "wanted", "message"),
     [
-        (HEIGHTS, "classification", "labels are float32, one for each example. Set --task regression"),
+        (HEIGHTS, "classification", "labels are float32, one per example. Set --task regression"),
         (
             FLAGS,
             "classification",
-            r"labels are uint8, of shape \(3,\). Set --task multi_label, or of rows take the arg",
+            r"labels are uint8, of shape \(3,\). Set --task multi_label, or take the argmax",
         ),
-        (HEIGHTS, "multi_label", "multi_label needs labels of 0 and 1, a row an example; there are single numbers"),
+        (
+            HEIGHTS,
+            "multi_label",
+            "needs labels of 0 and 1, one row per example; the dataset has single numbers",
+        ),
     ],
 )
 def test_a_task_that_does_not_fit_the_labels_is_refused(labels: NDArray[Any], wanted: str, message: str) -> None:
@@ -182,13 +186,13 @@ def test_a_task_that_does_not_fit_the_labels_is_refused(labels: NDArray[Any], wa
 
 
 def test_options_of_another_task_are_refused() -> None:
-    with pytest.raises(ConfigError, match="label_smoothing: has no use here: it is for classification"):
+    with pytest.raises(ConfigError, match="label_smoothing: has no effect here: it is for classification"):
         task(dataset(HEIGHTS), label_smoothing=0.1)
-    with pytest.raises(ConfigError, match="regression_loss: has no use here: it is for regression"):
+    with pytest.raises(ConfigError, match="regression_loss: has no effect here: it is for regression"):
         task(dataset(FLAGS), regression_loss="mae")
-    with pytest.raises(ConfigError, match="huber_delta: has no use here: it is for --regression_loss huber"):
+    with pytest.raises(ConfigError, match="huber_delta: has no effect here: it is for --regression_loss huber"):
         task(dataset(HEIGHTS), huber_delta=2)
-    with pytest.raises(ConfigError, match="task: is regression, but the model 'watcher' is a task of its own"):
+    with pytest.raises(ConfigError, match="task: is regression, but the model 'watcher' defines its own task"):
         task(dataset(np.arange(200) % 4), model="watcher", task="regression")
 
 

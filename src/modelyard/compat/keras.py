@@ -1,12 +1,13 @@
 """Keras's private APIs, and settings that its public ones don't reach. Written for Keras 3.10 to 3.15.
 
-Each patch is left out where its target is gone: Keras then has another way, which is right too, if slower.
+A patch is skipped if its target is gone: Keras then computes the same in another way, if slower.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -64,7 +65,7 @@ def fuse_batch_norm_sync() -> None:
     """Makes synchronised batch norm send mean and variance together, in one message per layer instead of three.
 
     Keras sums three values of every layer's input and sends each by itself, forwards and, for the gradients, back. All
-    replicas have equal shares of a batch here, so that mean and variance of each share are enough.
+    replicas have equal parts of a batch here, so that mean and variance of each part are enough.
     """
     from keras.src.backend.tensorflow import nn
 
@@ -73,7 +74,7 @@ def fuse_batch_norm_sync() -> None:
 
 
 def synchronized_moments(x: Any, axes: Any, keepdims: bool) -> tuple[Any, Any]:
-    """Returns mean and variance over ``axes`` and over all replicas, whose shares are equally large."""
+    """Returns mean and variance over ``axes`` and over all replicas, whose parts of the batch are equally large."""
     import tensorflow as tf
 
     context = tf.distribute.get_replica_context()
@@ -82,7 +83,7 @@ def synchronized_moments(x: Any, axes: Any, keepdims: bool) -> tuple[Any, Any]:
         together = tf.stack([mean, variance, tf.square(mean)])
         together = context.all_reduce(tf.distribute.ReduceOp.SUM, together) / context.num_replicas_in_sync
         mean, variance, squared = tf.unstack(together)
-        variance += tf.maximum(squared - tf.square(mean), 0.0)  # within the shares, and between them
+        variance += tf.maximum(squared - tf.square(mean), 0.0)  # within the parts, and between them
     if not keepdims:
         mean, variance = tf.squeeze(mean, axes), tf.squeeze(variance, axes)
     return mean, variance
@@ -110,7 +111,7 @@ def one_pass_moments(x: Any, axes: Any, keepdims: bool = False, synchronized: bo
 
     axes = tuple(axes) if isinstance(axes, list | tuple) else (axes,)
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    # Squares of what is far from zero would leave no digits for the variance: the first example's mean goes first.
+    # Squares of values far from zero would leave no digits for the variance, so the first example's mean is subtracted.
     shift = lax.stop_gradient(jnp.mean(lax.slice_in_dim(wide, 0, 1, axis=axes[0]), axes, keepdims=True))
     moved = wide - shift
     mean = jnp.mean(moved, axes, keepdims=True)
@@ -180,3 +181,70 @@ def _tensor(values: Any, dtype: Any) -> Any:
     import jax.numpy as jnp
 
     return jnp.asarray(np.asarray(values).astype(dtype or keras.config.floatx()))
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+_INTERNAL = {"_layers", "_operations", "_operations_by_depth", "_functional", "_tracker", "_inbound_nodes", "_nodes"}
+
+
+def weight_paths(model: keras.Model, weights: Mapping[str, Any]) -> dict[str, str]:
+    """Maps paths in Keras's files, such as ``layers/conv2d_1/vars/0``, to names of weights.
+
+    Keras 3 identifies layers in its files by class and number, not by name.
+
+    Args:
+        model: the model.
+        weights: its variables by name.
+    """
+    names = {id(variable): name for name, variable in weights.items()}
+    found: dict[str, str] = {}
+    for path, layer in _walk(model, "", set()):
+        own: dict[str, Any] = {}
+        layer.save_own_variables(own)
+        for number, variable in own.items():
+            name = names.get(id(variable))
+            if name is not None:
+                found[f"{path}vars/{number}"] = name
+    return found
+
+
+def _walk(layer: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """Yields the layers in the order of Keras's `saving_lib`, each at its first path."""
+    if id(layer) in seen:
+        return
+    seen.add(id(layer))
+    yield path, layer
+    if isinstance(layer, keras.Sequential) or getattr(layer, "inputs", None):  # a functional model
+        yield from _walk_list(layer.layers, f"{path}layers/", seen)
+    if isinstance(layer, keras.Model):
+        plain = set(dir(keras.Model)) | set(dir(keras.Sequential))
+    else:
+        plain = set(dir(keras.layers.Layer))
+    own = vars(layer).keys() | {name for name in dir(type(layer)) if isinstance(getattr(type(layer), name), property)}
+    # Private attributes come last. Attributes of the base classes lead to the same layers again, or to none.
+    for name in sorted(own - plain - _INTERNAL, key=lambda name: f"~{name}" if name.startswith("_") else name):
+        try:
+            child = getattr(layer, name)
+        except Exception:
+            continue
+        if isinstance(child, keras.layers.Layer):
+            yield from _walk(child, f"{path}{name}/", seen)
+        elif isinstance(child, list | tuple | dict):
+            yield from _walk_list(child.values() if isinstance(child, dict) else child, f"{path}{name}/", seen)
+
+
+def _walk_list(layers: Iterable[Any], path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    numbers: dict[str, int] = {}
+    for layer in layers:
+        if isinstance(layer, keras.layers.Layer):
+            name = _snake_case(type(layer).__name__)
+            numbers[name] = numbers.get(name, -1) + 1
+            yield from _walk(layer, f"{path}{name}_{numbers[name]}/" if numbers[name] else f"{path}{name}/", seen)
+
+
+def _snake_case(name: str) -> str:
+    """Converts as Keras does: Conv2D is conv2d, BatchNormalization is batch_normalization."""
+    name = re.sub(r"\W+", "", name)
+    name = re.sub("(.)([A-Z][a-z]+)", r"\1_\2", name)
+    return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()

@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 
 from modelyard.config.durations import RunLength
 from modelyard.config.schema import Config
-from modelyard.engine.phases import Phases
+from modelyard.engine.phases import Freezing, Phases
 from modelyard.errors import CheckpointError, UserError
-from modelyard.models.freezing import Freezing
 from modelyard.models.optimizers import build_optimizer
 from modelyard.models.task import Task
 

@@ -1,18 +1,27 @@
-"""What is computed on a batch, the same on every engine: preprocessing, loss, metrics, predictions."""
+"""Functions of a batch, the same on every engine: preprocessing, loss, metrics, predictions.
+
+Test-time augmentation averages outputs over views of each image. ``flip`` is the image and its mirror image. ``shift``
+is the image, which counts half, and two that are moved by one pixel, up and left, and down and right, the border
+reflected. Both together: every shifted view and its mirror image.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import keras
 from keras import ops
 
 from modelyard.config.schema import Config
-from modelyard.engine.evaluation import averaged
+from modelyard.data.dataset import IMAGE
 from modelyard.engine.network import Network
-from modelyard.models.cut_floats import warn_of_cut_floats
+from modelyard.errors import DataError
 from modelyard.models.task import Batch, Task, Tensor
+
+log = logging.getLogger("modelyard")
 
 
 @dataclass(frozen=True)
@@ -32,7 +41,7 @@ class Objective:
     def __call__(
         self, outputs: Tensor, batch: Batch, losses: list[Tensor], kernels: list[Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Returns the value to differentiate, and the part's shares of the means of loss and metrics.
+        """Returns the value to differentiate, and the part's contributions to the means of loss and metrics.
 
         Args:
             outputs: the outputs of the network, in full precision.
@@ -48,11 +57,11 @@ class Objective:
         if self.config.l2_regularization and kernels:
             squares = sum(ops.cast(ops.sum(ops.square(kernel)), loss.dtype) for kernel in kernels)
             total = total + squares * (0.5 * self.config.l2_regularization / self.parts)
-        shares = {"loss": loss}
+        means = {"loss": loss}
         for name, value in self.task.metrics(outputs, batch).items():
             if len(value.shape) == 1:
-                shares[name] = ops.sum(ops.cast(value, loss.dtype)) / size
-        return total, shares
+                means[name] = ops.sum(ops.cast(value, loss.dtype)) / size
+        return total, means
 
 
 class BatchFunctions:
@@ -96,7 +105,7 @@ class BatchFunctions:
         if training:
             batch = self._augment(batch, low, high, rows, epochs, seeds)
         batch = self._task.preprocess(self._prepare(batch, training), training)
-        warn_of_cut_floats(self._task, self._network.model, batch)
+        warn_of_truncated_floats(self._task, self._network.model, batch)
         return self._task.weigh(batch) if training else batch
 
     def statistics(self, forward: Callable[[Batch], Any], batch: Batch) -> dict[str, Tensor]:
@@ -117,3 +126,76 @@ class BatchFunctions:
         seen = self.preprocess(batch, False)
         names = self._config.test_time_augmentation
         return averaged(forward, seen, names, one_by_one=self.views_one_by_one), seen
+
+
+def warn_of_truncated_floats(task: Task, model: Any, batch: Batch) -> None:
+    """Warns, once per task, if Keras casts floats from `preprocess` to integers, since the network takes integers."""
+    for tensor in model.inputs:
+        given = batch.get(tensor.name)
+        truncated = given is not None and "int" in str(tensor.dtype) and "float" in str(ops.dtype(given))
+        if truncated and "_warned_of_truncated_floats" not in vars(task):
+            vars(task)["_warned_of_truncated_floats"] = True
+            log.warning(
+                "%s.preprocess returns %s as floats, but the network's input is %s: fractions are truncated. "
+                "Make the input keras.Input(…, dtype='float32', name=%r), or scale in the network.",
+                *(type(task).__name__, tensor.name, tensor.dtype, tensor.name),
+            )
+
+
+# -- test-time augmentation -----------------------------------------------------------------------------------------
+
+
+def views_of(images: Any, names: Sequence[str]) -> list[tuple[Any, float]]:
+    """Returns views of a batch of images, with the weight of each.
+
+    Raises:
+        DataError: if the examples are not images.
+    """
+    if len(images.shape) != 4 or min(images.shape[1:3]) < 2:
+        raise DataError(
+            f"test_time_augmentation needs images of height × width × channels; these have shape {images.shape[1:]}."
+        )
+    views = [(images, 1.0)]
+    if "shift" in names:
+        views = [(images, 0.5), *((moved, 0.25) for moved in _shifted(images))]
+    if "flip" in names:
+        views = [(view, weight / 2) for image, weight in views for view in (image, image[:, :, ::-1, :])]
+    return views
+
+
+def averaged(forward: Callable[[Batch], Any], batch: Batch, names: Sequence[str], *, one_by_one: bool = False) -> Any:
+    """Returns the outputs of ``forward`` for a batch, averaged over the views of its images that ``names`` asks for.
+
+    Args:
+        forward: from a batch to outputs (or a nest of them) whose first axis is the batch; called once.
+        batch: named tensors, among them the images.
+        names: "flip", "shift", both or none.
+        one_by_one: send the views through the network in a loop, each as a batch, not all in one batch.
+    """
+    if not names:
+        return forward(batch)
+    views = views_of(batch[IMAGE], names)
+    images, weights = [view for view, _ in views], [weight for _, weight in views]
+    if one_by_one:
+        outputs = ops.map(lambda image: forward({**batch, IMAGE: image}), ops.stack(images))
+    else:
+        together = {name: ops.concatenate([value] * len(views)) for name, value in batch.items() if name != IMAGE}
+        outputs = forward({**together, IMAGE: ops.concatenate(images)})
+
+    def mean(output: Any) -> Any:
+        parts = output if one_by_one else ops.split(output, len(views))
+        return sum(parts[number] * weight for number, weight in enumerate(weights))
+
+    return keras.tree.map_structure(mean, outputs)
+
+
+def _shifted(images: Any) -> list[Any]:
+    # Slices put together, not a reflecting pad, which backends don't have for every type.
+    rows = [
+        ops.concatenate([images[:, 1:2], images[:, :-1]], axis=1),
+        ops.concatenate([images[:, 1:], images[:, -2:-1]], axis=1),
+    ]
+    return [
+        ops.concatenate([rows[0][:, :, 1:2], rows[0][:, :, :-1]], axis=2),
+        ops.concatenate([rows[1][:, :, 1:], rows[1][:, :, -2:-1]], axis=2),
+    ]

@@ -1,37 +1,42 @@
-"""The phases of a run, in which different layers are trained: where they begin and end."""
+"""Phases of fine-tuning: where they begin and end, and which weights are trained in each."""
 
 from __future__ import annotations
 
 import logging
+import math
+import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
+import keras
 import numpy as np
 from keras import ops
 
 from modelyard.config.calls import Call
 from modelyard.config.durations import RunLength
-from modelyard.config.fine_tuning import boundaries, read_phases
+from modelyard.config.fine_tuning import Phase, boundaries, read_phases
 from modelyard.config.schema import Config
-from modelyard.models.freezing import Freezing
+from modelyard.errors import UserError, nearest
 
 log = logging.getLogger("modelyard")
 _OF_ALL = ("until", "factor")
+_HEAD = "head"
 
 
 class Phases:
-    """Which phase each step belongs to. It depends on the step alone, so that a resumed run goes on in the right one.
+    """Maps steps to phases. A phase depends on the step alone, so that a resumed run continues in the right one.
 
     Args:
-        config: says what they are.
-        run: its lengths.
+        config: its option fine_tune defines the phases.
+        run: the length of the run.
     """
 
     def __init__(self, config: Config, run: RunLength) -> None:
         self.all = read_phases(config.fine_tune)
         self._starts = boundaries(self.all, run)
-        # What each trains, as the user wrote it.
+        # The layers that each trains, as the user wrote them.
         self._written = [_without(call, _OF_ALL) for call in config.fine_tune]
         self._announced: int | None = None
 
@@ -39,31 +44,31 @@ class Phases:
         return len(self.all)
 
     def begins_at(self, step: int) -> bool:
-        """Whether a phase but the first begins with ``step``."""
+        """Returns whether a phase after the first begins with ``step``."""
         return step in self._starts
 
     def start(self, step: int) -> int:
-        """The first step of the phase that ``step`` belongs to."""
+        """Returns the first step of the phase of ``step``."""
         return [0, *self._starts][self.of(step)]
 
     def of(self, step: int) -> int:
-        """The phase of a step."""
+        """Returns the phase of a step, from 0."""
         return bisect_right(self._starts, step)
 
     @property
     def periods(self) -> list[int]:
-        """Lengths of which a chunk should be a divisor, so that no chunk is cut."""
+        """The steps at which phases begin; chunks should divide them, so that no chunk is cut."""
         return list(self._starts)
 
     def cut(self, step: int, count: int) -> Iterator[tuple[int, int]]:
-        """``count`` steps from ``step`` on, in chunks that lie within one phase each."""
+        """Yields ``count`` steps from ``step`` on as chunks (first, length) that lie within one phase each."""
         end = step + count
         for start in [*(s for s in self._starts if step < s < end), end]:
             yield step, start - step
             step = start
 
     def scaled(self, schedule: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """``schedule`` times the factor of each phase."""
+        """Returns ``schedule`` times the factor of each phase."""
         factors = [phase.factor for phase in self.all]
         if all(factor == 1 for factor in factors):
             return schedule
@@ -77,12 +82,7 @@ class Phases:
         return learning_rate
 
     def announce(self, step: int, freezing: Freezing) -> None:
-        """Says in the log what is trained from ``step`` on, if that is another phase than it was last told of.
-
-        Args:
-            step: about to be trained.
-            freezing: knows the layers of each phase.
-        """
+        """Logs what is trained from ``step`` on, once per phase."""
         phase = self.of(step)
         if not self._written or phase == self._announced:
             return
@@ -93,7 +93,7 @@ class Phases:
         factor = self.all[phase].factor
         log.info(
             "%s%s%s, %s of %s parameters are trained%s",
-            "going on in " if step > start and len(self) > 1 else "",
+            "resuming in " if step > start and len(self) > 1 else "",
             which,
             self._written[phase],
             f"{trained:,}",
@@ -104,3 +104,119 @@ class Phases:
 
 def _without(call: Call, keys: Sequence[str]) -> Call:
     return Call(call.name, {key: value for key, value in call.arguments.items() if key not in keys})
+
+
+class Freezing:
+    """The weights of ``model`` that are trained in each phase.
+
+    A layer without a trained weight is frozen: its batch norm uses its moving statistics and does not change them.
+
+    Args:
+        model: the network.
+        phases: the phases in order.
+        freeze_batch_norm: freeze batch norm in all phases.
+    """
+
+    def __init__(self, model: keras.Model, phases: Sequence[Phase], freeze_batch_norm: bool = False) -> None:
+        self._name = model.name
+        learnable = list(model.trainable_variables)
+        names = [self._short(v) for v in learnable]
+        self._head = names[-1].rpartition("/")[0] if names else ""
+        kept = [layer for layer in _layers(model) if freeze_batch_norm and _is_batch_norm(layer)]
+        if freeze_batch_norm and not kept:
+            log.warning("freeze_batch_norm has no effect: %s has no batch norm", self._name)
+        frozen = {self._short(v) for layer in kept for v in _own(layer)}
+        chosen = [self._chosen(phase, names) - frozen for phase in phases]
+        for number, some in enumerate(chosen, 1):
+            if not some:
+                raise UserError(f"fine_tune: phase {number} trains nothing: all that it names is frozen batch norm.")
+        ever = set().union(*chosen)
+        self.trained = [v for v, name in zip(learnable, names, strict=True) if name in ever]
+        """The weights that are trained in any phase, in the order of the model."""
+        self.active = [[self._short(v) in some for v in self.trained] for some in chosen]
+        """For each phase, which of `trained` are trained in it."""
+        known = {id(v) for v in learnable}
+        # Layers that the model's author has frozen stay frozen.
+        free = [layer for layer in _layers(model) if layer.trainable]
+        owners = [(layer, [self._short(v) for v in _own(layer) if id(v) in known]) for layer in free]
+        self._flags = [_flags(owners, some, freeze_batch_norm) for some in chosen]
+        self._parameters = int(model.count_params())
+
+    def select(self, phase: int) -> None:
+        """Freezes the layers that ``phase`` does not train, and no others. Called before a step is traced."""
+        for layer, on in self._flags[phase]:  # a layer comes before its sublayers, which it switches too
+            if layer.trainable != on:
+                layer.trainable = on
+
+    def count(self, phase: int) -> tuple[int, int]:
+        """Returns the number of parameters that ``phase`` trains, and of all."""
+        trained = sum(math.prod(v.shape) for v, on in zip(self.trained, self.active[phase], strict=True) if on)
+        return trained, self._parameters
+
+    def _short(self, variable: Any) -> str:
+        return str(variable.path).removeprefix(f"{self._name}/")
+
+    def _chosen(self, phase: Phase, names: Sequence[str]) -> set[str]:
+        """Returns the names of the weights that a phase trains."""
+        if phase.top is not None:
+            layers = _layers_of(names)
+            if phase.top > len(layers):
+                message = "fine_tune: top(layers=%d) is all of %s, which has %d layers with weights that can be trained"
+                log.warning(message, phase.top, self._name, len(layers))
+            last = set(layers[-phase.top :])
+            return {name for name in names if name.rpartition("/")[0] in last}
+        found: set[str] = set()
+        for pattern in phase.patterns:
+            fitting = {name for name in names if self._fits(name, pattern)}
+            if not fitting:
+                near = _near(pattern, names) or _layers_of(names)[-5:]
+                raise UserError(f"fine_tune: {pattern!r} names no layer that can be trained. Near: {', '.join(near)}.")
+            found |= fitting
+        return found
+
+    def _fits(self, name: str, pattern: str) -> bool:
+        """Returns whether the pattern matches a weight, its layer or a parent of the layer."""
+        parts = name.split("/")
+        heads = ["/".join(parts[:n]) for n in range(1, len(parts) + 1)]
+        wanted = self._head if pattern == _HEAD and _HEAD not in parts else pattern
+        return any(fnmatchcase(head, wanted) for head in heads)
+
+
+def _layers_of(names: Iterable[str]) -> list[str]:
+    """Returns the layers of weights of these names."""
+    return list(dict.fromkeys(name.rpartition("/")[0] for name in names))
+
+
+def _near(pattern: str, names: Sequence[str]) -> list[str]:
+    """Returns layers, weights and patterns (``block_16_*``) that a pattern without match may have meant."""
+    whole = {*_layers_of(names), *names}
+    begun = {name[: gap.end()] for name in sorted(whole) for gap in re.finditer("[_/]", name)}
+    shown = {beginning.rstrip("_/"): f"{beginning}*" for beginning in sorted(begun)}
+    shown.update((name, name) for name in sorted(whole))
+    return [shown[name] for name in nearest(re.sub(r"[*?]", "", pattern).strip("_/"), shown)]
+
+
+def _flags(owners: list[tuple[Any, list[str]]], chosen: set[str], freeze_batch_norm: bool) -> list[tuple[Any, bool]]:
+    """Returns each layer that can be frozen, and if it is trained; batch norm without weights as the layer before."""
+    flags = []
+    before = next((bool(chosen & set(own)) for _, own in owners if own), False)  # for one at the beginning
+    for layer, own in owners:
+        if own:
+            before = bool(chosen & set(own))
+            flags.append((layer, before))
+        elif _is_batch_norm(layer):
+            flags.append((layer, before and not freeze_batch_norm))
+    return flags
+
+
+def _layers(model: keras.Model) -> list[Any]:
+    return list(model._flatten_layers(include_self=False))
+
+
+def _own(layer: Any) -> list[Any]:
+    """Returns the weights of a layer without those of its sublayers."""
+    return list(layer._trainable_variables)
+
+
+def _is_batch_norm(layer: Any) -> bool:
+    return isinstance(layer, keras.layers.BatchNormalization)

@@ -268,7 +268,7 @@ def stop_rules(config: Config) -> list[str]:
 def build(engine: Engine, config: Config, dataset: Dataset, length: RunLength) -> None:
     """Makes the model and hands it to the engine."""
     from modelyard.engine.network import build_network
-    from modelyard.models.task import build_task
+    from modelyard.models.task_types import build_task
 
     with engine.model_scope():
         network = build_network(config, build_task(config, dataset), length)

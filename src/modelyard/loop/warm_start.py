@@ -39,9 +39,9 @@ def warm_start(engine: Engine, weights: NamedWeights) -> Matched:
     Raises:
         CheckpointError: if nothing fits, ``strict`` is not met, or what fits are no finite numbers.
     """
+    from modelyard.compat.keras import weight_paths
     from modelyard.engine.base import State
     from modelyard.engine.network import name_weights
-    from modelyard.models.places import places
 
     config = engine.config
     expected = engine.shapes()[0]
@@ -53,7 +53,7 @@ def warm_start(engine: Engine, weights: NamedWeights) -> Matched:
             exclude=config.checkpoint_exclude,
             rename=config.checkpoint_rename,
             strict=config.strict,
-            places=places(engine.model, name_weights(engine.model)) if weights.places else None,
+            places=weight_paths(engine.model, name_weights(engine.model)) if weights.places else None,
         )
     except CheckpointError as error:
         raise CheckpointError(f"checkpoint_path {config.checkpoint_path}: {error}") from None

@@ -1,8 +1,6 @@
-"""Networks of keras.applications: images in their own range and size, a head for the classes at hand.
+"""Networks of keras.applications with a new head, on images in the range and size that each expects.
 
-    modelyard.models.backbones:mobilenet_v2
-
-is made on demand for every name of the table.
+``modelyard.models.backbones:mobilenet_v2`` is made on demand, for every name in `catalog.BACKBONES`.
 """
 
 from __future__ import annotations
@@ -18,14 +16,16 @@ import numpy as np
 from keras import layers, ops
 from numpy.typing import NDArray
 
+from modelyard.compat.keras import weight_paths
 from modelyard.data.dataset import IMAGE
 from modelyard.errors import CheckpointError, DataError, UserError
-from modelyard.models.backbone_table import BACKBONES, Backbone
-from modelyard.models.catalog import BackboneOptions, WidenedOptions
-from modelyard.models.misfit import misfit
+from modelyard.models.catalog import BACKBONES, Backbone, BackboneOptions, WidenedOptions
 from modelyard.models.task import DataInfo
 from modelyard.run.weights.finite import check_finite
+from modelyard.run.weights.match import by_shape
+from modelyard.run.weights.named import NamedWeights
 from modelyard.run.weights.read import read_weights
+from modelyard.run.weights.views import View, by_name
 
 log = logging.getLogger("modelyard")
 IMAGENET = "imagenet"
@@ -36,11 +36,11 @@ _TORCH = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 @keras.saving.register_keras_serializable(package="modelyard")
 class Pixels(layers.Layer):
-    """Takes images of bytes to three channels in the range that a backbone was trained with.
+    """Converts images to three channels in the range that a backbone was trained with.
 
     Args:
         kind: see `Backbone.pixels`.
-        scale: what the values are multiplied by to lie between 0 and 255.
+        scale: the factor to the range 0 to 255.
     """
 
     def __init__(self, kind: str, scale: float = 1.0, **kwargs: Any) -> None:
@@ -48,7 +48,7 @@ class Pixels(layers.Layer):
         self.kind, self.scale = kind, scale
 
     def call(self, inputs: Any) -> Any:
-        """The images, in the precision of the network."""
+        """Returns the images, in the precision of the network."""
         x = ops.cast(inputs, self.variable_dtype) * self.scale
         if x.shape[-1] == 1:
             x = ops.repeat(x, 3, axis=-1)
@@ -62,11 +62,11 @@ class Pixels(layers.Layer):
         return ops.cast(x, self.compute_dtype)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """Three channels."""
+        """Returns a shape of three channels."""
         return (*input_shape[:-1], 3)
 
     def get_config(self) -> dict[str, Any]:
-        """For saving in Keras's format."""
+        """Returns the config for Keras's format."""
         return {**super().get_config(), "kind": self.kind, "scale": self.scale}
 
 
@@ -75,15 +75,15 @@ class BackboneNetwork:
     """A network of keras.applications without its top, global average pooling, and a dense layer.
 
     Args:
-        name: what it is called here.
-        backbone: what it is.
+        name: its name in Modelyard.
+        backbone: its row of the table.
     """
 
     name: str
     backbone: Backbone
 
     def __call__(self, data: DataInfo, options: BackboneOptions) -> keras.Model:
-        """The network on images as they are, or scaled to ``input_size``."""
+        """Returns the network for images of the dataset's size, or scaled to ``input_size``."""
         inputs = keras.Input(data.image_shape, dtype=data.features[IMAGE].dtype, name=IMAGE)
         self._check_size(data.image_shape, options)
         x = Pixels(self.backbone.pixels, _scale(data), name="pixels")(inputs)
@@ -99,7 +99,7 @@ class BackboneNetwork:
         return keras.Model(inputs, layers.Dense(data.num_classes, name=_HEAD)(x), name=self.name)
 
     def first_weights(self, model: keras.Model, options: BackboneOptions) -> dict[str, NDArray[Any]]:
-        """Those of ``pretrained``; the head begins anew."""
+        """Returns the weights of ``pretrained``; the head keeps its initial values."""
         if options.pretrained is None:
             return {}
         log.info("starting from the weights of %s: %s", self.name, options.pretrained)
@@ -107,48 +107,49 @@ class BackboneNetwork:
         mine = [v for layer in body for v in _weights(layer)]
         published = self._published(options)
         if [tuple(v.shape) for v in mine] != [array.shape for array in published]:
-            raise CheckpointError(f"pretrained {options.pretrained} is not of {self.name}{_width(options)}.")
+            raise CheckpointError(f"pretrained {options.pretrained} does not belong to {self.name}{_width(options)}.")
         first = {v.path.removeprefix(f"{model.name}/"): a for v, a in zip(mine, published, strict=True)}
-        check_finite(first, f"pretrained {options.pretrained}", "Fetch the file again, or take another.")
+        check_finite(first, f"pretrained {options.pretrained}", "Fetch the file again, or use another.")
         return first
 
     def _published(self, options: BackboneOptions) -> list[NDArray[Any]]:
-        """The weights without the top, in the order of the layers."""
+        """Returns the weights without the top, in the order of the layers."""
         wanted = str(options.pretrained)
         if wanted == IMAGENET:
             try:
                 source = self._body(options, weights=IMAGENET, input_shape=(self.backbone.size, self.backbone.size, 3))
             except Exception as error:
                 raise UserError(
-                    f"the published weights of {self.name}{_width(options)} can't be had: {error}. If this machine has "
-                    "no network, bring the file and give its path: --pretrained FILE.weights.h5"
+                    f"the published weights of {self.name}{_width(options)} cannot be fetched: {error}. If this "
+                    "machine has no network, copy the file here and give its path: --pretrained FILE.weights.h5"
                 ) from error
             return _arrays(source)
         path = Path(wanted)
         if not path.is_file():
-            raise UserError(f"pretrained is {IMAGENET} or the path of a file; there is no file {wanted}.")
+            raise UserError(f"pretrained must be {IMAGENET} or the path of a file; there is no file {wanted}.")
         if not path.name.endswith((".weights.h5", ".h5")):
             raise UserError(
-                f"pretrained takes a file of Keras's, .weights.h5 or .h5; {path.name} is neither. Weights of a whole "
-                "network in other formats: --checkpoint_path"
+                f"pretrained {path.name}: unsupported file type. Supported: .weights.h5 and .h5 files of Keras. "
+                "For weights of a whole network in other formats use --checkpoint_path."
             )
-        there = read_weights(path)  # refuses what is no plain file of arrays
+        stored = read_weights(path)  # refuses files that are not plain arrays
         side = self.backbone.size
         body = self._body(options, input_shape=(side, side, 3))
         for top in (False, True):
             whole = {"include_top": True, "pooling": None}
             source = self._body(options, input_shape=(side, side, 3), **whole) if top else body
             try:
-                with warnings.catch_warnings(action="ignore"):  # of what is not in the file; the error says it once
+                with warnings.catch_warnings(action="ignore"):  # the error below reports missing weights
                     source.load_weights(path)
             except (ValueError, KeyError, OSError) as error:
                 problem = error
                 continue
             return _arrays(source)[: len(_arrays(body))]
-        why = misfit(there, body) or " ".join(str(problem).split())
+        why = _mismatch(stored, body) or " ".join(str(problem).split())
         hint = "Perhaps it has another --alpha, or is" if isinstance(options, WidenedOptions) else "Perhaps it is"
         raise CheckpointError(
-            f"pretrained {path} is not of {self.name}{_width(options)}: {why}. {hint} of another network (--model)."
+            f"pretrained {path} does not belong to {self.name}{_width(options)}: {why}. "
+            f"{hint} of another network (--model)."
         ) from problem
 
     def _body(self, options: BackboneOptions, **given: Any) -> keras.Model:
@@ -178,7 +179,7 @@ def _width(options: BackboneOptions) -> str:
 
 
 def _scale(data: DataInfo) -> float:
-    """Images that are no bytes and go up to 1 are taken for shares of 255."""
+    """Returns 255 for float images from 0 to 1, else 1."""
     images = data.images
     if images is None or images.dtype == np.uint8 or images.max(initial=0) > 1:
         return 1.0
@@ -190,8 +191,38 @@ def _arrays(model: keras.Model) -> list[NDArray[Any]]:
 
 
 def _weights(layer: Any) -> list[Any]:
-    """Those of a layer; normalisation of pixels, which some networks have weights for, is the work of `Pixels`."""
+    """Returns the weights of a layer, except of normalisation of pixels: `Pixels` replaces it."""
     return [] if isinstance(layer, layers.Normalization) else list(layer.weights)
+
+
+def _mismatch(weights: NamedWeights, model: keras.Model) -> str | None:
+    """Describes how the weights of a file differ from a network's, with an example; None if all fit."""
+    mine = {v.path: v for v in model.variables}
+    expected = {name: tuple(v.shape) for name, v in mine.items()}
+    view = _view(weights, model)
+    wrong = [name for name in expected if name in view and weights[view[name]].shape != expected[name]]
+    if wrong:
+        name = wrong[0]
+        there, here = by_shape(weights[view[name]].shape), by_shape(expected[name])
+        rest = f"{len(wrong)} of {len(expected)} weights have another shape"
+        return f"{name} is {there} in the file and {here} in the network; {rest}"
+    missing = [name for name in expected if name not in view]
+    if missing:
+        name, count = missing[0], len(missing)
+        there = next((f", which begins with {n} ({by_shape(a.shape)})" for n, a in weights.items()), "")
+        return f"{count} of {len(expected)} weights are not in the file{there}: {name} ({by_shape(expected[name])}), …"
+    return None
+
+
+def _view(weights: NamedWeights, model: keras.Model) -> View:
+    """Maps the network's weights to the file's: by name, or by their path in the file if the names differ."""
+    mine = {v.path: v for v in model.variables}
+    expected = {name: tuple(v.shape) for name, v in mine.items()}
+    named = max(by_name({n: n for n in weights}, expected), by_name(weights.numbered, expected), key=len)
+    if 2 * len(named) >= len(expected) or not weights.places:
+        return named
+    there = {place: name for name, place in weights.places.items()}
+    return {name: there[place] for place, name in weight_paths(model, mine).items() if place in there}
 
 
 def __getattr__(name: str) -> BackboneNetwork:

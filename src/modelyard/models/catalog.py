@@ -2,43 +2,85 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, field_validator
 
 from modelyard.config.calls import parse_list
 from modelyard.config.durations import StepDuration
-from modelyard.models.backbone_table import BACKBONES
-from modelyard.models.class_weights import ClassWeights
 from modelyard.registry import MODELS, OPTIMIZERS, SCHEDULES, Options
 
 Positive = Annotated[int, Field(ge=1)]
 Widths = Annotated[tuple[Positive, ...], BeforeValidator(parse_list)]
 StepDurations = Annotated[tuple[StepDuration, ...], BeforeValidator(parse_list)]
+BALANCED = "balanced"
 
 
-# -- models ---------------------------------------------------------------------------------------------------------
+# -- options of models ------------------------------------------------------------------------------------------------
+
+
+def parse_weights(value: Any) -> str | dict[str, float] | tuple[float, ...] | None:
+    """Parses the option: "balanced"; weights by name, as a mapping or as "cat=2,dog=0.5"; or one weight per class."""
+    if value is None or (isinstance(value, str) and value.strip().lower() in ("", "none")):
+        return None
+    if isinstance(value, str) and value.strip().lower() == BALANCED:
+        return BALANCED
+    if isinstance(value, Mapping):
+        found: Any = {str(name): _weight(weight) for name, weight in value.items()}
+    else:
+        parts = parse_list(value)
+        named = [str(part).rpartition("=") for part in parts if isinstance(part, str) and "=" in part]
+        if named and len(named) < len(parts):
+            raise ValueError(f"mixes weights with and without a name, got {value!r}. Write 'cat=2,dog=0.5'.")
+        names = [name.strip() for name, _, _ in named]
+        if len(set(names)) < len(names):
+            raise ValueError(f"names {max(names, key=names.count)!r} twice.")
+        found = {name.strip(): _weight(w) for name, _, w in named} if named else tuple(map(_weight, parts))
+    if not found:
+        raise ValueError("is empty. Write balanced, 'cat=2,dog=0.5', or one weight per class.")
+    return found  # type: ignore[no-any-return]
+
+
+def _weight(value: Any) -> float:
+    try:
+        weight = float(value)
+    except (TypeError, ValueError):
+        weight = math.nan
+    if isinstance(value, bool) or not 0 <= weight < math.inf:
+        raise ValueError(f"{value!r} is not a weight. Write balanced, 'cat=2,dog=0.5', or one weight per class.")
+    return weight
+
+
+ClassWeights = Annotated[
+    str | dict[str, float] | tuple[float, ...] | None,
+    PlainValidator(parse_weights),
+    PlainSerializer(lambda value: list(value) if isinstance(value, tuple) else value),
+]
+"""The type of the option; `task_types.class_weights` turns it into numbers."""
 
 
 class RegressorOptions(Options):
-    """What every regression has."""
+    """Options of every regression."""
 
     regression_loss: Literal["mse", "mae", "huber"] = Field(
-        "mse", description="task regression: mean squared, mean absolute or Huber's error"
+        "mse", description="task regression: mean squared, mean absolute or Huber loss"
     )
     huber_delta: float = Field(
-        1.0, gt=0, description="where Huber's error becomes a straight line, in units of the labels' spread"
+        1.0, gt=0, description="where the Huber loss becomes linear, in units of the labels' spread"
     )
 
 
 class ClassifierOptions(RegressorOptions):
-    """What every classifier has, and networks that may be trained as something else."""
+    """Options of every classifier, and of networks that may be trained as another task."""
 
-    label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the target spread over all classes")
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="fraction of the target spread over all classes")
     class_weights: ClassWeights = Field(
-        None, description="weights in the training loss: balanced, 'cat=2,dog=0.5' (others 1), or one for each class"
+        None, description="weights in the training loss: balanced, 'cat=2,dog=0.5' (others 1), or one per class"
     )
-    focal_gamma: float = Field(0.0, ge=0, le=20, description="focal loss: what is right already counts less; 0: off")
+    focal_gamma: float = Field(0.0, ge=0, le=20, description="focal loss: examples already right count less; 0: off")
 
 
 MODELS.default_options = ClassifierOptions
@@ -108,16 +150,19 @@ class VitOptions(ClassifierOptions):
 
 
 class BackboneOptions(ClassifierOptions):
-    """What every backbone has."""
+    """Options of every backbone."""
 
     pretrained: str | None = Field(
         None,
         json_schema_extra={"path": True, "words": ["imagenet"]},
-        description="weights to begin with: imagenet, or the path of a .weights.h5 file",
+        description="initial weights: imagenet, or the path of a .weights.h5 file",
     )
     input_size: int | None = Field(None, ge=1, description="scale images to this height and width in the network")
     batch_norm_momentum: float | None = Field(
-        None, ge=0, lt=1, description="momentum of the moving averages (default: its own, 0.99 or 0.999: for long runs)"
+        None,
+        ge=0,
+        lt=1,
+        description="momentum of the moving averages (default: 0.99 or 0.999, by the backbone)",
     )
     dropout_rate: float = Field(0.0, ge=0, lt=1, description="dropout before the last layer")
 
@@ -125,7 +170,7 @@ class BackboneOptions(ClassifierOptions):
 class WidenedOptions(BackboneOptions):
     """A backbone that comes in several widths."""
 
-    alpha: float = Field(1.0, gt=0, description="how wide it is")
+    alpha: float = Field(1.0, gt=0, description="width multiplier")
 
 
 class WhitenedCnnOptions(ClassifierOptions):
@@ -136,20 +181,20 @@ class WhitenedCnnOptions(ClassifierOptions):
         2, description="convolutions of each group; with 3, the third's result is added to the first's"
     )
     activation: Literal["silu", "gelu", "quick_gelu"] = Field(
-        "silu", description="silu, gelu, or quick_gelu: x · sigmoid(1.702 x), nearly the same and quicker"
+        "silu", description="silu, gelu, or quick_gelu: x · sigmoid(1.702 x), nearly gelu and faster"
     )
     whiten_bias: bool = Field(False, description="learn a bias for the whitened patches")
     logit_scale: float | None = Field(
         None,
         gt=0,
-        description="what the last layer's outputs are multiplied by (default: 1 / filters of the last group)",
+        description="scale of the last layer's outputs (default: 1 / filters of the last group)",
     )
     batch_norm_momentum: float = Field(0.6, ge=0, lt=1, description="momentum of the moving averages")
 
     @field_validator("depth", mode="before")
     @classmethod
     def _number(cls, value: Any) -> Any:
-        """On the command line everything is text, and pydantic compares choices as they are."""
+        """Converts text from the command line, since pydantic compares choices without conversion."""
         return int(value) if isinstance(value, str) and value.strip().isdecimal() else value
 
 
@@ -165,6 +210,58 @@ class SavedModelOptions(ClassifierOptions):
     hidden_units: Widths = Field((), description="units of dense layers between the features and the last layer")
     dropout_rate: float = Field(0.0, ge=0, lt=1, description="dropout before the last layer")
 
+
+# -- models ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """A network of keras.applications.
+
+    Args:
+        keras_name: its name in `keras.applications`.
+        pixels: the range of its inputs: ``centred`` from -1 to 1, ``caffe`` BGR minus a mean, ``torch`` standardised
+            with the mean and spread of ImageNet, ``torch_bytes`` that times 255, which the network divides by again,
+            ``bytes`` from 0 to 255.
+        size: height and width of the images it was made for.
+        smallest: the minimum height and width.
+        widens: whether it has the width multiplier ``alpha``.
+    """
+
+    keras_name: str
+    pixels: str
+    size: int = 224
+    smallest: int = 32
+    widens: bool = False
+
+
+BACKBONES: dict[str, Backbone] = {
+    "mobilenet": Backbone("MobileNet", "centred", widens=True),
+    "mobilenet_v2": Backbone("MobileNetV2", "centred", widens=True),
+    "mobilenet_v3_small": Backbone("MobileNetV3Small", "bytes", widens=True),
+    "mobilenet_v3_large": Backbone("MobileNetV3Large", "bytes", widens=True),
+    **{f"resnet{n}": Backbone(f"ResNet{n}", "caffe") for n in (50, 101, 152)},
+    **{f"resnet{n}_v2": Backbone(f"ResNet{n}V2", "centred") for n in (50, 101, 152)},
+    **{
+        f"efficientnet_b{n}": Backbone(f"EfficientNetB{n}", "torch_bytes", size)
+        for n, size in enumerate((224, 240, 260, 300, 380, 456, 528, 600))
+    },
+    **{
+        f"efficientnet_v2_{n.lower()}": Backbone(f"EfficientNetV2{n}", "bytes", size)
+        for n, size in (("B0", 224), ("B1", 240), ("B2", 260), ("B3", 300), ("S", 384), ("M", 480), ("L", 480))
+    },
+    **{
+        f"convnext_{n.lower()}": Backbone(f"ConvNeXt{n}", "bytes") for n in ("Tiny", "Small", "Base", "Large", "XLarge")
+    },
+    "vgg16": Backbone("VGG16", "caffe"),
+    "vgg19": Backbone("VGG19", "caffe"),
+    "inception_v3": Backbone("InceptionV3", "centred", 299, smallest=75),
+    "inception_resnet_v2": Backbone("InceptionResNetV2", "centred", 299, smallest=75),
+    "xception": Backbone("Xception", "centred", 299, smallest=71),
+    **{f"densenet{n}": Backbone(f"DenseNet{n}", "torch") for n in (121, 169, 201)},
+    "nasnet_mobile": Backbone("NASNetMobile", "centred"),
+    "nasnet_large": Backbone("NASNetLarge", "centred", 331),
+}
 
 MODELS.declare(
     "simple_cnn",
@@ -207,7 +304,7 @@ MODELS.declare(
     "wide_resnet",
     "modelyard.models.resnet:wide_resnet",
     options=WideResNetOptions,
-    summary="wide ResNet (Zagoruyko and Komodakis 2016): few, wide blocks of three stages; WRN-16-4 unless told",
+    summary="wide ResNet (Zagoruyko and Komodakis 2016): few, wide blocks of three stages; WRN-16-4 by default",
 )
 MODELS.declare(
     "vit",
@@ -302,20 +399,20 @@ OPTIMIZERS.declare(
 
 
 class PiecewiseOptions(Options):
-    """Steps down."""
+    """Piecewise constant decay."""
 
     decay_boundaries: StepDurations = Field(
         ("50 %", "75 %"), description="where the learning rate is cut, such as '50 %,75 %'", validate_default=True
     )
-    decay_factor: float = Field(0.1, gt=0, lt=1, description="what it is multiplied by at each cut")
+    decay_factor: float = Field(0.1, gt=0, lt=1, description="factor at each cut")
 
 
 class ExponentialOptions(Options):
     """Exponential decay."""
 
-    decay_rate: float = Field(0.96, gt=0, lt=1, description="what the learning rate is multiplied by each period")
+    decay_rate: float = Field(0.96, gt=0, lt=1, description="factor of the learning rate per period")
     decay_period: StepDuration = Field("1 epochs", description="the period", validate_default=True)
-    staircase: bool = Field(False, description="at the end of each period only, not continuously")
+    staircase: bool = Field(False, description="decay at the end of each period only, not continuously")
 
 
 class CosineOptions(Options):
@@ -333,14 +430,14 @@ class PolynomialOptions(CosineOptions):
 class TriangularOptions(CosineOptions):
     """Up and down in straight lines."""
 
-    start_factor: float = Field(0.2, ge=0, le=1, description="share of the peak learning rate at the first step")
+    start_factor: float = Field(0.2, ge=0, le=1, description="first learning rate, as a fraction of the peak")
     peak_at: StepDuration = Field("20 %", description="where the peak is reached", validate_default=True)
 
 
 class OneCycleOptions(TriangularOptions):
     """Up and down in half cosines."""
 
-    start_factor: float = Field(0.04, ge=0, le=1, description="share of the peak learning rate at the first step")
+    start_factor: float = Field(0.04, ge=0, le=1, description="first learning rate, as a fraction of the peak")
     peak_at: StepDuration = Field("30 %", description="where the peak is reached", validate_default=True)
 
 
@@ -350,7 +447,7 @@ class RangeTestOptions(Options):
     lowest_learning_rate: float = Field(1e-6, gt=0, description="learning rate at the first step")
 
 
-SCHEDULES.declare("constant", "modelyard.models.schedules:constant", summary="the same learning rate all along")
+SCHEDULES.declare("constant", "modelyard.models.schedules:constant", summary="the same learning rate at every step")
 SCHEDULES.declare(
     "piecewise", "modelyard.models.schedules:piecewise", options=PiecewiseOptions, summary="cut at given points"
 )

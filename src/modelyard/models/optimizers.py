@@ -1,30 +1,32 @@
-"""Optimizers by name, and one for each group of weights."""
+"""Optimizers by name, and different ones for groups of weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import keras
 
-from modelyard.config.optimizer_groups import read_group
+from modelyard.config.optimizer_groups import OptimizerGroup, read_group
 from modelyard.config.schema import Config
+from modelyard.errors import UserError, nearest
 from modelyard.models.catalog import AdamOptions, AdamWOptions, MuonOptions, RmspropOptions, SgdOptions
-from modelyard.models.grouped import GroupedOptimizer, Groups
 from modelyard.models.muon import KernelMuon
 
 LearningRate = Callable[[], Any]
+Member = tuple[OptimizerGroup, keras.optimizers.Optimizer]
 NO_DECAY = ["bias", "gamma", "beta"]
 """Biases and normalisation are not decayed."""
 
 
 def build_optimizer(config: Config, learning_rate: LearningRate, model: str = "") -> keras.optimizers.Optimizer:
-    """The optimizer of ``config``, with those of its groups.
+    """Returns the optimizer of ``config``, with those of its groups.
 
     Args:
         config: the resolved config.
-        learning_rate: is asked at each step.
-        model: the name of the model, which the names of its weights may begin with.
+        learning_rate: called at each step.
+        model: the name of the model, a prefix of the names of its weights.
     """
     main = _without_decay_of_biases(config.entry("optimizer").load()(config.options_of("optimizer"), learning_rate))
     if not config.optimizer_groups:
@@ -33,7 +35,7 @@ def build_optimizer(config: Config, learning_rate: LearningRate, model: str = ""
     for number, call in enumerate(config.optimizer_groups, 1):
         group = read_group(call)
         factor = group.factor if group.learning_rate is None else group.learning_rate / config.learning_rate
-        with keras.name_scope(f"group{number}"):  # so that checkpoints tell two of a kind apart
+        with keras.name_scope(f"group{number}"):  # so that checkpoints distinguish two optimizers of one class
             own = group.entry.load()(group.options, _times(learning_rate, factor))
         members.append((group, _without_decay_of_biases(own)))
     return GroupedOptimizer(Groups(main, members, model))
@@ -107,3 +109,84 @@ def muon(options: MuonOptions, learning_rate: LearningRate) -> keras.optimizers.
         exclude_layers=["logits"],
         name="muon",
     )
+
+
+# -- groups of weights -------------------------------------------------------------------------------------------------
+
+
+class Groups:
+    """Maps a weight to its optimizer: that of the first group that matches its name, else the main one.
+
+    Args:
+        main: the optimizer of all weights that are in no group.
+        members: the groups with their optimizers.
+        model: the name of the model, a prefix of the names of its weights.
+    """
+
+    def __init__(self, main: keras.optimizers.Optimizer, members: Sequence[Member], model: str = "") -> None:
+        self.main, self.members, self.model = main, list(members), model
+
+    def name(self, variable: Any) -> str:
+        """Returns the name of a weight, as in checkpoints."""
+        return str(variable.path).removeprefix(f"{self.model}/")
+
+    def __call__(self, variable: Any) -> keras.optimizers.Optimizer:
+        """Returns the optimizer of a weight."""
+        name = self.name(variable)
+        for group, optimizer in self.members:
+            if any(fnmatchcase(name, pattern) for pattern in group.patterns):
+                return optimizer
+        return self.main
+
+    def check(self, variables: Sequence[Any]) -> None:
+        """Checks that every pattern matches and every group has a weight.
+
+        Raises:
+            UserError: with the pattern and near names.
+        """
+        names = [self.name(variable) for variable in variables]
+        chosen = [self(variable) for variable in variables]
+        for group, optimizer in self.members:
+            for pattern in group.patterns:
+                if not any(fnmatchcase(name, pattern) for name in names):
+                    raise UserError(_no_match(pattern, names))
+            if all(optimizer is not other for other in chosen):
+                raise UserError(
+                    f"optimizer_groups: all that match={'|'.join(group.patterns)!r} names is in groups before it. "
+                    "Put this group first, or remove it."
+                )
+
+
+class GroupedOptimizer(keras.optimizers.MultiOptimizer):
+    """Keras's `MultiOptimizer`, which checks its groups when it is built."""
+
+    def __init__(self, groups: Groups) -> None:
+        super().__init__(groups, name="groups")
+
+    def build(self, var_list: Any) -> None:
+        """Assigns the weights to the groups.
+
+        Raises:
+            UserError: if a group has none.
+        """
+        self._optimizer_map.check(var_list)
+        super().build(var_list)
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        """Applies each gradient with the optimizer of its weight; weights that are not given do not change."""
+        given = self._trainable_variables if trainable_variables is None else trainable_variables
+        if len(given) == len(self._trainable_variables):
+            super().apply(grads, given)
+            return
+        for optimizer in self._inner_optimizers:
+            mine = [(g, v) for g, v in zip(grads, given, strict=True) if self._optimizer_map(v) is optimizer]
+            if mine:
+                optimizer.apply(*map(list, zip(*mine, strict=True)))
+            else:
+                optimizer.iterations.assign_add(1)  # it counts all steps, also those without gradients for it
+        self._iterations.assign_add(1)
+
+
+def _no_match(pattern: str, names: Sequence[str]) -> str:
+    near = nearest(pattern.replace("*", ""), names) or list(names)[:5]
+    return f"optimizer_groups: match={pattern!r} matches no weight that is trained. Near: {', '.join(near)}."

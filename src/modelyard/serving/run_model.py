@@ -73,7 +73,7 @@ class OpenRun:
 
         kept = read_manifest(self.directory).get("data")
         if kept is None:
-            from modelyard.models.task import build_task
+            from modelyard.models.task_types import build_task
 
             dataset = open_dataset(self.config)
             kept = remember(self.config, dataset, build_task(self.config, dataset).data)
@@ -91,7 +91,7 @@ class OpenRun:
         """
         engine = create_engine(self.config)
         from modelyard.engine.network import build_network
-        from modelyard.models.task import task_for
+        from modelyard.models.task_types import task_for
         from modelyard.serving.examples import Examples
 
         kept = self.remembered()

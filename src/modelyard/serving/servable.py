@@ -236,6 +236,6 @@ def _numbers(found: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _task_type(task: Any) -> str:
-    from modelyard.models.kinds import KINDS as TASKS
+    from modelyard.models.task_types import TASK_TYPES
 
-    return next((name for name, known in TASKS.items() if isinstance(task, known)), "other")
+    return next((name for name, known in TASK_TYPES.items() if isinstance(task, known)), "other")

@@ -59,7 +59,7 @@ def match(
         exclude: patterns on the model's names that are not loaded.
         rename: ``regex=replacement``, applied one after the other to the file's names; then only names count.
         strict: everything that is not excluded must be loaded.
-        places: where Keras 3 would keep the model's weights, to their names (`modelyard.models.places`).
+        places: where Keras 3 would keep the model's weights, to their names (`modelyard.compat.keras.weight_paths`).
 
     Raises:
         CheckpointError: if nothing fits, a pattern fits nothing, or ``strict`` is not met.

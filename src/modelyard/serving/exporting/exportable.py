@@ -11,9 +11,8 @@ import tensorflow as tf
 from modelyard.data.dataset import IMAGE, Dataset, Feature
 from modelyard.data.preprocess import changes_batches
 from modelyard.errors import UserError
-from modelyard.models.kinds import KINDS
 from modelyard.models.remembered import Remembered
-from modelyard.models.task import Classifier
+from modelyard.models.task_types import TASK_TYPES, Classifier
 from modelyard.serving.run_model import OpenRun
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ class Exportable:
     @property
     def task_type(self) -> str:
         """classification, multi_label, regression or other."""
-        return next((name for name, cls in KINDS.items() if isinstance(self.engine.task, cls)), "other")
+        return next((name for name, cls in TASK_TYPES.items() if isinstance(self.engine.task, cls)), "other")
 
     @property
     def classes(self) -> tuple[str, ...]:

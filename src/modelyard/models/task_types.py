@@ -1,0 +1,406 @@
+"""The types of tasks: classification, multi-label and regression; and which of them a network is trained as.
+
+A regression network works in units of the spread of the training labels around their mean. Its last layer,
+``rescale``, returns to the units of the labels. So targets of any size train with the usual learning rates, and an
+exported network gives numbers in the units of the data.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+from numpy.typing import NDArray
+
+from modelyard.config.schema import Config
+from modelyard.data.dataset import LABEL, Dataset, Feature, label_kind
+from modelyard.errors import ConfigError, DataError, Problem, UserError, unknown
+from modelyard.models.catalog import ClassifierOptions, RegressorOptions
+from modelyard.models.task import Batch, DataInfo, Standardize, Task, Tensor, check_outputs, describe
+from modelyard.registry import Options as BaseOptions
+
+log = logging.getLogger("modelyard")
+WEIGHTED = "weighted"
+_HITS, _FALSE, _MISSED = "true_positives", "false_positives", "false_negatives"
+_SQUARED, _LABEL, _LABEL_SQUARED = "squared_error", "standard_label", "standard_label_squared"
+
+# -- classification ----------------------------------------------------------------------------------------------------
+
+
+class Classifier(Task):
+    """One class per example: cross-entropy on logits, accuracy, class and probabilities."""
+
+    Options: type[BaseOptions] = ClassifierOptions
+
+    def checked_network(self) -> keras.Model:
+        """Returns the network, if it has one output per class."""
+        model = super().checked_network()
+        _ = self._weights  # errors in them are raised before training
+        shape = getattr(model, "output_shape", None)
+        if shape is not None and not isinstance(shape, list | dict):  # a task of the user's has its own loss for others
+            check_outputs(model, self.data.num_classes, "classes")
+        return model
+
+    def weigh(self, batch: Batch) -> Batch:
+        """Adds ``weighted``, the class probabilities times the class weights, if classes have weights."""
+        if self._weights is None or LABEL not in batch:
+            return batch
+        labels = batch[LABEL]
+        if not _is_soft(labels):
+            labels = ops.one_hot(labels, self.data.num_classes)
+        wide = keras.config.floatx()
+        return {**batch, WEIGHTED: ops.cast(labels, wide) * ops.cast(self._weights, wide)}
+
+    @cached_property
+    def _weights(self) -> NDArray[np.float32] | None:
+        given = getattr(self.options, "class_weights", None)
+        return None if given is None else class_weights(given, self.data.classes, self.data.counts)
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """Returns cross-entropy, with label smoothing, focal loss and, in training, class weights if asked for.
+
+        Labels are class indices or class probabilities.
+        """
+        labels = batch[LABEL]
+        smoothing, gamma = (getattr(self.options, name, 0.0) for name in ("label_smoothing", "focal_gamma"))
+        soft = WEIGHTED in batch or _is_soft(labels)
+        if not soft and not smoothing and not gamma:
+            return ops.sparse_categorical_crossentropy(labels, outputs, from_logits=True)
+        if soft:
+            target = ops.cast(batch.get(WEIGHTED, labels), outputs.dtype)
+        else:
+            target = ops.one_hot(labels, self.data.num_classes, dtype=outputs.dtype)
+        if WEIGHTED in batch or gamma:
+            return cross_entropy(target, outputs, smoothing, gamma)
+        target = target * (1.0 - smoothing) + smoothing / self.data.num_classes
+        return ops.categorical_crossentropy(target, outputs, from_logits=True)
+
+    def metrics(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Returns whether the likeliest class is right; for mixed labels, the class of the highest probability."""
+        labels = batch[LABEL]
+        if _is_soft(labels):
+            labels = ops.argmax(labels, axis=-1)
+        right = ops.equal(ops.cast(ops.argmax(outputs, axis=-1), "int32"), ops.cast(labels, "int32"))
+        return {"accuracy": ops.cast(right, outputs.dtype)}
+
+    def predictions(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Returns class and probabilities."""
+        return {"class": ops.argmax(outputs, axis=-1), "probabilities": ops.softmax(outputs, axis=-1)}
+
+
+def _is_soft(labels: Tensor) -> bool:
+    """Returns whether labels are class probabilities, as mixup makes them, and not class indices."""
+    return len(labels.shape) == 2 and "float" in keras.backend.standardize_dtype(labels.dtype)
+
+
+def class_weights(
+    given: str | Mapping[str, float] | Sequence[float], classes: Sequence[str], counts: NDArray[np.int64]
+) -> NDArray[np.float32]:
+    """Returns a weight per class, such that the mean over the training split is 1.
+
+    Args:
+        given: "balanced", weights by class name (1 for the others), or one per class.
+        classes: the class names.
+        counts: the number of training examples of each class.
+
+    Raises:
+        ConfigError: for an unknown class, or if the number of weights is not the number of classes.
+    """
+    if isinstance(given, str):  # balanced; classes without examples weigh nothing
+        weights = np.divide(1.0, counts, out=np.zeros(len(counts)), where=counts > 0)
+    elif isinstance(given, Mapping):
+        numbers = {name: number for number, name in enumerate(classes)}
+        unexpected = [unknown("class", name, classes) for name in given if name not in numbers]
+        if unexpected:
+            raise _problem(" ".join(unexpected))
+        weights = np.ones(len(classes))
+        for name, weight in given.items():
+            weights[numbers[name]] = weight
+    else:
+        weights = np.asarray(given, np.float64)
+        if len(weights) != len(classes):
+            raise _problem(f"has {len(weights)} weights, but there are {len(classes)} classes: {_some(classes)}.")
+    mean = float(weights @ counts) / max(int(counts.sum()), 1)
+    if mean <= 0:
+        raise _problem("leaves every training example without weight.")
+    return (weights / mean).astype(np.float32)
+
+
+def cross_entropy(target: Tensor, logits: Tensor, smoothing: float, gamma: float) -> Tensor:
+    """Returns the loss of each example: Σ over the classes of target · (1 − p)^γ · (−log p).
+
+    It is linear in the target: the loss of a mixed label is the mean of the losses of its classes.
+
+    Args:
+        target: class probabilities, [batch, classes]; they need not sum to 1.
+        logits: of the same shape.
+        smoothing: the fraction of the target that is spread over all classes.
+        gamma: the exponent of the focal loss; 0 is plain cross-entropy.
+    """
+    if smoothing:
+        whole = ops.sum(target, axis=-1, keepdims=True)
+        target = target * (1.0 - smoothing) + whole * (smoothing / logits.shape[-1])
+    logs = ops.log_softmax(logits, axis=-1)
+    if gamma:
+        # Not 0: the gradient of a power below 1 is infinite there, and 0 × ∞ is NaN.
+        target = target * ops.power(ops.maximum(-ops.expm1(logs), 1e-7), gamma)
+    return -ops.sum(target * logs, axis=-1)
+
+
+def _problem(message: str) -> ConfigError:
+    return ConfigError([Problem("options of the model", "class_weights", message)])
+
+
+def _some(names: Sequence[str], most: int = 10) -> str:
+    return ", ".join(names[:most]) + (" …" if len(names) > most else "")
+
+
+# -- multi-label -------------------------------------------------------------------------------------------------------
+
+
+class MultiLabel(Task):
+    """Several classes per example, or none: sigmoid cross-entropy on logits, exact match, binary accuracy, macro F1.
+
+    `network` has ``data.num_classes`` outputs, logits. A class applies if its probability is above 0.5.
+    """
+
+    def __init__(self, options: BaseOptions, data: DataInfo) -> None:
+        label = data.features.get(LABEL)
+        if label is None or len(label.shape) != 1:
+            found = "no labels"
+            if label is not None:
+                found = f"labels of {label.dtype}, shape {label.shape}" if label.shape else "single numbers"
+            raise DataError(f"multi_label needs labels of 0 and 1, one row per example; the dataset has {found}.")
+        super().__init__(options, replace(data, outputs=label.shape[0]))
+
+    def checked_network(self) -> keras.Model:
+        """Returns the network, if it has one output per class."""
+        model = super().checked_network()
+        check_outputs(model, self.data.num_classes, "classes")
+        return model
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """Returns sigmoid cross-entropy, averaged over the classes."""
+        # log(1 + e^x) - x·y: finite for every logit, and its gradient at 0 is right.
+        return ops.mean(ops.softplus(outputs) - outputs * self._labels(outputs, batch), axis=-1)
+
+    def metrics(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Returns whether all classes are right, the fraction that is right, and what `summarize` needs."""
+        labels = self._labels(outputs, batch)
+        found = ops.cast(outputs > 0, outputs.dtype)
+        right = ops.cast(ops.equal(found, labels), outputs.dtype)
+        return {
+            "exact_match": ops.min(right, axis=-1),
+            "binary_accuracy": ops.mean(right, axis=-1),
+            _HITS: found * labels,
+            _FALSE: found * (1 - labels),
+            _MISSED: (1 - found) * labels,
+        }
+
+    def summarize(self, means: dict[str, Any]) -> dict[str, float]:
+        """Adds macro F1, the mean of the classes' F1; 0 for a class that neither occurs nor is predicted."""
+        hits, false, missed = (np.asarray(means[name]) for name in (_HITS, _FALSE, _MISSED))
+        whole = 2 * hits + false + missed
+        f1 = np.divide(2 * hits, whole, out=np.zeros_like(whole), where=whole > 0)
+        others = {name: value for name, value in means.items() if name not in (_HITS, _FALSE, _MISSED)}
+        return {**super().summarize(others), "macro_f1": float(f1.mean())}
+
+    def predictions(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Returns probabilities, and for each class whether it applies."""
+        return {"probabilities": ops.sigmoid(outputs), "labels": ops.cast(outputs > 0, "uint8")}
+
+    def _labels(self, outputs: Tensor, batch: Batch) -> Tensor:
+        return ops.cast(batch[LABEL], outputs.dtype)
+
+
+# -- regression --------------------------------------------------------------------------------------------------------
+
+
+@keras.saving.register_keras_serializable(package="modelyard")
+class Rescale(Standardize):
+    """The inverse of `Standardize`: from mean 0 and spread 1 to the units of the labels."""
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """Returns inputs × spread + mean, in the precision of the weights."""
+        return ops.cast(inputs, self.variable_dtype) * self.spread + self.mean
+
+    def compute_output_spec(self, inputs: Any) -> Any:
+        """Returns the same shape, in full precision."""
+        return keras.KerasTensor(inputs.shape, dtype=self.variable_dtype)
+
+
+class Regressor(Task):
+    """One or several numbers per example: squared, absolute or Huber loss; mae, rmse and r2.
+
+    `network` has ``data.num_classes`` outputs, one per number of a label, and no activation at the end.
+    """
+
+    Options: type[BaseOptions] = RegressorOptions
+
+    def __init__(self, options: BaseOptions, data: DataInfo) -> None:
+        label = data.features.get(LABEL)
+        if label is None or len(label.shape) > 1:
+            found = "no labels" if label is None else f"labels of shape {label.shape}"
+            raise DataError(f"regression needs labels of one or several numbers per example; the dataset has {found}.")
+        super().__init__(options, replace(data, outputs=label.shape[0] if label.shape else 1))
+        self.mean, self.spread = (np.reshape(a, (-1,)) for a in (data.label_mean, data.label_spread))
+
+    def checked_network(self) -> keras.Model:
+        """Returns the network followed by `Rescale`, if it has one output per number."""
+        model = super().checked_network()
+        check_outputs(model, self.data.num_classes, "numbers in a label")
+        values = Rescale(self.mean, self.spread, dtype=keras.config.floatx(), name="rescale")(model.output)
+        return keras.Model(model.input, values, name=model.name)
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """Returns the loss that the options name, in units of the labels' spread, averaged over a label's numbers."""
+        error = self._error(outputs, batch) / ops.cast(self.spread, outputs.dtype)
+        name = getattr(self.options, "regression_loss", "mse")
+        size = ops.abs(error)
+        if name == "mse":
+            size = ops.square(error)
+        elif name == "huber":
+            delta = getattr(self.options, "huber_delta", 1.0)
+            size = ops.where(size <= delta, 0.5 * ops.square(error), delta * (size - 0.5 * delta))
+        return ops.mean(size, axis=-1)
+
+    def metrics(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Returns the absolute error, in the units of the labels, and what `summarize` needs."""
+        error = self._error(outputs, batch)
+        mean, spread = (ops.cast(a, outputs.dtype) for a in (self.mean, self.spread))
+        label = (self._labels(outputs, batch) - mean) / spread
+        return {
+            "mae": ops.mean(ops.abs(error), axis=-1),
+            _SQUARED: ops.square(error),
+            _LABEL: label,
+            _LABEL_SQUARED: ops.square(label),
+        }
+
+    def summarize(self, means: dict[str, Any]) -> dict[str, float]:
+        """Returns mae and rmse in the units of the labels, and r2 averaged over the numbers of a label."""
+        squared, label, label_squared = (np.asarray(means[k]) for k in (_SQUARED, _LABEL, _LABEL_SQUARED))
+        variance = np.maximum(label_squared - label**2, 0.0) * self.spread.astype(np.float64) ** 2
+        # As in scikit-learn for labels that are all the same: 1 if predicted exactly, else 0.
+        r2 = np.where(variance > 0, 1 - squared / np.where(variance > 0, variance, 1), squared == 0)
+        others = {k: v for k, v in means.items() if k not in (_SQUARED, _LABEL, _LABEL_SQUARED)}
+        return {**super().summarize(others), "rmse": float(np.sqrt(squared.mean())), "r2": float(r2.mean())}
+
+    def predictions(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Returns the numbers, in the shape of labels."""
+        return {"values": outputs if self.data.features[LABEL].shape else outputs[:, 0]}
+
+    def _labels(self, outputs: Tensor, batch: Batch) -> Tensor:
+        return ops.reshape(ops.cast(batch[LABEL], outputs.dtype), (-1, self.data.num_classes))
+
+    def _error(self, outputs: Tensor, batch: Batch) -> Tensor:
+        return outputs - self._labels(outputs, batch)
+
+
+# -- choosing the type -------------------------------------------------------------------------------------------------
+
+
+TASK_TYPES: dict[str, type[Task]] = {"classification": Classifier, "regression": Regressor, "multi_label": MultiLabel}
+_BY_LABEL = {"class": "classification", "none": "classification", "values": "regression", "flags": "multi_label"}
+_OWNERS = {
+    "label_smoothing": "classification",
+    "class_weights": "classification",
+    "focal_gamma": "classification",
+    "regression_loss": "regression",
+    "huber_delta": "regression",
+}
+"""Options that have an effect in one task only."""
+
+
+def choose_type(config: Config, data: DataInfo, stored: Feature | None) -> type[Task]:
+    """Returns the type of task that the network of a registered function is trained as.
+
+    Args:
+        config: the resolved config; its option ``task`` decides.
+        data: what the network sees.
+        stored: the label as the dataset has it; preprocessing may turn it into class probabilities.
+
+    Raises:
+        DataError: if the labels do not fit the task.
+    """
+    name: str = config.task
+    if name == "auto":
+        name = _BY_LABEL[label_kind(stored)]
+        if name != "classification" and stored is not None:
+            log.info("task %s: labels are %s", name, _described(stored))
+    label = data.features.get(LABEL)
+    found = label_kind(label)
+    soft = label is not None and found == "values" and label.shape == (len(data.classes),)
+    if name == "classification" and label is not None and found != "class" and not soft:
+        raise DataError(
+            f"classification needs one class index (an integer) per example; labels are {_described(label)}. "
+            f"Set --task {_BY_LABEL[found]}, or take the argmax of one-hot rows."
+        )
+    return TASK_TYPES[name]
+
+
+def _described(label: Feature) -> str:
+    return f"{label.dtype}, " + (f"of shape {label.shape}" if label.shape else "one per example")
+
+
+def check_options(config: Config, task_type: type[Task]) -> None:
+    """Refuses options that have no effect in the task, if they were set for this run.
+
+    Raises:
+        ConfigError: for options from the command line or Python. Those from a file, which may serve many runs, are
+            only logged.
+    """
+    names = [name for name, known in TASK_TYPES.items() if issubclass(task_type, known)]
+    if config.task != "auto" and names != [config.task]:
+        message = f"is {config.task}, but the model {config.model!r} defines its own task. Leave the option out."
+        raise ConfigError([Problem(config.origin("task"), "task", message)])
+    options = config.options_of("model")
+    problems = []
+    for key, owner in _OWNERS.items():
+        fields = type(options).model_fields
+        if not names or key not in fields or getattr(options, key) == fields[key].default:
+            continue
+        if owner not in names:
+            problems.append(Problem(config.origin(key), key, f"has no effect here: it is for {owner}."))
+        elif key == "huber_delta" and getattr(options, "regression_loss", "huber") != "huber":
+            problems.append(Problem(config.origin(key), key, "has no effect here: it is for --regression_loss huber."))
+    typed = [problem for problem in problems if problem.where in ("command line", "Python")]
+    if typed:
+        raise ConfigError(typed)
+    for problem in problems:
+        log.info("note: %s", problem)
+
+
+def build_task(config: Config, dataset: Dataset) -> Task:
+    """Returns the task of the model that ``config`` names, for ``dataset``."""
+    return task_for(config, describe(dataset, config.preprocess), dataset.features.get(LABEL))
+
+
+def task_for(config: Config, data: DataInfo, label: Feature | None) -> Task:
+    """Returns the task of the model that ``config`` names.
+
+    Args:
+        config: the resolved config.
+        data: what the network sees.
+        label: the label as the dataset has it.
+    """
+    target = config.entry("model").load()
+    options = config.options_of("model")
+    if not inspect.isclass(target):
+        base = choose_type(config, data, label)
+        check_options(config, base)
+        own: dict[str, Any] = {"network": lambda task: target(task.data, task.options)}
+        if hasattr(target, "first_weights"):  # a backbone, which may have published weights
+            own["first_weights"] = lambda task, model: target.first_weights(model, task.options)
+        made: type[Task] = type(base.__name__, (base,), own)
+        return made(options, data)
+    if not issubclass(target, Task):
+        raise UserError(f"the model {config.model!r} is a class, but not a subclass of modelyard.Task.")
+    check_options(config, target)
+    return target(options, data)
