@@ -76,3 +76,35 @@ def test_every_hook_and_dataset_is_in_the_docs() -> None:
     assert [
         entry.name for entry in DATASETS.entries() if isinstance(entry.target, str) and entry.name not in data
     ] == []
+
+
+SOURCE = ROOT / "src" / "modelyard"
+FILE_NAME = re.compile(r"(?<![\w/.:-])((?:[a-z_]+/)*[a-z_0-9]+\.py|(?:[a-z_]+/)+)(?![\w/])")
+
+
+@pytest.mark.parametrize("page", ["docs/architecture.md", "docs/decisions.md", "CONTRIBUTING.md"])
+def test_every_module_that_a_page_names_exists(page: str) -> None:
+    """Paths are those of the package, or of the repository (`tests/…`, `benchmarks/…`)."""
+    named = set(FILE_NAME.findall((ROOT / page).read_text()))
+    packages = [path for path in SOURCE.rglob("*") if path.is_dir()]
+
+    def exists(name: str) -> bool:
+        # The map indents folders below the package that holds them; a bare `catalog.py` is in several packages.
+        folders = packages if name.count("/") == name.endswith("/") else []
+        return any((folder / name).exists() for folder in (ROOT, SOURCE, *folders))
+
+    assert [name for name in sorted(named) if not exists(name)] == []
+
+
+def test_the_map_of_architecture_is_complete() -> None:
+    """Every package and every top-level module is in it, in the order of imports that `test_package.py` enforces."""
+    from test_package import ORDER
+
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    found = re.search(r"## Packages.*?```\n(.*?)```", text, re.DOTALL)
+    assert found is not None
+    lines = [line.split()[0] for line in found[1].splitlines() if not line.startswith("  ")]
+    assert [name.removesuffix("/").removesuffix(".py") for name in lines] == ORDER
+    inner = [line.split()[0].rstrip("/") for line in found[1].splitlines() if line.startswith("  ")]
+    folders = [path for path in SOURCE.glob("*/*") if (path / "__init__.py").exists()]
+    assert sorted(inner) == sorted(path.name for path in folders)
