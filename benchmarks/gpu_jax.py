@@ -96,7 +96,7 @@ def products(options: dict[str, Any]) -> int:
 
 def network(config: Config) -> Any:
     """The Keras model of a config."""
-    from modelyard.data.load import load_dataset
+    from modelyard.data.open_dataset import load_dataset
     from modelyard.models.task_types import build_task
 
     return build_task(config, load_dataset(config)).network()
@@ -122,7 +122,7 @@ def fit(arguments: argparse.Namespace) -> dict[str, Any]:
     import numpy as np
 
     from modelyard.data.dataset import TRAIN
-    from modelyard.data.load import load_dataset
+    from modelyard.data.open_dataset import load_dataset
     from modelyard.models.task_types import build_task
 
     config = modelyard.load_config(**{k: v for k, v in arguments.options.items() if k != "augment"})
@@ -175,7 +175,7 @@ def loop(arguments: argparse.Namespace) -> dict[str, Any]:
 
     The checkpoint at the end of a run is not counted: it is one for a run, however long that is.
     """
-    from modelyard.data.load import load_dataset
+    from modelyard.data.open_dataset import load_dataset
 
     config = modelyard.load_config(engine=arguments.engine, **{**arguments.options, "train_steps": 10**6})
     dataset = load_dataset(config)

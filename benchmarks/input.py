@@ -149,7 +149,7 @@ def _cores() -> int:
 def _pipeline(dataset: str, image_size: int) -> Any:
     from modelyard.config import load_config
     from modelyard.config.durations import RunLength
-    from modelyard.data.load import load_dataset
+    from modelyard.data.open_dataset import load_dataset
     from modelyard.data.pipeline import Pipeline
 
     config = load_config(
@@ -318,7 +318,7 @@ def _train_for_nothing(dataset: str, resident: str, seconds: float, **options: A
     from modelyard.config import load_config
     from modelyard.config.backend import select_engine
     from modelyard.config.durations import RunLength
-    from modelyard.data.load import load_dataset
+    from modelyard.data.open_dataset import load_dataset
 
     select_engine("tensorflow")
     import keras
@@ -405,7 +405,7 @@ def _make_thumbnails(folder: Path, count: int) -> None:
     """Records of small JPEGs, as many as asked for, the same few over and over."""
     from PIL import Image
 
-    from modelyard.data.items import Items
+    from modelyard.data.raw_examples import RawExamples
     from modelyard.data.records.convert import convert_items
 
     random = np.random.default_rng(0)
@@ -415,7 +415,7 @@ def _make_thumbnails(folder: Path, count: int) -> None:
         Image.fromarray(random.integers(0, 255, (80, 80, 3), np.uint8)).save(buffer, "jpeg", quality=50)
         files.append(buffer.getvalue())
 
-    class Repeated(Items):
+    class Repeated(RawExamples):
         """The same files over and over."""
 
         labels = (np.arange(count) % 10).astype(np.int32)

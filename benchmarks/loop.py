@@ -30,7 +30,7 @@ import keras  # noqa: E402 - after the engine is chosen
 import numpy as np  # noqa: E402
 
 from modelyard.config.durations import RunLength  # noqa: E402
-from modelyard.data.load import load_dataset  # noqa: E402
+from modelyard.data.open_dataset import load_dataset  # noqa: E402
 from modelyard.engine.tensorflow import TensorFlowEngine  # noqa: E402
 from modelyard.loop.hooks import build_hooks  # noqa: E402
 from modelyard.loop.run import build  # noqa: E402

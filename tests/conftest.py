@@ -131,7 +131,7 @@ def make(two_devices: None) -> Make:
     """Builds an engine for a small model on the digits, with these options."""
     import modelyard
     from modelyard.config.durations import RunLength
-    from modelyard.data.load import load_dataset
+    from modelyard.data.open_dataset import load_dataset
     from modelyard.loop.run import build as build_engine
 
     def build(dataset: Dataset | str = "digits", **options: Any) -> Engine:

@@ -36,7 +36,7 @@ def test_a_run_on_arrays_imports_none_of_them(tmp_path: Path) -> None:
     code = """
 import modelyard
 from modelyard.cli import app, commands, doctor
-from modelyard.data.load import load_dataset
+from modelyard.data.open_dataset import load_dataset
 from modelyard.engine.jax import JaxEngine
 from modelyard.loop import recording, run, saving
 for name in ("digits", "synthetic", "cifar10", sys.argv[1] + "/cifar10.npz"):

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from modelyard.data.images import decode
-from modelyard.data.items import ArrayItems, ChosenItems, FileItems, Items, Stored
+from modelyard.data.raw_examples import ArrayExamples, ExampleSubset, FileExamples, RawExample, RawExamples
 from modelyard.data.records import convert, convert_shard
 from modelyard.data.records.convert import ConvertReport, convert_items
 from modelyard.data.records.converted import open_converted, read_dataset_json
@@ -55,14 +55,14 @@ def marks(folder: Path) -> dict[str, tuple[int, int]]:
     return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.glob("*.tfrecord")}
 
 
-class MadeItems(Items):
+class MadeExamples(RawExamples):
     """Examples out of memory, which may be bad."""
 
-    def __init__(self, stored: list[Stored], bad: tuple[int, ...] = ()) -> None:
+    def __init__(self, stored: list[RawExample], bad: tuple[int, ...] = ()) -> None:
         self.stored, self.bad = stored, bad
         self.labels = (np.arange(len(stored)) % 3).astype(np.int32)
 
-    def load(self, index: int) -> Stored:
+    def load(self, index: int) -> RawExample:
         if index in self.bad:
             raise DataError(f"{self.name(index)} is damaged.")
         return self.stored[index]
@@ -75,7 +75,7 @@ class MadeItems(Items):
 
 
 @pytest.fixture(scope="module")
-def photos() -> list[Stored]:
+def photos() -> list[RawExample]:
     kinds = ("JPEG", "PNG", "BMP", "WEBP")
     return [encoded(smooth(n, 20 + n, 44 - n, 1 if n % 5 == 0 else 3), kinds[n % 4]) for n in range(24)]
 
@@ -85,8 +85,8 @@ def to(tmp_path: Path) -> Path:
     return tmp_path / "out" / "photos"
 
 
-def test_files_are_kept_byte_for_byte_and_in_order(photos: list[Stored], to: Path) -> None:
-    splits = {"train": MadeItems(photos), "test": MadeItems(photos[:5])}
+def test_files_are_kept_byte_for_byte_and_in_order(photos: list[RawExample], to: Path) -> None:
+    splits = {"train": MadeExamples(photos), "test": MadeExamples(photos[:5])}
     report = convert_items(splits, CLASSES, to, shards=3, name="photos", source={"path": "photos"})
     assert report.examples == {"train": 24, "test": 5}
     assert report.shards == {"train": 3, "test": 3}
@@ -102,8 +102,8 @@ def test_files_are_kept_byte_for_byte_and_in_order(photos: list[Stored], to: Pat
     assert opened["train"].labels.tolist() == [n % 3 for n in range(24)]
 
 
-def test_records_say_everything_about_their_image(photos: list[Stored], to: Path) -> None:
-    convert_items({"train": MadeItems(photos)}, CLASSES, to)
+def test_records_say_everything_about_their_image(photos: list[RawExample], to: Path) -> None:
+    convert_items({"train": MadeExamples(photos)}, CLASSES, to)
     records = [parse_example(data) for _, data, _ in scan(to / "train-00000-of-00001.tfrecord")]
     formats = ["jpeg", "png", "bmp", "webp"]
     for n, record in enumerate(records):
@@ -120,10 +120,10 @@ def test_records_say_everything_about_their_image(photos: list[Stored], to: Path
         }
 
 
-def test_tensorflow_reads_the_records(two_devices: None, photos: list[Stored], to: Path) -> None:
+def test_tensorflow_reads_the_records(two_devices: None, photos: list[RawExample], to: Path) -> None:
     import tensorflow as tf
 
-    convert_items({"train": MadeItems(photos)}, CLASSES, to, encoding="jpeg")
+    convert_items({"train": MadeExamples(photos)}, CLASSES, to, encoding="jpeg")
     spec = {
         "image/encoded": tf.io.FixedLenFeature([], tf.string),
         "image/class/label": tf.io.FixedLenFeature([], tf.int64),
@@ -133,8 +133,10 @@ def test_tensorflow_reads_the_records(two_devices: None, photos: list[Stored], t
     assert all(tf.io.decode_jpeg(p["image/encoded"]).shape[:2] == (20 + n, 44 - n) for n, p in enumerate(parsed))
 
 
-def test_dataset_json_describes_the_folder(photos: list[Stored], to: Path) -> None:
-    convert_items({"train": MadeItems(photos)}, CLASSES, to, shards=2, name="photos", source={"path": "a", "size": 3})
+def test_dataset_json_describes_the_folder(photos: list[RawExample], to: Path) -> None:
+    convert_items(
+        {"train": MadeExamples(photos)}, CLASSES, to, shards=2, name="photos", source={"path": "a", "size": 3}
+    )
     info = read_dataset_json(to)
     assert (info.format, info.name, info.encoding, info.shape, info.channels) == (1, "photos", "keep", None, None)
     assert info.source == {"path": "a", "size": 3}
@@ -149,16 +151,16 @@ def test_dataset_json_describes_the_folder(photos: list[Stored], to: Path) -> No
 class TestEncodings:
     """What becomes of the images."""
 
-    def test_raw_pixels_are_the_decoded_ones_whatever_their_sizes(self, photos: list[Stored], to: Path) -> None:
-        convert_items({"train": MadeItems(photos)}, CLASSES, to, encoding="raw")
+    def test_raw_pixels_are_the_decoded_ones_whatever_their_sizes(self, photos: list[RawExample], to: Path) -> None:
+        convert_items({"train": MadeExamples(photos)}, CLASSES, to, encoding="raw")
         train = open_converted(to)[0]["train"]
         for n, photo in enumerate(photos):
             assert isinstance(photo, bytes)
             assert np.array_equal(train.load(n), decode(photo, 3, ""))  # grey ones too: all have one look
 
-    def test_everything_becomes_jpeg_of_the_quality(self, photos: list[Stored], to: Path) -> None:
-        convert_items({"train": MadeItems(photos)}, CLASSES, to, encoding="jpeg", quality=90)
-        convert_items({"train": MadeItems(photos)}, CLASSES, to.with_name("low"), encoding="jpeg", quality=20)
+    def test_everything_becomes_jpeg_of_the_quality(self, photos: list[RawExample], to: Path) -> None:
+        convert_items({"train": MadeExamples(photos)}, CLASSES, to, encoding="jpeg", quality=90)
+        convert_items({"train": MadeExamples(photos)}, CLASSES, to.with_name("low"), encoding="jpeg", quality=20)
         train = open_converted(to)[0]["train"]
         for n, photo in enumerate(photos):
             loaded = train.load(n)
@@ -174,8 +176,10 @@ class TestEncodings:
     @pytest.mark.parametrize("encoding", ["keep", "jpeg", "raw"])
     def test_the_longer_edge_is_limited_and_nothing_is_enlarged(self, to: Path, encoding: Any) -> None:
         sizes = [(100, 50), (50, 100), (30, 40), (64, 10), (65, 1)]
-        stored: list[Stored] = [encoded(smooth(n, *size), "PNG" if n % 2 else "JPEG") for n, size in enumerate(sizes)]
-        report = convert_items({"train": MadeItems(stored)}, CLASSES, to, encoding=encoding, max_edge=64)
+        stored: list[RawExample] = [
+            encoded(smooth(n, *size), "PNG" if n % 2 else "JPEG") for n, size in enumerate(sizes)
+        ]
+        report = convert_items({"train": MadeExamples(stored)}, CLASSES, to, encoding=encoding, max_edge=64)
         train = open_converted(to)[0]["train"]
         expected = [(64, 32), (32, 64), (30, 40), (64, 10), (64, 1)]
         loaded = [train.load(n) for n in range(5)]
@@ -193,7 +197,7 @@ class TestEncodings:
         turned = encoded(smooth(1, 30, 60), "JPEG", EXIF_TURNED)
         for encoding in ("keep", "jpeg", "raw"):
             folder = to.with_name(encoding)
-            convert_items({"train": MadeItems([turned])}, CLASSES, folder, encoding=encoding)  # type: ignore[arg-type]
+            convert_items({"train": MadeExamples([turned])}, CLASSES, folder, encoding=encoding)  # type: ignore[arg-type]
             loaded = open_converted(folder)[0]["train"].load(0)
             pixels = decode(loaded, None, "") if isinstance(loaded, bytes) else loaded
             assert pixels.shape == (60, 30, 3)
@@ -214,7 +218,7 @@ class TestEncodings:
     )
     @pytest.mark.parametrize("encoding", ["keep", "raw"])
     def test_arrays_are_kept_as_values(self, to: Path, values: np.ndarray[Any, Any], encoding: Any) -> None:
-        items = ArrayItems(values, np.array([0, 1, 2, 0, 1], np.int32))
+        items = ArrayExamples(values, np.array([0, 1, 2, 0, 1], np.int32))
         convert_items({"train": items}, CLASSES, to, encoding=encoding, processes=3, shards=2)
         train = open_converted(to)[0]["train"]
         for n, value in enumerate(values):
@@ -226,16 +230,16 @@ class TestEncodings:
 
     def test_grey_arrays_without_a_channel_get_one(self, to: Path) -> None:
         values = np.arange(2 * 6, dtype=np.uint8).reshape(2, 2, 3)
-        convert_items({"train": ArrayItems(values, np.zeros(2, np.int32))}, CLASSES, to)
+        convert_items({"train": ArrayExamples(values, np.zeros(2, np.int32))}, CLASSES, to)
         assert np.array_equal(open_converted(to)[0]["train"].load(1), values[1][..., None])
 
     def test_arrays_become_jpeg_if_they_are_images(self, to: Path) -> None:
         values = np.stack([smooth(n, 16, 16) for n in range(3)])
-        convert_items({"train": ArrayItems(values, np.arange(3, dtype=np.int32))}, CLASSES, to, encoding="jpeg")
+        convert_items({"train": ArrayExamples(values, np.arange(3, dtype=np.int32))}, CLASSES, to, encoding="jpeg")
         loaded = open_converted(to)[0]["train"].load(2)
         assert isinstance(loaded, bytes)
         assert np.abs(decode(loaded, None, "").astype(int) - values[2]).mean() < 4
-        floats = ArrayItems(values.astype(np.float32), np.arange(3, dtype=np.int32))
+        floats = ArrayExamples(values.astype(np.float32), np.arange(3, dtype=np.int32))
         with pytest.raises(DataError, match=r"0 has shape 16×16×3 of float32; an image has"):
             convert_items({"train": floats}, CLASSES, to.with_name("floats"), encoding="jpeg")
 
@@ -244,27 +248,30 @@ class TestShards:
     """Their number, and that it depends on the examples only."""
 
     def test_a_shard_is_as_large_as_wanted_by_default(
-        self, photos: list[Stored], to: Path, monkeypatch: pytest.MonkeyPatch
+        self, photos: list[RawExample], to: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(convert, "_SHARD_BYTES", 5_000)
-        report = convert_items({"train": MadeItems(photos)}, CLASSES, to)
+        report = convert_items({"train": MadeExamples(photos)}, CLASSES, to)
         sizes = [path.stat().st_size for path in to.glob("*.tfrecord")]
         assert report.shards["train"] == len(sizes) > 3
         assert 2_500 < np.mean(sizes) < 10_000
 
-    def test_there_are_no_more_shards_than_examples(self, photos: list[Stored], to: Path) -> None:
-        report = convert_items({"train": MadeItems(photos[:2])}, CLASSES, to, shards=9)
+    def test_there_are_no_more_shards_than_examples(self, photos: list[RawExample], to: Path) -> None:
+        report = convert_items({"train": MadeExamples(photos[:2])}, CLASSES, to, shards=9)
         assert report.shards == {"train": 2}
 
-    def test_any_number_of_processes_makes_the_same_bytes(self, tmp_path: Path, photos: list[Stored]) -> None:
+    def test_any_number_of_processes_makes_the_same_bytes(self, tmp_path: Path, photos: list[RawExample]) -> None:
         folder = tmp_path / "photos"
         folder.mkdir()
         for number, photo in enumerate(photos):
             assert isinstance(photo, bytes)
             (folder / f"{number:02}.jpg").write_bytes(photo)
         (folder / "05.jpg").write_bytes(b"no image")
-        items = FileItems(folder, [f"{n:02}.jpg" for n in range(24)], [n % 3 for n in range(24)])
-        splits = {"train": ChosenItems(items, np.arange(0, 20)), "validation": ChosenItems(items, np.arange(20, 24))}
+        items = FileExamples(folder, [f"{n:02}.jpg" for n in range(24)], [n % 3 for n in range(24)])
+        splits = {
+            "train": ExampleSubset(items, np.arange(0, 20)),
+            "validation": ExampleSubset(items, np.arange(20, 24)),
+        }
         made, seen = [], []
         for processes in (1, 2, 3):
             counts: list[int] = []
@@ -289,8 +296,8 @@ class TestShards:
 class TestBadExamples:
     """They are named, and left out only if that is wanted."""
 
-    def test_the_first_one_stops_it_and_says_how_to_go_on(self, photos: list[Stored], to: Path) -> None:
-        items = MadeItems([*photos[:7], b"\xff\xd8\xff rubbish", *photos[8:]], bad=(9,))
+    def test_the_first_one_stops_it_and_says_how_to_go_on(self, photos: list[RawExample], to: Path) -> None:
+        items = MadeExamples([*photos[:7], b"\xff\xd8\xff rubbish", *photos[8:]], bad=(9,))
         with pytest.raises(DataError, match=r"photos/7\.jpg can't be decoded: .* --on_bad skip"):
             convert_items({"train": items}, CLASSES, to, shards=4)
         assert not (to / "dataset.json").exists()
@@ -311,26 +318,28 @@ class TestBadExamples:
         paths = [f"{n}.png" for n in range(12)]
         for n, name in enumerate(paths):
             (tmp_path / name).write_bytes(b"bad" if n in (4, 11) else encoded(smooth(n, 5, 5), "PNG"))
-        items = FileItems(tmp_path, paths, [0] * 12)
+        items = FileExamples(tmp_path, paths, [0] * 12)
         with pytest.raises(DataError, match=r"^4\.png can't be decoded"):
             convert_items({"train": items}, CLASSES, tmp_path / "out", shards=6, processes=2)
         assert multiprocessing.active_children() == []
         assert list((tmp_path / "out").glob(".partial-*")) == []
 
-    def test_a_cut_off_image_is_bad_though_its_bytes_would_be_kept(self, photos: list[Stored], to: Path) -> None:
+    def test_a_cut_off_image_is_bad_though_its_bytes_would_be_kept(self, photos: list[RawExample], to: Path) -> None:
         whole = encoded(np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8), "PNG")
         report = convert_items(
-            {"train": MadeItems([*photos[:3], whole[: len(whole) // 2]])}, CLASSES, to, on_bad="skip"
+            {"train": MadeExamples([*photos[:3], whole[: len(whole) // 2]])}, CLASSES, to, on_bad="skip"
         )
         assert [name for name, _ in report.bad] == ["photos/3.jpg"]
 
-    def test_a_split_with_nothing_sound_is_an_error(self, photos: list[Stored], to: Path) -> None:
-        splits = {"train": MadeItems(photos), "test": MadeItems([b"bad"])}
+    def test_a_split_with_nothing_sound_is_an_error(self, photos: list[RawExample], to: Path) -> None:
+        splits = {"train": MadeExamples(photos), "test": MadeExamples([b"bad"])}
         with pytest.raises(DataError, match=r"no example of the test split can be read\. The first one: photos/0"):
             convert_items(splits, CLASSES, to, on_bad="skip")
 
-    def test_shards_with_gaps_are_not_taken_over_when_gaps_are_not_wanted(self, photos: list[Stored], to: Path) -> None:
-        items = MadeItems(photos, bad=(1, 20))
+    def test_shards_with_gaps_are_not_taken_over_when_gaps_are_not_wanted(
+        self, photos: list[RawExample], to: Path
+    ) -> None:
+        items = MadeExamples(photos, bad=(1, 20))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(convert, "_finish", _raise(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
@@ -348,9 +357,9 @@ class TestBadExamples:
         ],
     )
     def test_labels_and_classes_are_checked_first(
-        self, photos: list[Stored], to: Path, label: int, classes: tuple[str, ...], message: str
+        self, photos: list[RawExample], to: Path, label: int, classes: tuple[str, ...], message: str
     ) -> None:
-        items = MadeItems(photos)
+        items = MadeExamples(photos)
         items.labels[4] = label
         with pytest.raises(DataError, match=message):
             convert_items({"train": items}, classes, to)
@@ -360,10 +369,10 @@ class TestBadExamples:
 class TestFolders:
     """Nothing that is there is ever damaged."""
 
-    def convert(self, photos: list[Stored], to: Path, **options: Any) -> ConvertReport:
-        return convert_items({"train": MadeItems(photos)}, CLASSES, to, **{"shards": 2, **options})
+    def convert(self, photos: list[RawExample], to: Path, **options: Any) -> ConvertReport:
+        return convert_items({"train": MadeExamples(photos)}, CLASSES, to, **{"shards": 2, **options})
 
-    def test_a_second_time_there_is_nothing_to_do(self, photos: list[Stored], to: Path) -> None:
+    def test_a_second_time_there_is_nothing_to_do(self, photos: list[RawExample], to: Path) -> None:
         first = self.convert(photos, to, max_edge=30)
         before = (contents(to), marks(to))
         second = self.convert(photos, to, max_edge=30)
@@ -382,7 +391,7 @@ class TestFolders:
     )
     @pytest.mark.parametrize("finished", [True, False])
     def test_other_settings_are_refused_and_told(
-        self, photos: list[Stored], to: Path, options: dict[str, Any], message: str, finished: bool
+        self, photos: list[RawExample], to: Path, options: dict[str, Any], message: str, finished: bool
     ) -> None:
         self.convert(photos, to) if finished else self.interrupt(photos, to)
         before = contents(to)
@@ -390,37 +399,37 @@ class TestFolders:
             self.convert(photos, to, **options)
         assert contents(to) == before
 
-    def test_other_examples_are_refused(self, photos: list[Stored], to: Path) -> None:
+    def test_other_examples_are_refused(self, photos: list[RawExample], to: Path) -> None:
         self.convert(photos, to)
         with pytest.raises(DataError, match="converted with other settings: other examples"):
             self.convert(photos[::-1], to)
 
-    def test_a_folder_with_something_else_in_it_is_refused(self, photos: list[Stored], to: Path) -> None:
+    def test_a_folder_with_something_else_in_it_is_refused(self, photos: list[RawExample], to: Path) -> None:
         to.mkdir(parents=True)
         (to / "thesis.tex").write_text("precious")
         with pytest.raises(DataError, match=r"holds other files: thesis\.tex"):
             self.convert(photos, to)
         assert contents(to) == {"thesis.tex": b"precious"}
 
-    def test_a_stranger_among_unfinished_shards_is_refused(self, photos: list[Stored], to: Path) -> None:
+    def test_a_stranger_among_unfinished_shards_is_refused(self, photos: list[RawExample], to: Path) -> None:
         self.interrupt(photos, to)
         (to / "thesis.tex").write_text("precious")
         with pytest.raises(DataError, match=r"holds other files: thesis\.tex"):
             self.convert(photos, to)
 
-    def test_a_file_is_no_folder(self, photos: list[Stored], tmp_path: Path) -> None:
+    def test_a_file_is_no_folder(self, photos: list[RawExample], tmp_path: Path) -> None:
         (tmp_path / "file").touch()
         for place in (tmp_path / "file", tmp_path / "file" / "inside"):
             with pytest.raises(DataError, match=r"is a file|Not a directory"):
                 self.convert(photos, place)
 
-    def test_two_at_once_are_refused(self, photos: list[Stored], to: Path) -> None:
+    def test_two_at_once_are_refused(self, photos: list[RawExample], to: Path) -> None:
         with convert._own_folder(to), pytest.raises(DataError, match="another conversion is writing"):
             self.convert(photos, to)
 
-    def interrupt(self, photos: list[Stored], to: Path) -> None:
+    def interrupt(self, photos: list[RawExample], to: Path) -> None:
         """A conversion that ends after its first shard."""
-        items = MadeItems(photos)
+        items = MadeExamples(photos)
         items.load = lambda n, load=items.load: load(n) if n < 12 else _raise(KeyboardInterrupt)()  # type: ignore
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(convert, "_LOOKED_AT", 1)
@@ -428,7 +437,7 @@ class TestFolders:
                 convert_items({"train": items}, CLASSES, to, shards=2)
 
     def test_it_goes_on_where_it_was_and_ends_with_the_same_bytes(
-        self, photos: list[Stored], to: Path, tmp_path: Path
+        self, photos: list[RawExample], to: Path, tmp_path: Path
     ) -> None:
         self.interrupt(photos, to)
         before = marks(to)
@@ -444,7 +453,7 @@ class TestFolders:
 
     @pytest.mark.parametrize("ending", ["", ".index"])
     def test_a_finished_shard_that_is_not_whole_is_made_again(
-        self, photos: list[Stored], to: Path, tmp_path: Path, ending: str
+        self, photos: list[RawExample], to: Path, tmp_path: Path, ending: str
     ) -> None:
         self.interrupt(photos, to)
         shard = to / f"train-00000-of-00002.tfrecord{ending}"
@@ -454,7 +463,7 @@ class TestFolders:
         assert contents(to) == contents(tmp_path / "undisturbed")
 
     def test_a_full_disk_is_told_and_leaves_nothing_half_written(
-        self, photos: list[Stored], to: Path, monkeypatch: pytest.MonkeyPatch
+        self, photos: list[RawExample], to: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         left = 15
 

@@ -18,11 +18,11 @@ from conftest import environment
 SCRIPT = """
 import pathlib, sys
 from modelyard.data.records.convert import convert_items
-from modelyard.data.items import FileItems
+from modelyard.data.raw_examples import FileExamples
 
 def convert(source, to, processes, shards):
     names = sorted(path.name for path in source.iterdir())
-    items = FileItems(source, names, [n % 2 for n in range(len(names))])
+    items = FileExamples(source, names, [n % 2 for n in range(len(names))])
     return convert_items({"train": items}, ["a", "b"], to, encoding="jpeg", shards=shards, processes=processes)
 
 if __name__ == "__main__":

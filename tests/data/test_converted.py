@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from modelyard.data.items import ArrayItems
+from modelyard.data.raw_examples import ArrayExamples
 from modelyard.data.records.convert import convert_items
 from modelyard.data.records.converted import open_converted, read_dataset_json
 from modelyard.errors import DataError
@@ -19,7 +19,7 @@ from modelyard.system import console
 
 @pytest.fixture
 def made(tmp_path: Path) -> Path:
-    items = ArrayItems(np.zeros((24, 4, 4, 3), np.uint8), np.arange(24, dtype=np.int32) % 3)
+    items = ArrayExamples(np.zeros((24, 4, 4, 3), np.uint8), np.arange(24, dtype=np.int32) % 3)
     return convert_items({"train": items}, ("cat", "dog", "emu"), tmp_path / "made", shards=2).folder
 
 

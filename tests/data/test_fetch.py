@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from modelyard.config import load_config
-from modelyard.data.load import load_dataset
+from modelyard.data.open_dataset import load_dataset
 from modelyard.data.sources.fetch import SOURCES, Source, fetch
 from modelyard.errors import DataError, RunError
 from modelyard.storage import DAY

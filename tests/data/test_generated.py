@@ -21,8 +21,8 @@ from PIL import Image
 import modelyard
 from conftest import environment
 from modelyard.data.dataset import DataContext, Dataset
+from modelyard.data.decoded import DecodedDataset
 from modelyard.data.sources.generated import materialise
-from modelyard.data.stored import StoredDataset
 from modelyard.errors import DataError, UserError
 from modelyard.registry import Entry, Options
 
@@ -51,12 +51,12 @@ def load(
     target: Callable[..., Any] = build,
     data_dir: str = "data",
     **more: Any,
-) -> StoredDataset:
+) -> DecodedDataset:
     named: Splits = splits if isinstance(splits, dict) else {"train": splits}
     context = DataContext(Path(data_dir), 0, fraction, cache, "")
     entry = Entry("dataset", "counted", target, Options, "")
     dataset = materialise(modelyard.GeneratorDataset(named, **more), entry, options or Options(), context)
-    assert isinstance(dataset, StoredDataset)
+    assert isinstance(dataset, DecodedDataset)
     return dataset
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from modelyard.config import load_config
 from modelyard.data.dataset import Dataset
-from modelyard.data.load import load_dataset
+from modelyard.data.open_dataset import load_dataset
 from modelyard.errors import DataError
 
 X = np.arange(20 * 16, dtype=np.uint16).reshape(20, 4, 4).astype(np.uint8)

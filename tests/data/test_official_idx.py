@@ -9,7 +9,7 @@ import pytest
 
 from modelyard.config import load_config
 from modelyard.data.dataset import Dataset
-from modelyard.data.load import load_dataset
+from modelyard.data.open_dataset import load_dataset
 from modelyard.data.sources.official import FASHION_CLASSES
 from modelyard.errors import DataError
 

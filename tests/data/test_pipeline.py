@@ -17,7 +17,7 @@ from modelyard.data.augment.crop_box import SCALARS, crop_box
 from modelyard.data.dataset import ArrayDataset, Arrays, Dataset
 from modelyard.data.draws import HOST, Draws, fold, halves
 from modelyard.data.images import fill
-from modelyard.data.load import load_dataset
+from modelyard.data.open_dataset import load_dataset
 from modelyard.data.order import Order
 from modelyard.data.pipeline import Pipeline, share_of_batch
 from modelyard.errors import UserError

@@ -14,7 +14,7 @@ import pytest
 import modelyard
 from modelyard.config.durations import RunLength
 from modelyard.data.dataset import ArrayDataset, Dataset
-from modelyard.data.load import load_dataset
+from modelyard.data.open_dataset import load_dataset
 from modelyard.data.pipeline import Pipeline
 from modelyard.data.preprocess import batch_preprocessing, with_example_preprocessing
 from modelyard.errors import ConfigError, DataError, UserError

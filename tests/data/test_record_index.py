@@ -15,19 +15,19 @@ from record_files import PLAIN, numbered, payload, write
 from rich.console import Console
 
 from modelyard.config import load_config
-from modelyard.data.load import open_dataset
+from modelyard.data.open_dataset import open_dataset
 from modelyard.data.records import index as record_index
 from modelyard.data.records import items as items_module
 from modelyard.data.records.feature_map import FeatureMap
 from modelyard.data.records.index import index_path
-from modelyard.data.records.items import RecordItems
+from modelyard.data.records.items import RecordExamples
 from modelyard.system import console
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = numbered(tmp_path / "a.tfrecord", 30)
-    RecordItems([path], PLAIN)
+    RecordExamples([path], PLAIN)
     return path
 
 
@@ -40,19 +40,19 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return built
 
 
-def sound_items(items: RecordItems, count: int = 30) -> bool:
+def sound_items(items: RecordExamples, count: int = 30) -> bool:
     return [items.load(n) for n in range(count)] == [payload(n) for n in range(count)]
 
 
 def test_it_is_made_once(path: Path, built: list[Path]) -> None:
-    assert sound_items(RecordItems([path], PLAIN))
+    assert sound_items(RecordExamples([path], PLAIN))
     assert built == []
-    assert isinstance(RecordItems([path], PLAIN).places()[0][1].entries.base, np.memmap)
+    assert isinstance(RecordExamples([path], PLAIN).places()[0][1].entries.base, np.memmap)
 
 
 def test_a_missing_one_is_made(path: Path, built: list[Path]) -> None:
     index_path(path).unlink()
-    assert sound_items(RecordItems([path], PLAIN))
+    assert sound_items(RecordExamples([path], PLAIN))
     assert built == [path]
     assert index_path(path).exists()
 
@@ -61,16 +61,16 @@ def test_one_of_another_file_is_not_used(path: Path, tmp_path: Path, built: list
     records = [{"image": payload(n)[::-1], "label": 1} for n in range(30)]
     other = write(tmp_path / "b.tfrecord", records)
     assert other.stat().st_size == path.stat().st_size
-    RecordItems([other], PLAIN)
+    RecordExamples([other], PLAIN)
     shutil.copy(index_path(other), index_path(path))
-    items = RecordItems([path], PLAIN)
+    items = RecordExamples([path], PLAIN)
     assert sound_items(items)
     assert items.labels.tolist() == [n % 3 for n in range(30)]
     assert built == [other, path]
 
 
 def test_one_of_another_feature_map_is_not_used(path: Path, built: list[Path]) -> None:
-    shifted = RecordItems([path], FeatureMap("image", "label", first_label=-1))
+    shifted = RecordExamples([path], FeatureMap("image", "label", first_label=-1))
     assert shifted.labels.tolist() == [n % 3 + 1 for n in range(30)]
     assert built == [path]
 
@@ -86,7 +86,7 @@ def test_a_damaged_one_is_made_anew(path: Path, data: st.DataObject) -> None:
         damaged = bytearray(sound)
         damaged[data.draw(st.integers(0, len(sound) - 1))] ^= data.draw(st.integers(1, 255))
         place.write_bytes(damaged)
-    items = RecordItems([path], PLAIN)
+    items = RecordExamples([path], PLAIN)
     assert sound_items(items)
     assert items.labels.tolist() == [n % 3 for n in range(30)]
     place.write_bytes(sound)
@@ -103,27 +103,27 @@ def test_a_damaged_one_is_made_anew(path: Path, data: st.DataObject) -> None:
     ],
 )
 def test_a_forged_one_reads_nothing_outside_its_records(path: Path, built: list[Path], column: str, value: int) -> None:
-    made = RecordItems([path], PLAIN).places()[0][1]
+    made = RecordExamples([path], PLAIN).places()[0][1]
     entries = np.array(made.entries)
     entries[column][3] = value
     with open(index_path(path), "wb") as out:
         forged = record_index.Index(entries, made.texts)
         record_index.write_index(out, forged, PLAIN, path.stat().st_size)
-    assert sound_items(RecordItems([path], PLAIN))
+    assert sound_items(RecordExamples([path], PLAIN))
     assert built == [path]
 
 
 @pytest.mark.parametrize("header", [b"[]", b"{}", b"1", b'{"records": "x"}', b"[" * 100_000, b"\xff", b""])
 def test_a_header_of_nonsense_is_no_matter(path: Path, built: list[Path], header: bytes) -> None:
     index_path(path).write_bytes(record_index._MAGIC + header + b"\n")
-    assert sound_items(RecordItems([path], PLAIN))
+    assert sound_items(RecordExamples([path], PLAIN))
     assert built == [path]
 
 
 def test_an_older_version_is_made_anew(path: Path, built: list[Path]) -> None:
     place = index_path(path)
     place.write_bytes(place.read_bytes().replace(b"index 1\n", b"index 0\n"))
-    assert sound_items(RecordItems([path], PLAIN))
+    assert sound_items(RecordExamples([path], PLAIN))
     assert built == [path]
 
 
@@ -140,7 +140,7 @@ def test_where_its_folder_is_read_only_it_goes_to_the_cache(
 
     monkeypatch.setattr(record_index, "whole_file", refused)
     for _ in range(2):
-        assert sound_items(RecordItems([path], PLAIN, tmp_path / "cache"))
+        assert sound_items(RecordExamples([path], PLAIN, tmp_path / "cache"))
     assert built == [path]
     assert not index_path(path).exists()
     assert len(list((tmp_path / "cache/index").iterdir())) == 1
@@ -157,7 +157,7 @@ def test_where_nothing_can_be_written_it_stays_in_memory(
 
     monkeypatch.setattr(record_index, "whole_file", refused)
     with caplog.at_level(logging.WARNING):
-        assert sound_items(RecordItems([path], PLAIN, tmp_path / "file" / "cache"))
+        assert sound_items(RecordExamples([path], PLAIN, tmp_path / "file" / "cache"))
     assert "kept in memory" in caplog.text
 
 
@@ -171,14 +171,14 @@ def test_progress_tells_the_bytes_of_files_without_an_index(
     def tell(done: int, all_of_it: int) -> None:
         seen.append((done, all_of_it))
 
-    RecordItems([path, *others], PLAIN, progress=tell)
+    RecordExamples([path, *others], PLAIN, progress=tell)
     assert seen == [(total, total)]
-    RecordItems([path, *others], PLAIN, progress=tell)
+    RecordExamples([path, *others], PLAIN, progress=tell)
     assert len(seen) == 1
     for file in others:
         index_path(file).unlink()
     monkeypatch.setattr(items_module, "_TELL_BYTES", 1)
-    RecordItems([path, *others], PLAIN, progress=tell)
+    RecordExamples([path, *others], PLAIN, progress=tell)
     assert len(seen) == 1 + 20
     assert seen[1:] == sorted(seen[1:])
     assert seen[-1] == (total, total)

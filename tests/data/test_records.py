@@ -22,7 +22,7 @@ from modelyard.data.records import tfrecord
 from modelyard.data.records.example import encode_example
 from modelyard.data.records.feature_map import FeatureMap
 from modelyard.data.records.index import index_path
-from modelyard.data.records.items import RecordItems, describe_record
+from modelyard.data.records.items import RecordExamples, describe_record
 from modelyard.data.records.tfrecord import frame
 from modelyard.errors import DataError
 from modelyard.storage import DAY
@@ -70,7 +70,7 @@ class TestFilesOfTensorFlow:
     def test_raw_pixels_channel_by_channel(self, theirs: Write, tmp_path: Path, compression: str) -> None:
         images = random.integers(0, 256, (7, 32, 32, 3), np.uint8)
         records = [{"image": im.transpose(2, 0, 1).tobytes(), "label": n % 4} for n, im in enumerate(images)]
-        items = RecordItems([theirs(records, compression)], CIFAR, tmp_path / "cache")
+        items = RecordExamples([theirs(records, compression)], CIFAR, tmp_path / "cache")
         assert items.labels.tolist() == [0, 1, 2, 3, 0, 1, 2]
         assert items.labels.dtype == np.int32
         for number, image in enumerate(images):
@@ -92,7 +92,7 @@ class TestFilesOfTensorFlow:
             }
             for n, (file, (h, w)) in enumerate(zip(files, sizes, strict=True))
         ]
-        items = RecordItems([theirs(records, compression)], IMAGENET, tmp_path / "cache")
+        items = RecordExamples([theirs(records, compression)], IMAGENET, tmp_path / "cache")
         assert [items.load(n) for n in range(3)] == files
         assert items.labels.tolist() == [0, 1, 2]
         ((_, index),) = items.places()
@@ -101,7 +101,7 @@ class TestFilesOfTensorFlow:
     def test_lists_of_floats(self, theirs: Write, tmp_path: Path, compression: str) -> None:
         images = random.random((4, 28, 28, 1), np.float32)
         records = [{"image": image.reshape(-1).tolist(), "label": n} for n, image in enumerate(images)]
-        items = RecordItems([theirs(records, compression)], FLOATS, tmp_path / "cache")
+        items = RecordExamples([theirs(records, compression)], FLOATS, tmp_path / "cache")
         for number, image in enumerate(images):
             loaded = items.load(number)
             assert isinstance(loaded, np.ndarray)
@@ -122,7 +122,7 @@ def test_tensorflow_reads_what_we_write(two_devices: None, tmp_path: Path) -> No
 
 def test_files_are_one_after_the_other_by_name(tmp_path: Path) -> None:
     paths = [numbered(tmp_path / "b", 3, 5), numbered(tmp_path / "a", 5), write(tmp_path / "ab", [])]
-    items = RecordItems(paths, PLAIN)
+    items = RecordExamples(paths, PLAIN)
     assert [items.load(n) for n in range(8)] == [payload(n) for n in range(8)]
     assert items.labels.tolist() == [n % 3 for n in range(8)]
     assert [items.name(n) for n in (0, 4, 5, 7)] == ["a, record 0", "a, record 4", "b, record 0", "b, record 2"]
@@ -131,40 +131,40 @@ def test_files_are_one_after_the_other_by_name(tmp_path: Path) -> None:
 
 
 def test_no_files_and_no_records_are_no_examples(tmp_path: Path) -> None:
-    assert len(RecordItems([], PLAIN)) == 0
-    assert len(RecordItems([write(tmp_path / "a", [])], PLAIN)) == 0
-    assert len(RecordItems([tmp_path / "a"], PLAIN)) == 0  # with its index
+    assert len(RecordExamples([], PLAIN)) == 0
+    assert len(RecordExamples([write(tmp_path / "a", [])], PLAIN)) == 0
+    assert len(RecordExamples([tmp_path / "a"], PLAIN)) == 0  # with its index
 
 
 def test_text_labels_become_sorted_classes_over_all_files(tmp_path: Path) -> None:
     write(tmp_path / "a", [{"image": b"x", "label": name} for name in ("dog", "cat", "dog")])
     write(tmp_path / "b", [{"image": b"x", "label": name} for name in ("emu", "ant")])
     for _ in range(2):  # made, then read
-        items = RecordItems([tmp_path / "a", tmp_path / "b"], PLAIN)
+        items = RecordExamples([tmp_path / "a", tmp_path / "b"], PLAIN)
         assert items.class_names == ("ant", "cat", "dog", "emu")
         assert items.labels.tolist() == [2, 1, 2, 3, 0]
-    given_order = RecordItems([tmp_path / "a"], PLAIN, classes=["dog", "cat"])
+    given_order = RecordExamples([tmp_path / "a"], PLAIN, classes=["dog", "cat"])
     assert given_order.labels.tolist() == [0, 1, 0]
     with pytest.raises(DataError, match=r"b, record 0: its label 'emu' is none of the 3 classes: ant, cat, dog"):
-        RecordItems([tmp_path / "b"], PLAIN, classes=["ant", "cat", "dog"])
+        RecordExamples([tmp_path / "b"], PLAIN, classes=["ant", "cat", "dog"])
 
 
 def test_texts_of_an_index_do_not_depend_on_the_order_of_the_records(tmp_path: Path) -> None:
-    items = RecordItems([write(tmp_path / "a", [{"image": b"x", "label": name} for name in "cab"])], PLAIN)
+    items = RecordExamples([write(tmp_path / "a", [{"image": b"x", "label": name} for name in "cab"])], PLAIN)
     assert items.places()[0][1].texts == ("a", "b", "c")
 
 
 def test_labels_that_are_numbers_have_no_class_names(tmp_path: Path) -> None:
-    assert RecordItems([numbered(tmp_path / "a")], PLAIN).class_names is None
+    assert RecordExamples([numbered(tmp_path / "a")], PLAIN).class_names is None
 
 
 def test_the_fingerprint_follows_the_content_not_the_shards(tmp_path: Path) -> None:
-    whole = RecordItems([numbered(tmp_path / "whole", 8)], PLAIN).fingerprint()
+    whole = RecordExamples([numbered(tmp_path / "whole", 8)], PLAIN).fingerprint()
     parts = [numbered(tmp_path / "part-0", 5), numbered(tmp_path / "part-1", 3, 5)]
-    assert RecordItems(parts, PLAIN).fingerprint() == whole
+    assert RecordExamples(parts, PLAIN).fingerprint() == whole
     record = [{"image": payload(n), "label": n % 3} for n in range(8)]
     record[3]["image"] = payload(3)[:-1] + b"!"
-    assert RecordItems([write(tmp_path / "changed", record)], PLAIN).fingerprint() != whole
+    assert RecordExamples([write(tmp_path / "changed", record)], PLAIN).fingerprint() != whole
 
 
 def test_raw_pixels_of_varying_size_and_wide_values(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_raw_pixels_of_varying_size_and_wide_values(tmp_path: Path) -> None:
         {"pixels": image.astype("<u2").tobytes(), "label": 0, "h": image.shape[0], "w": image.shape[1]}
         for image in images
     ]
-    items = RecordItems([write(tmp_path / "a", records)], features)
+    items = RecordExamples([write(tmp_path / "a", records)], features)
     assert all(np.array_equal(items.load(n), image) for n, image in enumerate(images))
 
 
@@ -185,7 +185,7 @@ def test_floats_that_are_not_packed_are_read(tmp_path: Path) -> None:
     label = encode_example({"label": 1})[2:]
     content = bytes([0x0A, len(image)]) + image + label
     (tmp_path / "a").write_bytes(frame(bytes([0x0A, len(content)]) + content))
-    items = RecordItems([tmp_path / "a"], FeatureMap("image", "label", "floats", shape=(2, 3)))
+    items = RecordExamples([tmp_path / "a"], FeatureMap("image", "label", "floats", shape=(2, 3)))
     assert np.array_equal(items.load(0), np.arange(6, dtype=np.float32).reshape(2, 3))
 
 
@@ -211,7 +211,7 @@ class TestFeatureMaps:
     ) -> None:
         write(tmp_path / "a", [self.RECORD])
         with pytest.raises(DataError, match=message) as caught:
-            RecordItems([tmp_path / "a"], features)
+            RecordExamples([tmp_path / "a"], features)
         assert "/a, record 0 at byte 0: " in str(caught.value)
         assert "The record has: class: 1 whole number; mean: 3 floats; picture: 3,072 bytes." in str(caught.value)
 
@@ -231,25 +231,25 @@ class TestFeatureMaps:
         sound = {"picture": b"x" * 784, "class": 7, "mean": [0.5] * 4}
         path = write(tmp_path / "a", [sound, self.RECORD])
         with pytest.raises(DataError, match=rf"a, record 1 at byte \d+: its image {message}"):
-            RecordItems([path], features)
+            RecordExamples([path], features)
 
     @pytest.mark.parametrize("label", [-1, 1 << 31, -(1 << 63)])
     def test_a_label_out_of_range_is_named(self, tmp_path: Path, label: int) -> None:
         path = write(tmp_path / "a", [{"image": b"", "label": 0}, {"image": b"", "label": label}])
         with pytest.raises(DataError, match=rf"a, record 1 at byte \d+: its label {label} is out of range"):
-            RecordItems([path], PLAIN)
+            RecordExamples([path], PLAIN)
 
     def test_label_0_where_they_count_from_1_is_out_of_range(self, tmp_path: Path) -> None:
         with pytest.raises(DataError, match="its label 0 is out of range: labels count from 1 on"):
-            RecordItems([numbered(tmp_path / "a")], FeatureMap("image", "label", first_label=1))
+            RecordExamples([numbered(tmp_path / "a")], FeatureMap("image", "label", first_label=1))
 
     @pytest.mark.parametrize("labels", [(1, "cat"), ("cat", 1)])
     def test_numbers_and_text_are_not_mixed(self, tmp_path: Path, labels: tuple[Any, Any]) -> None:
         one, other = ({"image": b"", "label": label} for label in labels)
         with pytest.raises(DataError, match="some labels are numbers and some are text"):
-            RecordItems([write(tmp_path / "a", [one, other])], PLAIN)
+            RecordExamples([write(tmp_path / "a", [one, other])], PLAIN)
         with pytest.raises(DataError, match=r"labels in .* are numbers, those in .* are text"):
-            RecordItems([write(tmp_path / "b", [one]), write(tmp_path / "c", [other])], PLAIN)
+            RecordExamples([write(tmp_path / "b", [one]), write(tmp_path / "c", [other])], PLAIN)
 
     @pytest.mark.parametrize(
         ("options", "message"),
@@ -290,14 +290,14 @@ class TestDamage:
         index_path(path).unlink(missing_ok=True)
         with_index = data.draw(st.booleans(), label="indexed before it was damaged")
         if with_index:
-            RecordItems([path], PLAIN)
+            RecordExamples([path], PLAIN)
         place = data.draw(st.integers(0, len(sound) - 1))
         damaged = bytearray(sound)
         damaged[place] ^= data.draw(st.integers(1, 255))
         path.write_bytes(damaged)
 
         def read_all() -> None:
-            items = RecordItems([path], PLAIN)
+            items = RecordExamples([path], PLAIN)
             for number in range(5):
                 items.load(number)
 
@@ -308,37 +308,37 @@ class TestDamage:
     def test_a_cut_off_file_says_how_many_records_are_whole(self, tmp_path: Path, indexed: bool) -> None:
         path = numbered(tmp_path / "a.tfrecord")
         if indexed:
-            RecordItems([path], PLAIN)
+            RecordExamples([path], PLAIN)
         sound = path.read_bytes()
         for cut in range(1, 60):
             path.write_bytes(sound[:-cut])
             with pytest.raises(
                 DataError, match=r"a\.tfrecord is cut off: the record at byte \d+ is not whole\. [34] whole"
             ):
-                RecordItems([path], PLAIN)
+                RecordExamples([path], PLAIN)
 
     def test_a_file_of_something_else_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "a").write_bytes(b"\x89PNG and so on, which is no record at all")
         with pytest.raises(DataError, match=r"a is no TFRecord file, or damaged: .* byte 0"):
-            RecordItems([tmp_path / "a"], PLAIN)
+            RecordExamples([tmp_path / "a"], PLAIN)
 
     def test_a_huge_length_with_a_right_checksum_allocates_nothing(self, tmp_path: Path) -> None:
         for length in (1 << 31, 1 << 62):
             head = length.to_bytes(8, "little")
             (tmp_path / "a").write_bytes(head + tfrecord.checksum(head).to_bytes(4, "little") + b"x" * 50)
             with pytest.raises(DataError, match=r"cut off|the most is"):
-                RecordItems([tmp_path / "a"], PLAIN)
+                RecordExamples([tmp_path / "a"], PLAIN)
 
     def test_a_record_that_is_no_example_is_named(self, tmp_path: Path) -> None:
         path = numbered(tmp_path / "a")
         size = path.stat().st_size
         path.write_bytes(path.read_bytes() + frame(b"\xff" * 30))
         with pytest.raises(DataError, match=rf"a, record 5 at byte {size}: a number of more than 10 bytes"):
-            RecordItems([path], PLAIN)
+            RecordExamples([path], PLAIN)
 
     def test_a_missing_file_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(DataError, match=r"none\.tfrecord: No such file"):
-            RecordItems([tmp_path / "none.tfrecord"], PLAIN)
+            RecordExamples([tmp_path / "none.tfrecord"], PLAIN)
 
     @pytest.mark.parametrize("pack", [gzip.compress, zlib.compress])
     def test_compressed_files_that_are_damaged_leave_no_copy(
@@ -348,22 +348,22 @@ class TestDamage:
         for damaged in (packed[:-1], packed[: len(packed) // 2], packed[:40] + b"\0\xff\0\xff" + packed[44:]):
             (tmp_path / "a.gz").write_bytes(damaged)
             with pytest.raises(DataError, match=r"a\.gz is (cut off|damaged)"):
-                RecordItems([tmp_path / "a.gz"], PLAIN, tmp_path / "cache")
+                RecordExamples([tmp_path / "a.gz"], PLAIN, tmp_path / "cache")
             assert list((tmp_path / "cache/plain").iterdir()) == []
 
     def test_a_compressed_file_is_unpacked_once_and_again_when_it_changes(self, tmp_path: Path) -> None:
         cache, packed = tmp_path / "cache", tmp_path / "a.tfrecord.gz"
         packed.write_bytes(gzip.compress(numbered(tmp_path / "a").read_bytes()))
-        items = RecordItems([packed], PLAIN, cache)
+        items = RecordExamples([packed], PLAIN, cache)
         assert items.load(2) == payload(2)
         assert items.name(2) == "a.tfrecord.gz, record 2"
         (copy,) = cache.glob("plain/*.tfrecord")
         before = copy.stat()
-        assert RecordItems([packed], PLAIN, cache).load(3) == payload(3)
+        assert RecordExamples([packed], PLAIN, cache).load(3) == payload(3)
         assert (copy.stat().st_ino, copy.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
         packed.write_bytes(gzip.compress(numbered(tmp_path / "a", 5, 10).read_bytes()))
         os.utime(packed, ns=(1, 1))
-        assert RecordItems([packed], PLAIN, cache).load(2) == payload(12)
+        assert RecordExamples([packed], PLAIN, cache).load(2) == payload(12)
 
     def test_what_killed_processes_left_is_removed_when_it_is_old(self, tmp_path: Path) -> None:
         cache, path = tmp_path / "cache", tmp_path / "data" / "a"
@@ -373,8 +373,8 @@ class TestDamage:
             for name, age in ((".partial-left0000", 2 * DAY), (".partial-writing0", 60)):
                 (place / name).write_bytes(b"1")
                 os.utime(place / name, (time.time() - age,) * 2)
-        RecordItems([numbered(path)], PLAIN, cache)
-        RecordItems([path], PLAIN)
+        RecordExamples([numbered(path)], PLAIN, cache)
+        RecordExamples([path], PLAIN)
         assert [sorted(file.name for file in place.glob(".*")) for place in places] == [[".partial-writing0"]] * 3
 
     @pytest.mark.parametrize("length", [0x8B1F, 0x0178])
@@ -382,11 +382,11 @@ class TestDamage:
         around = length - len(encode_example({"image": bytes(length - 50), "label": 0}))
         path = write(tmp_path / "a", [{"image": bytes(length - 50 + around), "label": 0}])
         assert int.from_bytes(path.read_bytes()[:8], "little") == length
-        assert len(RecordItems([path], PLAIN)) == 1
+        assert len(RecordExamples([path], PLAIN)) == 1
 
     def test_a_file_that_changes_under_our_hands_is_told(self, tmp_path: Path) -> None:
         path = numbered(tmp_path / "a")
-        items = RecordItems([path], PLAIN)
+        items = RecordExamples([path], PLAIN)
         other = b"".join(frame(encode_example({"image": payload(n)[::-1], "label": n % 3})) for n in range(5))
         assert len(other) == path.stat().st_size
         path.write_bytes(other)
@@ -396,7 +396,7 @@ class TestDamage:
     def test_a_compressed_file_without_a_cache_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "a.gz").write_bytes(gzip.compress(numbered(tmp_path / "a").read_bytes()))
         with pytest.raises(DataError, match=r"compressed \(gzip\)"):
-            RecordItems([tmp_path / "a.gz"], PLAIN)
+            RecordExamples([tmp_path / "a.gz"], PLAIN)
 
 
 def test_many_threads_read_right_while_files_are_opened_and_closed(
@@ -407,7 +407,7 @@ def test_many_threads_read_right_while_files_are_opened_and_closed(
     # Far fewer open files than there are, so that they are closed under other threads' hands.
     monkeypatch.setattr(tfrecord, "_opened", functools.lru_cache(maxsize=2)(tfrecord._opened.__wrapped__))
     paths = [numbered(tmp_path / f"{n:02}", 10, 10 * n) for n in range(12)]
-    items = RecordItems(paths, PLAIN)
+    items = RecordExamples(paths, PLAIN)
 
     def read(seed: int) -> bool:
         chosen = np.random.default_rng(seed).integers(0, 120, 400)
@@ -420,7 +420,7 @@ def test_many_threads_read_right_while_files_are_opened_and_closed(
 
 
 def test_another_process_opens_the_files_itself(tmp_path: Path) -> None:
-    items = RecordItems([numbered(tmp_path / "a", 100)], PLAIN)
+    items = RecordExamples([numbered(tmp_path / "a", 100)], PLAIN)
     items.labels = items.labels + np.int32(1)
     sent = pickle.dumps(items)
     assert len(sent) < 2000

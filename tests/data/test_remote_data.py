@@ -18,8 +18,8 @@ from conftest import environment
 from modelyard import storage
 from modelyard.config.durations import RunLength
 from modelyard.data.dataset import Dataset
-from modelyard.data.load import load_dataset, open_dataset
 from modelyard.data.manage import convert, data_info, verify_data
+from modelyard.data.open_dataset import load_dataset, open_dataset
 from modelyard.data.pipeline import Pipeline
 from modelyard.data.sources.remote import local_tree
 from modelyard.errors import DataError
@@ -194,7 +194,7 @@ def test_records_are_indexed_once(files: Path, url: str, monkeypatch: pytest.Mon
 def test_two_starts_at_once_make_one_tree(files: Path, url: str, cache: Path) -> None:
     put(files / "photos", url)
     code = (
-        "import sys, modelyard\nfrom modelyard.data.load import open_dataset\n"
+        "import sys, modelyard\nfrom modelyard.data.open_dataset import open_dataset\n"
         "print(open_dataset(modelyard.load_config(dataset=sys.argv[1], image_size=8), 0.0).fingerprint())\n"
     )
     started = [

@@ -17,7 +17,7 @@ import modelyard
 from modelyard.config.durations import RunLength
 from modelyard.config.schema import is_path
 from modelyard.data.dataset import ArrayDataset, Dataset
-from modelyard.data.load import load_dataset
+from modelyard.data.open_dataset import load_dataset
 from modelyard.data.pipeline import Pipeline
 from modelyard.data.records.example import encode_example
 from modelyard.data.records.tfrecord import frame

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from modelyard.data import verify as verify_module
-from modelyard.data.items import ArrayItems, FileItems
+from modelyard.data.raw_examples import ArrayExamples, FileExamples
 from modelyard.data.records.convert import convert_items
 from modelyard.data.records.index import index_path
 from modelyard.data.verify import VerifyReport, verify, verify_folder
@@ -32,8 +32,8 @@ def photos(tmp_path: Path) -> Path:
     return folder
 
 
-def items(folder: Path, numbers: range, labels: list[int] | None = None) -> FileItems:
-    return FileItems(folder, [f"{n:03}.png" for n in numbers], labels or [n % 3 for n in numbers])
+def items(folder: Path, numbers: range, labels: list[int] | None = None) -> FileExamples:
+    return FileExamples(folder, [f"{n:03}.png" for n in numbers], labels or [n % 3 for n in numbers])
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_a_class_without_training_examples_is_a_warning(photos: Path) -> None:
 def test_values_that_are_not_finite_are_found() -> None:
     values = np.ones((3, 4, 4, 1), np.float32)
     values[1, 0, 0, 0] = np.nan
-    report = verify({"train": ArrayItems(values, np.arange(3, dtype=np.int32))}, CLASSES)
+    report = verify({"train": ArrayExamples(values, np.arange(3, dtype=np.int32))}, CLASSES)
     assert report.problems == ["1 holds values that are not finite."]
 
 

@@ -19,7 +19,7 @@ import modelyard
 from modelyard.cluster.description import Cluster, Member, ProcessGroup
 from modelyard.config.backend import select_engine
 from modelyard.config.durations import RunLength
-from modelyard.data.load import load_dataset
+from modelyard.data.open_dataset import load_dataset
 from modelyard.errors import UserError
 from modelyard.loop.run import build
 

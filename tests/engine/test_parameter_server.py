@@ -19,7 +19,7 @@ import pytest
 import modelyard
 from conftest import TESTS, environment
 from modelyard.config.durations import RunLength
-from modelyard.data.load import load_dataset
+from modelyard.data.open_dataset import load_dataset
 from modelyard.engine.catalog import parameter_server_problems
 from modelyard.loop.run import build
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import modelyard
-from modelyard.data.load import load_dataset
+from modelyard.data.open_dataset import load_dataset
 from modelyard.errors import DataError, UserError
 from modelyard.run.metrics import read_metrics
 

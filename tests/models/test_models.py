@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import modelyard
-from modelyard.data.load import load_dataset
+from modelyard.data.open_dataset import load_dataset
 from modelyard.errors import DataError
 
 pytestmark = pytest.mark.usefixtures("two_devices")

@@ -10,7 +10,7 @@ import pytest
 import modelyard
 from conftest import engine_class
 from modelyard.config.durations import RunLength
-from modelyard.data.load import load_dataset
+from modelyard.data.open_dataset import load_dataset
 from modelyard.engine.base import Engine
 from modelyard.errors import ConfigError, UserError
 

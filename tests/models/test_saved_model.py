@@ -54,7 +54,7 @@ def save(folder: str, size: int | None = 12, signatures: bool = True, channels: 
 
 
 def build(**options: Any) -> Any:
-    from modelyard.data.load import load_dataset
+    from modelyard.data.open_dataset import load_dataset
     from modelyard.models.task_types import build_task
 
     config = modelyard.load_config(**{**RUN, **options})

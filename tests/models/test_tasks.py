@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 import modelyard
 from conftest import Make
 from modelyard.data.dataset import ArrayDataset, Dataset
-from modelyard.data.load import load_dataset
+from modelyard.data.open_dataset import load_dataset
 from modelyard.errors import ConfigError, DataError, UserError
 
 pytestmark = pytest.mark.usefixtures("two_devices")

@@ -54,15 +54,15 @@ def run(photos_run: Path, tmp_path: Path) -> Path:
 def of_the_run(run: Path, images: list[Any]) -> dict[str, NDArray[Any]]:
     """What the run itself predicts for stored images."""
     from modelyard.data.dataset import IMAGE
-    from modelyard.data.items import ArrayItems
+    from modelyard.data.raw_examples import ArrayExamples
     from modelyard.serving.examples import Examples
     from modelyard.serving.run_model import open_run
 
     opened = open_run(run)
     engine, _ = opened.engine()
-    kept = opened.remembered()
+    kept = opened.recorded_data()
     batch = np.empty((len(images), *kept.image.shape), kept.image.dtype)
-    reader = Examples(ArrayItems(batch[:1], np.zeros(1, np.int32)), kept)
+    reader = Examples(ArrayExamples(batch[:1], np.zeros(1, np.int32)), kept)
     for place, image in enumerate(images):
         reader.put(batch[place], image, lambda: "an image")
     return {name: np.asarray(value) for name, value in engine.predict_batch({IMAGE: batch}).items()}

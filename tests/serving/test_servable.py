@@ -30,7 +30,7 @@ import sys
 from modelyard.serving.run_model import open_run
 
 run = open_run("run", engine=sys.argv[1])
-assert run.remembered().image.shape == (8, 8, 1)
+assert run.recorded_data().image.shape == (8, 8, 1)
 print(type(run.engine()[0]).__name__)
 """
 

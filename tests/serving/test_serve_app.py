@@ -151,13 +151,13 @@ def test_images_are_uploaded_as_a_form_or_as_they_are(client: TestClient) -> Non
 
 @pytest.mark.parametrize("mode", ["L", "RGBA", "CMYK", "P", "1", "I;16", "LA"])
 def test_an_image_of_any_colour_mode_is_converted_as_in_training(mode: str, two_devices: None) -> None:
-    from modelyard.data.items import ArrayItems
-    from modelyard.models.remembered import Remembered
+    from modelyard.data.raw_examples import ArrayExamples
+    from modelyard.models.recorded_data import RecordedData
     from modelyard.models.task import DataInfo
     from modelyard.serving.examples import Examples
 
     image = Feature((4, 4, 3), "uint8")
-    kept = Remembered(
+    kept = RecordedData(
         DataInfo({"image": image}, CLASSES, np.zeros(3), np.ones(3)), {"image": image}, None, "crop", False
     )
     pixels = np.random.default_rng(1).integers(0, 256, (7, 9, 3), np.uint8)
@@ -166,7 +166,7 @@ def test_an_image_of_any_colour_mode_is_converted_as_in_training(mode: str, two_
     else:
         file = png(Image.fromarray(pixels).convert(mode), format="TIFF" if mode == "CMYK" else "PNG")
     wanted = np.empty((4, 4, 3), np.uint8)
-    Examples(ArrayItems(wanted[None], np.zeros(1, np.int32)), kept).put(wanted, file, lambda: "it")
+    Examples(ArrayExamples(wanted[None], np.zeros(1, np.int32)), kept).put(wanted, file, lambda: "it")
     servable = Brightness()
     with TestClient(service(servable).app()) as client:
         assert client.post(UPLOAD, files={"file": file}).status_code == 200

@@ -181,7 +181,7 @@ def _halved(pixels: Pixels, down: bool, across: bool) -> Pixels:
 
 
 def _channels(pixels: Pixels, out: Pixels, name: Callable[[], str]) -> Pixels:
-    """Stored pixels with as many channels as are wanted."""
+    """Returns stored pixels with the channels of ``out``."""
     if pixels.ndim == 2:
         pixels = pixels[..., None]
     if pixels.ndim != 3 or 0 in pixels.shape:

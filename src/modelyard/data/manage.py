@@ -14,13 +14,13 @@ from modelyard.config.backend import select_engine
 from modelyard.config.durations import RunLength
 from modelyard.config.schema import PATH_DATASET, is_path
 from modelyard.data.dataset import IMAGE, LABEL, TRAIN, VALIDATION, Dataset, label_kind
-from modelyard.data.load import load_dataset, open_dataset
+from modelyard.data.decoded import DecodedDataset, raw_examples_of
+from modelyard.data.open_dataset import load_dataset, open_dataset
 from modelyard.data.records.convert import ConvertReport, convert_items
 from modelyard.data.records.converted import DATASET_JSON, read_dataset_json
-from modelyard.data.records.items import RecordItems, describe_record
+from modelyard.data.records.items import RecordExamples, describe_record
 from modelyard.data.sources.remote import local_tree
 from modelyard.data.splits import are_classes
-from modelyard.data.stored import StoredDataset, items_of
 from modelyard.data.verify import VerifyReport, verify, verify_folder
 from modelyard.errors import DataError
 from modelyard.storage import cache_folder, is_remote
@@ -71,9 +71,9 @@ def convert(
     dataset = open_dataset(config, validation_fraction or 0.0)
     if validation_fraction and VALIDATION in open_dataset(config, 0.0).sizes():
         raise DataError(f"{source} has a validation split already; leave --validation_fraction out.")
-    if not isinstance(dataset, StoredDataset):
+    if not isinstance(dataset, DecodedDataset):
         processes = 1  # the examples are in this process
-    items = items_of(dataset)
+    items = raw_examples_of(dataset)
     if not all(are_classes(each.labels) for each in items.values()):
         raise DataError(f"the labels of {source} are no classes, and records hold one class an example. Train from it.")
     told = {"dataset": source, "split_seed": config.split_seed, "validation_fraction": validation_fraction}
@@ -158,7 +158,7 @@ def verify_data(source: str, origin: str = "Python", **options: Any) -> VerifyRe
             return verify_folder(folder, cache=cache, threads=threads, progress=_counted(progress))
     dataset = open_dataset(config, 0.0)
     with bar("verifying", sum(dataset.sizes().values())) as progress:
-        return verify(items_of(dataset), dataset.classes, threads=threads, progress=_counted(progress))
+        return verify(raw_examples_of(dataset), dataset.classes, threads=threads, progress=_counted(progress))
 
 
 def show_data(
@@ -228,7 +228,7 @@ def _caption(dataset: Dataset, label: Any) -> str:
 
 def _originals(dataset: Dataset, split: str, rows: NDArray[np.int64], read: NDArray[Any]) -> list[NDArray[Any]]:
     """The images as they are stored: whole, whatever size training gives them."""
-    if not isinstance(dataset, StoredDataset):
+    if not isinstance(dataset, DecodedDataset):
         return list(read)
     from modelyard.data.images import decode
 
@@ -255,7 +255,7 @@ def _config(source: str, options: dict[str, Any], origin: str) -> Config:
 
 def _sizes(dataset: Dataset, most: int = 100) -> list[list[int]]:
     """Smallest and largest height and width among some stored images."""
-    if not isinstance(dataset, StoredDataset):
+    if not isinstance(dataset, DecodedDataset):
         return []
     from modelyard.data.images import upright_size
 
@@ -269,8 +269,8 @@ def _sizes(dataset: Dataset, most: int = 100) -> list[list[int]]:
 
 def _record(dataset: Dataset) -> list[str]:
     """Of records, the features that the first one has."""
-    items = dataset.splits[TRAIN] if isinstance(dataset, StoredDataset) else None
-    return describe_record(items.paths[0], items.cache) if isinstance(items, RecordItems) else []
+    items = dataset.splits[TRAIN] if isinstance(dataset, DecodedDataset) else None
+    return describe_record(items.paths[0], items.cache) if isinstance(items, RecordExamples) else []
 
 
 def _spread_over_classes(dataset: Dataset, split: str, count: int) -> NDArray[np.int64]:

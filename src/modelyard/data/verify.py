@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from modelyard.data.dataset import TRAIN
 from modelyard.data.images import decode as decode_image
-from modelyard.data.items import Items, Stored
+from modelyard.data.raw_examples import RawExample, RawExamples
 from modelyard.data.records.converted import DATASET_JSON, LABELS, ConvertedInfo, ShardInfo, read_dataset_json
-from modelyard.data.records.items import RecordItems
+from modelyard.data.records.items import RecordExamples
 from modelyard.data.splits import are_classes
 from modelyard.errors import DataError
 from modelyard.system.files import explain
@@ -91,7 +91,7 @@ class _Seen:
 
 
 def verify(
-    splits: Mapping[str, Items],
+    splits: Mapping[str, RawExamples],
     classes: Sequence[str],
     *,
     decode: bool = True,
@@ -135,7 +135,7 @@ def verify_folder(
     """
     info = read_dataset_json(folder)
     problems: list[str] = []
-    splits: dict[str, Items] = {}
+    splits: dict[str, RawExamples] = {}
     for split, parts in info.splits.items():
         opened = []
         for shard in parts.shards:
@@ -145,7 +145,7 @@ def verify_folder(
                 opened.append(folder / shard.file)
             except DataError as error:
                 problems.append(str(error))
-        splits[split] = RecordItems(opened, info.features, cache)
+        splits[split] = RecordExamples(opened, info.features, cache)
         if len(opened) == len(parts.shards) and _histogram(splits[split], len(info.classes)) != parts.class_counts:
             problems.append(f"{folder}: classes of the {split} split are not as often as {DATASET_JSON} says.")
     try:
@@ -164,14 +164,14 @@ def verify_folder(
 def _verify_split(
     report: VerifyReport,
     name: str,
-    items: Items,
+    items: RawExamples,
     classes: Sequence[str],
     decode: bool,
     threads: int,
     progress: Callable[[int], None] | None,
 ) -> NDArray[np.uint64]:
     """Adds what was found to the report; gives a hash of each example, 0 for bad ones."""
-    if isinstance(items, RecordItems):
+    if isinstance(items, RecordExamples):
         for problem in items.index_problems():
             report.add(problem)
     found = report.splits[name] = SplitReport(len(items), _histogram(items, len(classes)))
@@ -192,7 +192,9 @@ def _verify_split(
     return digests
 
 
-def _look_at_all(items: Items, decode: bool, threads: int, progress: Callable[[int], None] | None) -> Iterator[_Seen]:
+def _look_at_all(
+    items: RawExamples, decode: bool, threads: int, progress: Callable[[int], None] | None
+) -> Iterator[_Seen]:
     """In order, whoever is first."""
 
     def some(start: int) -> list[_Seen]:
@@ -208,7 +210,7 @@ def _look_at_all(items: Items, decode: bool, threads: int, progress: Callable[[i
         pool.shutdown(cancel_futures=True)
 
 
-def _look_at(items: Items, index: int, decode: bool) -> _Seen:
+def _look_at(items: RawExamples, index: int, decode: bool) -> _Seen:
     name = items.name(index)
     try:
         stored = items.load(index)
@@ -223,7 +225,7 @@ def _look_at(items: Items, index: int, decode: bool) -> _Seen:
         return _Seen(0, None, str(error))
 
 
-def _digest(stored: Stored) -> int:
+def _digest(stored: RawExample) -> int:
     if isinstance(stored, bytes):
         digest = hashlib.blake2b(stored, digest_size=8)
     else:
@@ -232,7 +234,7 @@ def _digest(stored: Stored) -> int:
     return int.from_bytes(digest.digest(), "little") or 1
 
 
-def _histogram(items: Items, classes: int) -> list[int]:
+def _histogram(items: RawExamples, classes: int) -> list[int]:
     if not are_classes(items.labels):
         return []
     sound = items.labels[(items.labels >= 0) & (items.labels < classes)]
@@ -245,7 +247,7 @@ def _widened(known: Size | None, value: int) -> Size:
 
 
 def _find_repeated(
-    report: VerifyReport, splits: Mapping[str, Items], digests: Mapping[str, NDArray[np.uint64]]
+    report: VerifyReport, splits: Mapping[str, RawExamples], digests: Mapping[str, NDArray[np.uint64]]
 ) -> None:
     for name, own in digests.items():
         sound = own[own != 0]
@@ -278,7 +280,7 @@ def _shard_problems(path: Path, shard: ShardInfo, info: ConvertedInfo, cache: Pa
     """In what a shard is not the one that was made; a `DataError` if it can't be opened."""
     with explain(path, "read", DataError), open(path, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    count = len(RecordItems([path], info.features, cache))
+    count = len(RecordExamples([path], info.features, cache))
     if digest != shard.sha256:
         yield f"{path} is not the file that was made: its SHA-256 is not that in {DATASET_JSON}."
     if count != shard.records:

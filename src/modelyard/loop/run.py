@@ -199,7 +199,7 @@ def _trainer(
 
 def open_dataset(config: Config) -> Dataset:
     """Opens the dataset of the run."""
-    from modelyard.data.load import load_dataset
+    from modelyard.data.open_dataset import load_dataset
 
     return load_dataset(config)
 

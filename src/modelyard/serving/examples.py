@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modelyard.data.dataset import ID, IMAGE, LABEL, TEST, Arrays, Crop, Dataset, Feature
-from modelyard.data.items import ArrayItems, Items, Stored
+from modelyard.data.raw_examples import ArrayExamples, RawExample, RawExamples
 from modelyard.errors import DataError
-from modelyard.models.remembered import Remembered
+from modelyard.models.recorded_data import RecordedData
 
 
 class Examples(Dataset):
@@ -26,7 +26,9 @@ class Examples(Dataset):
         skips: what can't be read is black, and `bad` says why; else it is an error.
     """
 
-    def __init__(self, items: Items, remembered: Remembered, *, labelled: bool = False, skips: bool = False) -> None:
+    def __init__(
+        self, items: RawExamples, remembered: RecordedData, *, labelled: bool = False, skips: bool = False
+    ) -> None:
         self.items, self.classes, self.skips = items, remembered.data.classes, skips
         self.bad: dict[int, str] = {}
         self._image, self._fit, self._shares = remembered.image, remembered.fit, remembered.shares
@@ -49,7 +51,7 @@ class Examples(Dataset):
 
     def arrays(self, split: str) -> Arrays | None:
         """All examples, where they are arrays that need no change."""
-        images = self.items.images if isinstance(self.items, ArrayItems) else None
+        images = self.items.images if isinstance(self.items, ArrayExamples) else None
         if images is None or images.shape[1:] != self._image.shape or images.dtype != self._image.dtype:
             return None
         named = {IMAGE: images, LABEL: self.items.labels, ID: self.items.ids}
@@ -77,7 +79,7 @@ class Examples(Dataset):
                     out[IMAGE][place] = 0
                     self.bad[index] = str(error)
 
-    def put(self, out: NDArray[Any], stored: Stored, name: Callable[[], str]) -> None:
+    def put(self, out: NDArray[Any], stored: RawExample, name: Callable[[], str]) -> None:
         """Writes one stored example into ``out``, as in training.
 
         Raises:

@@ -13,8 +13,8 @@ from modelyard.config.backend import import_engine, keras_backend
 from modelyard.config.durations import RunLength
 from modelyard.config.schema import Config
 from modelyard.data.dataset import LABEL, TEST, Dataset, Feature
-from modelyard.data.items import ArrayItems, Items
 from modelyard.data.preprocess import with_example_preprocessing
+from modelyard.data.raw_examples import ArrayExamples, RawExamples
 from modelyard.loop.run import create_engine, find_checkpoint, load_state, open_dataset
 from modelyard.run.checkpoint import Checkpoint, read_checkpoint
 from modelyard.run.directory import RunDirectory
@@ -22,7 +22,7 @@ from modelyard.run.manifest import read_manifest
 
 if TYPE_CHECKING:
     from modelyard.engine.base import Engine
-    from modelyard.models.remembered import Remembered
+    from modelyard.models.recorded_data import RecordedData
 
 log = logging.getLogger("modelyard")
 
@@ -65,22 +65,22 @@ class OpenRun:
         kept = (read_manifest(self.directory).get("data") or {}).get("stored", {}).get(LABEL)
         return Feature(tuple(kept["shape"]), kept["dtype"]) if kept else Feature((), "int32")
 
-    def remembered(self) -> Remembered:
+    def recorded_data(self) -> RecordedData:
         """What the run knows of its data; of runs that did not write it down yet, from the data itself."""
         if keras_backend() is None:  # what follows imports Keras, whose backend is then fixed
             import_engine(self.config.engine)
-        from modelyard.models.remembered import recall, remember
+        from modelyard.models.recorded_data import read_recorded_data, record_data
 
         kept = read_manifest(self.directory).get("data")
         if kept is None:
             from modelyard.models.task_types import build_task
 
             dataset = open_dataset(self.config)
-            kept = remember(self.config, dataset, build_task(self.config, dataset).data)
-        return recall(kept)
+            kept = record_data(self.config, dataset, build_task(self.config, dataset).data)
+        return read_recorded_data(kept)
 
     def engine(
-        self, examples: Items | None = None, *, labelled: bool = False, skips: bool = False
+        self, examples: RawExamples | None = None, *, labelled: bool = False, skips: bool = False
     ) -> tuple[Engine, Dataset]:
         """An engine that has the weights, and the dataset of the examples, which are its split `test`.
 
@@ -94,9 +94,9 @@ class OpenRun:
         from modelyard.models.task_types import task_for
         from modelyard.serving.examples import Examples
 
-        kept = self.remembered()
+        kept = self.recorded_data()
         if examples is None:
-            examples = ArrayItems(np.zeros((1, *kept.image.shape), kept.image.dtype), np.zeros(1, np.int32))
+            examples = ArrayExamples(np.zeros((1, *kept.image.shape), kept.image.dtype), np.zeros(1, np.int32))
         raw = Examples(examples, kept, labelled=labelled, skips=skips)
         dataset = with_example_preprocessing(raw, self.config.preprocess)
         size = dataset.size(TEST)

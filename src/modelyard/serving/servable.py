@@ -113,7 +113,7 @@ class RunServable(Servable):
         from modelyard.run.summary import summarize
 
         engine, dataset = opened.engine()  # first: it chooses Keras's backend
-        kept = opened.remembered()
+        kept = opened.recorded_data()
         test = summarize(opened.directory).get("test") or {}
         super().__init__(
             ModelInfo(
@@ -136,9 +136,9 @@ class RunServable(Servable):
         """Predicts with the engine, after the run's own preprocessing of examples."""
         batch: dict[str, Any] = {IMAGE: images}
         if self._dataset.stored is not self._dataset:
-            from modelyard.data.items import ArrayItems
+            from modelyard.data.raw_examples import ArrayExamples
 
-            self._dataset.stored.items = ArrayItems(images, np.zeros(len(images), np.int32))  # type: ignore[attr-defined]
+            self._dataset.stored.items = ArrayExamples(images, np.zeros(len(images), np.int32))  # type: ignore[attr-defined]
             read = self._dataset.read(TEST, np.arange(len(images)))
             batch = {name: values for name, values in read.items() if name not in (ID, LABEL)}
         found = {name: np.asarray(values) for name, values in self._engine.predict_batch(batch).items()}

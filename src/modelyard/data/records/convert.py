@@ -21,7 +21,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from modelyard.data.dataset import SPLITS
-from modelyard.data.items import Items
+from modelyard.data.raw_examples import RawExamples
 from modelyard.data.records.convert_processes import write_shards
 from modelyard.data.records.convert_shard import (
     OnBad,
@@ -81,7 +81,7 @@ class ConvertReport:
 
 
 def convert_items(
-    splits: Mapping[str, Items],
+    splits: Mapping[str, RawExamples],
     classes: Sequence[str],
     to: Path,
     *,
@@ -153,8 +153,8 @@ def convert_items(
 
 
 def _check(
-    splits: Mapping[str, Items],
-    filled: Mapping[str, Items],
+    splits: Mapping[str, RawExamples],
+    filled: Mapping[str, RawExamples],
     classes: Sequence[str],
     max_edge: int | None,
     quality: int,
@@ -191,7 +191,7 @@ def _check(
 
 
 def _recipe(
-    filled: Mapping[str, Items], encoding: Encoding, max_edge: int | None, quality: int, on_bad: OnBad
+    filled: Mapping[str, RawExamples], encoding: Encoding, max_edge: int | None, quality: int, on_bad: OnBad
 ) -> Recipe:
     """As the first example that can be read wants it."""
     first_error: DataError | None = None
@@ -208,7 +208,7 @@ def _recipe(
     raise DataError(f"no example can be read. The first one: {first_error}")
 
 
-def _shard_count(items: Items, recipe: Recipe) -> int:
+def _shard_count(items: RawExamples, recipe: Recipe) -> int:
     """From a few examples, the same whoever asks."""
     looked_at = np.unique(np.linspace(0, len(items) - 1, _LOOKED_AT).astype(np.int64)).tolist()
     sizes = []
@@ -219,7 +219,7 @@ def _shard_count(items: Items, recipe: Recipe) -> int:
     return min(max(math.ceil(total / _SHARD_BYTES), 1), _MOST_SHARDS)
 
 
-def _tasks(to: Path, split: str, items: Items, count: int) -> Iterator[ShardTask]:
+def _tasks(to: Path, split: str, items: RawExamples, count: int) -> Iterator[ShardTask]:
     bounds = [len(items) * number // count for number in range(count + 1)]
     for number, (start, end) in enumerate(itertools.pairwise(bounds)):
         path = to / f"{split}-{number:05}-of-{count:05}.tfrecord"

@@ -17,7 +17,7 @@ from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
-from modelyard.data.items import Items
+from modelyard.data.raw_examples import RawExamples
 from modelyard.data.records.convert_shard import OnBad, Recipe, ShardResult, ShardTask, write_shard
 from modelyard.errors import DataError
 
@@ -27,7 +27,7 @@ _worker: Any = None
 
 def write_shards(
     tasks: Sequence[ShardTask],
-    splits: Mapping[str, Items],
+    splits: Mapping[str, RawExamples],
     classes: Sequence[str],
     recipe: Recipe,
     on_bad: OnBad,

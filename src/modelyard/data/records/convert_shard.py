@@ -20,7 +20,7 @@ from pydantic import BaseModel
 
 from modelyard.data.catalog import RawType
 from modelyard.data.images import decode, resize
-from modelyard.data.items import Items, Stored
+from modelyard.data.raw_examples import RawExample, RawExamples
 from modelyard.data.records.converted import Encoding
 from modelyard.data.records.example import Value, encode_example
 from modelyard.data.records.feature_map import FeatureMap
@@ -92,7 +92,7 @@ def result_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.json")
 
 
-def recipe_for(first: Stored, encoding: Encoding, max_edge: int | None, quality: int, name: str) -> Recipe:
+def recipe_for(first: RawExample, encoding: Encoding, max_edge: int | None, quality: int, name: str) -> Recipe:
     """How examples like ``first`` are stored.
 
     Raises:
@@ -113,7 +113,7 @@ def recipe_for(first: Stored, encoding: Encoding, max_edge: int | None, quality:
     return Recipe(encoding, max_edge, quality, FeatureMap(coding="raw", dtype=dtype, shape=first.shape), arrays=True)
 
 
-def encode_item(stored: Stored, recipe: Recipe, name: str) -> Encoded:
+def encode_item(stored: RawExample, recipe: Recipe, name: str) -> Encoded:
     """An example as it goes into a record. Image files are decoded whatever happens, to know that they can be.
 
     Raises:
@@ -177,7 +177,7 @@ def png(image: NDArray[Any]) -> bytes:
 
 def write_shard(
     task: ShardTask,
-    items: Items,
+    items: RawExamples,
     classes: Sequence[str],
     recipe: Recipe,
     on_bad: OnBad,

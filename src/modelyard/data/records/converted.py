@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from modelyard.data.items import Items
+from modelyard.data.raw_examples import RawExamples
 from modelyard.data.records.feature_map import FeatureMap
-from modelyard.data.records.items import RecordItems
+from modelyard.data.records.items import RecordExamples
 from modelyard.errors import DataError
 from modelyard.system.console import late_bar
 
@@ -91,7 +91,7 @@ def read_dataset_json(folder: Path) -> ConvertedInfo:
         raise DataError(f"{path}: {error}") from error
 
 
-def open_converted(folder: Path, cache: Path | None = None) -> tuple[dict[str, Items], tuple[str, ...]]:
+def open_converted(folder: Path, cache: Path | None = None) -> tuple[dict[str, RawExamples], tuple[str, ...]]:
     """The stored examples of each split and the classes of a converted folder.
 
     Args:
@@ -102,7 +102,7 @@ def open_converted(folder: Path, cache: Path | None = None) -> tuple[dict[str, I
         DataError: if a file is missing or not as dataset.json says.
     """
     info = read_dataset_json(folder)
-    splits: dict[str, Items] = {}
+    splits: dict[str, RawExamples] = {}
     for split, parts in info.splits.items():
         for shard in parts.shards:
             path = folder / shard.file
@@ -113,7 +113,7 @@ def open_converted(folder: Path, cache: Path | None = None) -> tuple[dict[str, I
                 raise DataError(f"{path} has {size:,} bytes, but {DATASET_JSON} says {shard.bytes:,}. Copy it again.")
         paths = [folder / shard.file for shard in parts.shards]
         with late_bar(f"indexing {split}") as progress:
-            items = RecordItems(paths, info.features, cache, progress=progress)
+            items = RecordExamples(paths, info.features, cache, progress=progress)
         if len(items) != parts.examples:
             raise DataError(f"{folder} has {len(items):,} {split} examples; {DATASET_JSON} says {parts.examples:,}.")
         if len(items) and int(items.labels.max()) >= len(info.classes):

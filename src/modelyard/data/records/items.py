@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from modelyard.data.items import Items, Stored
+from modelyard.data.raw_examples import RawExample, RawExamples
 from modelyard.data.records.example import describe_example, find_features
 from modelyard.data.records.feature_map import FeatureMap
 from modelyard.data.records.index import IN_PIECES, Index, build_index, find_index, make_index
@@ -19,13 +19,13 @@ from modelyard.data.records.tfrecord import RecordFile, plain_file, scan
 from modelyard.errors import DataError
 from modelyard.storage import Progress, remove_stale
 
-__all__ = ["FeatureMap", "RecordItems", "describe_record"]
+__all__ = ["FeatureMap", "RecordExamples", "describe_record"]
 
 _SHOWN = 5
 _TELL_BYTES = 1 << 22  # to tell of every record takes longer than to read it
 
 
-class RecordItems(Items):
+class RecordExamples(RawExamples):
     """The records of some files, one file after the other. Nothing is read but what is asked for.
 
     Args:
@@ -63,9 +63,9 @@ class RecordItems(Items):
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process opens the files and maps the indexes itself. Labels may have been renumbered since.
         arguments = (self.paths, self.features, self.cache, self.class_names)
-        return RecordItems, arguments, {"labels": self.labels}
+        return RecordExamples, arguments, {"labels": self.labels}
 
-    def load(self, index: int) -> Stored:
+    def load(self, index: int) -> RawExample:
         """The bytes of an image file, or the values as height × width × channels."""
         number, row = self._place(index)
         # All at once: field by field takes longer than the reading.

@@ -20,7 +20,7 @@ import numpy as np
 from modelyard.config.schema import PATH_DATASET
 from modelyard.data.catalog import FilesOptions
 from modelyard.data.dataset import TEST, TRAIN, VALIDATION, ArrayDataset, DataContext, Dataset
-from modelyard.data.items import ArrayItems, FileItems, Items
+from modelyard.data.raw_examples import ArrayExamples, FileExamples, RawExamples
 from modelyard.data.sources.csv_file import CsvRows, label_columns, named_images, read_csv
 from modelyard.data.sources.folder import IMAGE_ENDINGS, Labelled, class_names, images_by_class, split_folders
 from modelyard.data.sources.npz import read_npy_folder, read_npz
@@ -49,7 +49,7 @@ class Source:
     """What was found: its kind (folder, csv, records, converted), the stored examples of each split, the classes."""
 
     kind: str
-    splits: dict[str, Items]
+    splits: dict[str, RawExamples]
     classes: tuple[str, ...]
 
 
@@ -77,13 +77,13 @@ def files(options: FilesOptions, context: DataContext) -> Dataset:
         found.classes = _named_classes(options, found.classes, context)
         if options.image_size is None and options.image_channels is None:
             return found
-    from modelyard.data.stored import StoredDataset, items_of, with_validation_items
+    from modelyard.data.decoded import DecodedDataset, raw_examples_of, with_validation_examples
 
     if isinstance(found, ArrayDataset):
-        found = Source("arrays", items_of(found), found.classes)
+        found = Source("arrays", raw_examples_of(found), found.classes)
     _refuse_unused(found.kind, options)
-    return StoredDataset(
-        with_validation_items(found.splits, context),
+    return DecodedDataset(
+        with_validation_examples(found.splits, context),
         _named_classes(options, found.classes, context),
         size=options.image_size,
         channels=options.image_channels,
@@ -170,8 +170,8 @@ def _by_split(patterns: dict[str, str], options: FilesOptions, context: DataCont
 def _of_folders(found: dict[str, tuple[Path, Labelled]]) -> Source:
     classes = class_names({split: [name for _, name in labelled] for split, (_, labelled) in found.items()})
     numbers = {name: number for number, name in enumerate(classes)}
-    splits: dict[str, Items] = {
-        split: FileItems(root, [path for path, _ in labelled], [numbers[name] for _, name in labelled])
+    splits: dict[str, RawExamples] = {
+        split: FileExamples(root, [path for path, _ in labelled], [numbers[name] for _, name in labelled])
         for split, (root, labelled) in found.items()
     }
     return Source("folder", splits, tuple(classes))
@@ -185,7 +185,7 @@ def _of_csv(files: dict[Path, dict[str, CsvRows]], options: FilesOptions) -> Sou
     else:  # columns are classes that apply or not, or values; a single value needs no name
         classes = names if options.label_kind == "flags" or len(names) > 1 else []
     numbers = {name: number for number, name in enumerate(classes)}
-    splits: dict[str, Items] = {}
+    splits: dict[str, RawExamples] = {}
     for path, split, rows in every:
         labels: Any = np.array([numbers[name] for name in rows.labels], np.int32)
         if options.label_kind == "flags":
@@ -194,9 +194,9 @@ def _of_csv(files: dict[Path, dict[str, CsvRows]], options: FilesOptions) -> Sou
             labels = np.stack(rows.targets)
             labels = labels[:, 0] if labels.shape[1] == 1 else labels
         if options.value_columns:
-            splits[split] = ArrayItems(np.stack(rows.values), labels)
+            splits[split] = ArrayExamples(np.stack(rows.values), labels)
         else:
-            splits[split] = FileItems(path.parent, rows.paths, labels)
+            splits[split] = FileExamples(path.parent, rows.paths, labels)
     return Source("csv", splits, tuple(classes))
 
 
@@ -218,11 +218,13 @@ def feature_map(options: FilesOptions) -> FeatureMap:
 
 
 def _of_records(files: dict[str, list[Path]], options: FilesOptions, context: DataContext) -> Source:
-    from modelyard.data.records.items import RecordItems
+    from modelyard.data.records.items import RecordExamples
 
     features = feature_map(options)
     with late_bar("indexing records") as progress:
-        opened = {split: RecordItems(p, features, context.cache_dir, progress=progress) for split, p in files.items()}
+        opened = {
+            split: RecordExamples(p, features, context.cache_dir, progress=progress) for split, p in files.items()
+        }
     texts = {split: items.class_names for split, items in opened.items() if items.class_names is not None}
     if not texts:
         highest = max((int(items.labels.max()) for items in opened.values() if len(items)), default=-1)

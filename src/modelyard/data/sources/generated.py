@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from modelyard.data.dataset import IMAGE, LABEL, SPLITS, TRAIN, DataContext, Dataset
-from modelyard.data.items import Items, Stored
+from modelyard.data.decoded import DecodedDataset, with_validation_examples
+from modelyard.data.raw_examples import RawExample, RawExamples
 from modelyard.data.records.convert_shard import Recipe, encode_item, recipe_for
 from modelyard.data.records.example import encode_example
 from modelyard.data.records.feature_map import FeatureMap
-from modelyard.data.records.items import RecordItems
+from modelyard.data.records.items import RecordExamples
 from modelyard.data.records.tfrecord import frame
 from modelyard.data.sources.generator import GeneratorDataset
-from modelyard.data.stored import StoredDataset, with_validation_items
 from modelyard.errors import DataError, unknown
 from modelyard.registry import Entry, Options
 from modelyard.system.console import bar
@@ -84,10 +84,10 @@ def materialise(generated: GeneratorDataset, entry: Entry, options: Options, con
         raise raised
     facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
     features = FeatureMap(**facts["features"])
-    splits: dict[str, Items] = {
-        split: RecordItems([folder / f"{split}.tfrecord"], features, place) for split in generated.splits
+    splits: dict[str, RawExamples] = {
+        split: RecordExamples([folder / f"{split}.tfrecord"], features, place) for split in generated.splits
     }
-    return StoredDataset(with_validation_items(splits, context), facts["classes"], size=generated.image_size)
+    return DecodedDataset(with_validation_examples(splits, context), facts["classes"], size=generated.image_size)
 
 
 def _write(generated: GeneratorDataset, folder: Path, name: str) -> None:
@@ -139,7 +139,7 @@ def _by(size: tuple[int, ...] | None) -> str:
     return "×".join(map(str, size or ()))
 
 
-def _checked(example: Any, classes: Sequence[str] | None, where: str) -> tuple[Stored, int]:
+def _checked(example: Any, classes: Sequence[str] | None, where: str) -> tuple[RawExample, int]:
     if not isinstance(example, Mapping) or IMAGE not in example or LABEL not in example:
         raise DataError(f"{where} must be a dictionary with 'image' and 'label'; got {type(example).__name__}.")
     label = example[LABEL]

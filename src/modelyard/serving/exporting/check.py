@@ -142,7 +142,7 @@ class CheckExamples:
 
 def check_examples(model: Exportable) -> CheckExamples:
     """Returns examples of the run's data, or random ones if the data can't be opened."""
-    from modelyard.data.items import ArrayItems
+    from modelyard.data.raw_examples import ArrayExamples
     from modelyard.loop.run import open_dataset
     from modelyard.serving.examples import Examples
 
@@ -169,7 +169,7 @@ def check_examples(model: Exportable) -> CheckExamples:
         for one, image in zip(stored or [None] * len(images), images, strict=True)
     ]
     files += _unusual_files(files[0])
-    reader = Examples(ArrayItems(images[:1], np.zeros(1, np.int32)), model.kept)
+    reader = Examples(ArrayExamples(images[:1], np.zeros(1, np.int32)), model.kept)
     decoded = np.empty((len(files), *model.image.shape), model.image.dtype)
     for number, file in enumerate(files):
         reader.put(decoded[number], file, lambda: "an example to check with")
@@ -177,10 +177,10 @@ def check_examples(model: Exportable) -> CheckExamples:
 
 
 def _stored_files(dataset: Dataset, split: str, rows: NDArray[np.int64]) -> list[Any] | None:
-    from modelyard.data.stored import StoredDataset
+    from modelyard.data.decoded import DecodedDataset
 
     stored = dataset.stored
-    return [stored.splits[split].load(int(row)) for row in rows] if isinstance(stored, StoredDataset) else None
+    return [stored.splits[split].load(int(row)) for row in rows] if isinstance(stored, DecodedDataset) else None
 
 
 def _random_images(model: Exportable) -> NDArray[Any]:

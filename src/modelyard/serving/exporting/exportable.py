@@ -11,7 +11,7 @@ import tensorflow as tf
 from modelyard.data.dataset import IMAGE, Dataset, Feature
 from modelyard.data.preprocess import changes_batches
 from modelyard.errors import UserError
-from modelyard.models.remembered import Remembered
+from modelyard.models.recorded_data import RecordedData
 from modelyard.models.task_types import TASK_TYPES, Classifier
 from modelyard.serving.run_model import OpenRun
 
@@ -36,7 +36,7 @@ class Exportable:
     run: OpenRun
     engine: TensorFlowEngine
     dataset: Dataset
-    kept: Remembered
+    kept: RecordedData
 
     @property
     def image(self) -> Feature:
@@ -91,7 +91,7 @@ def make_exportable(run: OpenRun) -> Exportable:
         UserError: if it has other inputs than the image.
     """
     engine, dataset = run.engine()
-    made = Exportable(run, engine, dataset, run.remembered())  # type: ignore[arg-type]
+    made = Exportable(run, engine, dataset, run.recorded_data())  # type: ignore[arg-type]
     others = [tensor.name for tensor in engine.model.inputs if tensor.name != IMAGE]
     if others:
         raise UserError(

@@ -13,8 +13,8 @@ from modelyard.config import Config, load_config
 from modelyard.config.backend import keras_backend, select_engine
 from modelyard.config.durations import RunLength
 from modelyard.data.dataset import IMAGE, TEST, Dataset, Feature
-from modelyard.data.items import Items
 from modelyard.data.pipeline import Pipeline
+from modelyard.data.raw_examples import RawExamples
 from modelyard.errors import ConfigError, Problem, RunError
 from modelyard.serving.description import DESCRIPTION
 from modelyard.serving.servable import ExportedServable, is_exported_version, read_description
@@ -47,17 +47,19 @@ class OpenExport:
         kinds = {"regression": Feature((), "float32"), "multi_label": Feature((len(self.classes),), "uint8")}
         return kinds.get(self.info.task_type, Feature((), "int32"))
 
-    def engine(self, items: Items, *, labelled: bool = False, skips: bool = False) -> tuple[ExportEngine, Dataset]:
+    def engine(
+        self, items: RawExamples, *, labelled: bool = False, skips: bool = False
+    ) -> tuple[ExportEngine, Dataset]:
         """What predicts, and the dataset of the examples."""
         if keras_backend() is None:
             select_engine("tensorflow")
-        from modelyard.models.remembered import Remembered
+        from modelyard.models.recorded_data import RecordedData
         from modelyard.models.task import DataInfo
         from modelyard.serving.examples import Examples
 
         nothing = np.zeros(0, np.float32)
         data = DataInfo({IMAGE: self.info.image}, self.info.classes, nothing, nothing)
-        kept = Remembered(data, {IMAGE: self.info.image}, None, self.info.fit, self.info.shares)
+        kept = RecordedData(data, {IMAGE: self.info.image}, None, self.info.fit, self.info.shares)
         dataset = Examples(items, kept, labelled=labelled, skips=skips)
         return ExportEngine(self, dataset), dataset
 

@@ -125,12 +125,12 @@ def _opened(
 
 
 def _of_split(run: OpenRun, split: str) -> ToPredict:
-    from modelyard.data.load import open_dataset
-    from modelyard.data.stored import items_of
+    from modelyard.data.decoded import raw_examples_of
+    from modelyard.data.open_dataset import open_dataset
 
     dataset = open_dataset(run.config, run.config.validation_fraction)
     dataset.size(split)
-    return ToPredict(items_of(dataset)[split], labelled=True)
+    return ToPredict(raw_examples_of(dataset)[split], labelled=True)
 
 
 class _Work:

@@ -16,7 +16,7 @@ from modelyard import storage
 from modelyard.config.schema import Config
 from modelyard.data.catalog import FilesOptions
 from modelyard.data.dataset import Feature
-from modelyard.data.items import ArrayItems, FileItems, Items
+from modelyard.data.raw_examples import ArrayExamples, FileExamples, RawExamples
 from modelyard.data.sources.csv_file import csv_lines, is_there, numbers_of
 from modelyard.data.sources.files import feature_map, holds_records, matching
 from modelyard.data.sources.folder import IMAGE_ENDINGS, is_hidden
@@ -37,7 +37,7 @@ COLUMNS = ("image_column", "label_column", "label_kind", "value_columns", *(
 class ToPredict:
     """The examples, and whether their labels are of the run's classes."""
 
-    items: Items
+    items: RawExamples
     labelled: bool
 
 
@@ -73,7 +73,7 @@ def open_sources(
         if holds_records(alone):
             return _of_records(alone, options, classes, label, cache_folder(config.cache_dir))
     paths = [path for place in places for path in _images(place)]
-    return _with_labels(FileItems(Path(), paths, np.zeros(len(paths), np.int32)), _parents(paths, places), classes)
+    return _with_labels(FileExamples(Path(), paths, np.zeros(len(paths), np.int32)), _parents(paths, places), classes)
 
 
 def _images(place: Path) -> list[str]:
@@ -107,7 +107,9 @@ def _parents(paths: Sequence[str], places: Sequence[Path]) -> list[str] | None:
     return [Path(path).parent.name for path in paths]
 
 
-def _with_labels(items: Items, names: Sequence[str] | None, classes: Sequence[str], said: bool = False) -> ToPredict:
+def _with_labels(
+    items: RawExamples, names: Sequence[str] | None, classes: Sequence[str], said: bool = False
+) -> ToPredict:
     """The items, with the truth where all of ``names`` are classes.
 
     Args:
@@ -145,17 +147,17 @@ def _of_csv(path: Path, options: FilesOptions, classes: Sequence[str]) -> ToPred
         missing = next((n for n, p in enumerate(paths) if not p or not is_there(path.parent / p)), None)
         if missing is not None:
             raise DataError(f"{path}:{rows[missing][0]}: there is no file {path.parent / paths[missing]}.")
-        return _with_labels(FileItems(path.parent, paths, labels), names, classes, said=True)
+        return _with_labels(FileExamples(path.parent, paths, labels), names, classes, said=True)
     if options.value_columns == ("all",):
         others = (options.label_column, options.split_column)
         values = [n for n, name in enumerate(columns) if name not in others]
     else:
         values = [place(name, "value_columns") for name in options.value_columns]
     table = np.stack([numbers_of([(columns[n], row[n]) for n in values], f"{path}:{line}") for line, row in rows])
-    return _with_labels(ArrayItems(table, labels), names, classes, said=True)
+    return _with_labels(ArrayExamples(table, labels), names, classes, said=True)
 
 
-def _with_numbers(items: Items, label: Feature, classes: Sequence[str]) -> ToPredict:
+def _with_numbers(items: RawExamples, label: Feature, classes: Sequence[str]) -> ToPredict:
     """The items, with their own labels as the truth where those are such as the run has."""
     wrong = why_no_truth(items.labels, label, len(classes))
     if wrong is None:
@@ -188,14 +190,14 @@ def _of_npz(path: Path, label: Feature, classes: Sequence[str]) -> ToPredict:
     if labels is not None and len(labels) != len(images):
         raise DataError(f"{path}: {len(images)} examples but {len(labels)} labels.")
     if labels is None:
-        return ToPredict(ArrayItems(images, np.zeros(len(images), np.int32)), labelled=False)
-    return _with_numbers(ArrayItems(images, labels), label, classes)
+        return ToPredict(ArrayExamples(images, np.zeros(len(images), np.int32)), labelled=False)
+    return _with_numbers(ArrayExamples(images, labels), label, classes)
 
 
 def _of_records(path: Path, options: FilesOptions, classes: Sequence[str], label: Feature, cache: Path) -> ToPredict:
     from dataclasses import replace
 
-    from modelyard.data.records.items import RecordItems, describe_record
+    from modelyard.data.records.items import RecordExamples, describe_record
     from modelyard.system.console import late_bar
 
     features, paths = feature_map(options), matching(str(path))
@@ -203,7 +205,7 @@ def _of_records(path: Path, options: FilesOptions, classes: Sequence[str], label
     if not labelled:
         features = replace(features, label=None)
     with late_bar("indexing records") as progress:
-        items = RecordItems(paths, features, cache, progress=progress)
+        items = RecordExamples(paths, features, cache, progress=progress)
     if not labelled:
         return ToPredict(items, labelled=False)
     if items.class_names is not None:

@@ -17,7 +17,7 @@ _SAMPLE = 4
 
 
 @dataclass(frozen=True)
-class Remembered:
+class RecordedData:
     """What the examples of a run look like, and how an image becomes one of them.
 
     Args:
@@ -46,7 +46,7 @@ class Remembered:
         return self.stored[IMAGE]
 
 
-def remember(config: Config, dataset: Dataset, data: DataInfo) -> dict[str, Any]:
+def record_data(config: Config, dataset: Dataset, data: DataInfo) -> dict[str, Any]:
     """What to write into the manifest."""
     stored = {name: feature for name, feature in dataset.stored.features.items() if name != ID}
     images = data.images
@@ -63,8 +63,8 @@ def remember(config: Config, dataset: Dataset, data: DataInfo) -> dict[str, Any]
     }
 
 
-def recall(kept: Mapping[str, Any]) -> Remembered:
-    """What `remember` has written.
+def read_recorded_data(kept: Mapping[str, Any]) -> RecordedData:
+    """What `record_data` has written.
 
     Raises:
         RunError: if it is damaged.
@@ -81,7 +81,7 @@ def recall(kept: Mapping[str, Any]) -> Remembered:
     if IMAGE in seen and len(seen[IMAGE].shape) == 3:
         # What networks make of a sample is in their weights; some only ask which values there are.
         sample = np.full((_SAMPLE, *seen[IMAGE].shape), 1 if shares else 255, seen[IMAGE].dtype)
-    return Remembered(
+    return RecordedData(
         DataInfo(
             seen,
             classes,

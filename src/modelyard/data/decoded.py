@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from modelyard.data.dataset import ID, IMAGE, LABEL, TRAIN, VALIDATION, Arrays, Crop, DataContext, Dataset, Feature
 from modelyard.data.images import Box, Choose, Fit, UndecodableError, fill, size_of
-from modelyard.data.items import ChosenItems, Items, Stored
+from modelyard.data.raw_examples import ExampleSubset, RawExample, RawExamples
 from modelyard.data.splits import are_classes, by_chance, stratified
 from modelyard.errors import DataError
 
 
-class StoredDataset(Dataset):
+class DecodedDataset(Dataset):
     """Examples that are decoded when they are read.
 
     Args:
@@ -30,7 +30,7 @@ class StoredDataset(Dataset):
 
     def __init__(
         self,
-        splits: Mapping[str, Items],
+        splits: Mapping[str, RawExamples],
         classes: Sequence[str],
         *,
         size: tuple[int, int] | None = None,
@@ -91,7 +91,13 @@ class StoredDataset(Dataset):
                 self._fill(out[IMAGE][place], items.load(index), crop, place, items, index)
 
     def _fill(
-        self, out: NDArray[np.generic], stored: Stored, crop: Crop | None, place: int, items: Items, index: int
+        self,
+        out: NDArray[np.generic],
+        stored: RawExample,
+        crop: Crop | None,
+        place: int,
+        items: RawExamples,
+        index: int,
     ) -> None:
         if out.ndim != 3:
             if isinstance(stored, bytes) or stored.shape != out.shape:
@@ -128,7 +134,7 @@ def _whole(out: NDArray[np.generic], name: Callable[[], str], height: int, width
     return 0.0, 0.0, float(height), float(width)
 
 
-class _ReadItems(Items):
+class _DatasetExamples(RawExamples):
     """The examples of any dataset, as it reads them."""
 
     def __init__(self, dataset: Dataset, split: str) -> None:
@@ -139,7 +145,7 @@ class _ReadItems(Items):
             labels = np.concatenate([dataset.read(split, rows[i : i + 512])[LABEL] for i in range(0, len(rows), 512)])
         self.labels = np.asarray(labels)
 
-    def load(self, index: int) -> Stored:
+    def load(self, index: int) -> RawExample:
         """The values of one example."""
         value = self.dataset.read(self.split, np.array([index]))[IMAGE][0]
         return np.asarray(value)
@@ -153,17 +159,17 @@ class _ReadItems(Items):
         return hashlib.sha256(f"{self.dataset.fingerprint()}/{self.split}".encode()).hexdigest()
 
 
-def items_of(dataset: Dataset) -> dict[str, Items]:
+def raw_examples_of(dataset: Dataset) -> dict[str, RawExamples]:
     """The stored examples of any dataset with images or values and labels."""
-    if isinstance(dataset, StoredDataset):
+    if isinstance(dataset, DecodedDataset):
         return dict(dataset.splits)
     missing = [name for name in (IMAGE, LABEL) if name not in dataset.features]
     if missing:
         raise DataError(f"an example of this dataset has no {' and no '.join(missing)}.")
-    return {split: _ReadItems(dataset, split) for split in dataset.sizes()}
+    return {split: _DatasetExamples(dataset, split) for split in dataset.sizes()}
 
 
-def with_validation_items(splits: Mapping[str, Items], context: DataContext) -> dict[str, Items]:
+def with_validation_examples(splits: Mapping[str, RawExamples], context: DataContext) -> dict[str, RawExamples]:
     """``splits`` with a validation split, taken from train where there is none."""
     if context.validation_fraction <= 0 or VALIDATION in splits or len(splits.get(TRAIN, ())) < 2:
         return dict(splits)
@@ -172,10 +178,12 @@ def with_validation_items(splits: Mapping[str, Items], context: DataContext) -> 
         larger, smaller = stratified(whole.labels, context.validation_fraction, context.split_seed)
     else:
         larger, smaller = by_chance(len(whole), context.validation_fraction, context.split_seed)
-    return {**splits, TRAIN: ChosenItems(whole, larger), VALIDATION: ChosenItems(whole, smaller)}
+    return {**splits, TRAIN: ExampleSubset(whole, larger), VALIDATION: ExampleSubset(whole, smaller)}
 
 
-def _shape(first: Stored, size: tuple[int, int] | None, channels: int | None, name: str) -> tuple[tuple[int, ...], str]:
+def _shape(
+    first: RawExample, size: tuple[int, int] | None, channels: int | None, name: str
+) -> tuple[tuple[int, ...], str]:
     """Shape and type of the images that are given."""
     if isinstance(first, bytes):
         height, width, _ = size_of(first, name)

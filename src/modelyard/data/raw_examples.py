@@ -1,7 +1,7 @@
-"""Stored examples: what a source holds, by number, before anything is decoded.
+"""Raw examples: image files or arrays by index, before anything is decoded.
 
-A source (a folder, a CSV file, records, arrays) is one `Items` a split. From there on all sources are alike: the same
-decoding, the same splits, the same conversion.
+A source (a folder, a CSV file, records, arrays) gives one `RawExamples` per split. Decoding, splitting and conversion
+are the same for all sources.
 """
 
 from __future__ import annotations
@@ -17,48 +17,48 @@ from numpy.typing import NDArray
 
 from modelyard.errors import DataError
 
-Stored = bytes | NDArray[np.generic]
+RawExample = bytes | NDArray[np.generic]
 """An image file as it is (JPEG, PNG, …), or an array of pixels or values."""
 
 
-class Items(ABC):
-    """The stored examples of one split. `load` may be called from several threads at once."""
+class RawExamples(ABC):
+    """The raw examples of one split. `load` may be called from several threads at once."""
 
     labels: NDArray[Any]
-    """A class number each; or float values, or 0 and 1 for each class."""
+    """One class index per example; or float values; or 0 and 1 for each class."""
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @property
     def ids(self) -> NDArray[np.int64]:
-        """A number for each example that it keeps through derived splits."""
+        """A number per example, which derived splits keep."""
         return np.arange(len(self), dtype=np.int64)
 
     @abstractmethod
-    def load(self, index: int) -> Stored:
-        """The stored image or values of one example.
+    def load(self, index: int) -> RawExample:
+        """Returns the image file or the values of one example.
 
         Raises:
-            DataError: if it can't be read or is damaged, naming the place.
+            DataError: if it can't be read or is damaged, with its name.
         """
 
     @abstractmethod
     def name(self, index: int) -> str:
-        """Where the example is, for messages and lists: a path, or a file and a place in it."""
+        """Returns the path of an example, or a file and a position in it; for messages and tables."""
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """Changes when the stored examples change; costs no reading of them all."""
+        """Returns a hash that changes when the examples change; does not read them all."""
 
 
-class FileItems(Items):
-    """Image files.
+class FileExamples(RawExamples):
+    """Examples that are image files.
 
     Args:
         root: the folder that the paths are relative to.
         paths: of the files, with forward slashes.
-        labels: a class number each, or an array of other labels.
+        labels: one class index per file, or an array of other labels.
     """
 
     def __init__(self, root: Path, paths: Sequence[str], labels: Sequence[int] | NDArray[Any]) -> None:
@@ -66,7 +66,7 @@ class FileItems(Items):
         self.labels = labels if isinstance(labels, np.ndarray) else np.asarray(labels, np.int32)
 
     def load(self, index: int) -> bytes:
-        """The bytes of the file."""
+        """Reads the file."""
         path = self.root / self.paths[index]
         try:
             return path.read_bytes()
@@ -74,64 +74,64 @@ class FileItems(Items):
             raise DataError(f"{path} can't be read: {error.strerror or error}.") from error
 
     def name(self, index: int) -> str:
-        """The path, relative to the root."""
+        """Returns the path, relative to the root."""
         return self.paths[index]
 
     def fingerprint(self) -> str:
-        """Of names, sizes and labels."""
+        """Hashes names, sizes and labels."""
         digest = hashlib.sha256(self.labels.tobytes())
         for path in self.paths:
             try:
                 size = (self.root / path).stat().st_size
             except OSError as error:
                 raise DataError(f"{self.root / path} can't be read: {error.strerror or error}.") from error
-            digest.update(f"{path}\0{size}\n".encode("utf-8", "surrogateescape"))  # names are bytes on some systems
+            digest.update(f"{path}\0{size}\n".encode("utf-8", "surrogateescape"))  # names may be bytes
         return digest.hexdigest()
 
 
-class ArrayItems(Items):
-    """Arrays in memory, or memory-mapped."""
+class ArrayExamples(RawExamples):
+    """Examples in an array, in memory or memory-mapped."""
 
     def __init__(self, images: NDArray[np.generic], labels: NDArray[Any]) -> None:
         self.images, self.labels = images, labels
 
     def load(self, index: int) -> NDArray[np.generic]:
-        """The values of one example."""
+        """Returns the values of one example."""
         values: NDArray[np.generic] = np.asarray(self.images[index])
         return values
 
     def name(self, index: int) -> str:
-        """Its number."""
+        """Returns the index."""
         return str(index)
 
     def fingerprint(self) -> str:
-        """Of all values."""
+        """Hashes all values."""
         digest = hashlib.sha256(self.labels.tobytes())
         digest.update(f"{self.images.dtype.str}/{self.images.shape}".encode())
         digest.update(np.ascontiguousarray(self.images).data)
         return digest.hexdigest()
 
 
-class ChosenItems(Items):
-    """Some of the examples of other items, such as those of a split that was derived."""
+class ExampleSubset(RawExamples):
+    """Some of the examples of another source, such as those of a derived split."""
 
-    def __init__(self, items: Items, indices: NDArray[np.int64]) -> None:
-        self.items, self.indices = items, indices
-        self.labels = items.labels[indices]
+    def __init__(self, whole: RawExamples, indices: NDArray[np.int64]) -> None:
+        self.whole, self.indices = whole, indices
+        self.labels = whole.labels[indices]
 
     @property
     def ids(self) -> NDArray[np.int64]:
-        """Those of the others."""
-        return self.items.ids[self.indices]
+        """The ids in the whole."""
+        return self.whole.ids[self.indices]
 
-    def load(self, index: int) -> Stored:
-        """As the other items store it."""
-        return self.items.load(int(self.indices[index]))
+    def load(self, index: int) -> RawExample:
+        """Reads the example from the whole."""
+        return self.whole.load(int(self.indices[index]))
 
     def name(self, index: int) -> str:
-        """As the other items name it."""
-        return self.items.name(int(self.indices[index]))
+        """Returns its name in the whole."""
+        return self.whole.name(int(self.indices[index]))
 
     def fingerprint(self) -> str:
-        """Of the others, and which were chosen."""
-        return hashlib.sha256(self.items.fingerprint().encode() + self.indices.tobytes()).hexdigest()
+        """Hashes the whole and the chosen indices."""
+        return hashlib.sha256(self.whole.fingerprint().encode() + self.indices.tobytes()).hexdigest()
