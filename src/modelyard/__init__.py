@@ -10,15 +10,14 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from modelyard.api import ExportFailedError, evaluate, resume, train, train_and_evaluate
     from modelyard.cli.app import main
-    from modelyard.comparison.board import Leaderboard, leaderboard
-    from modelyard.comparison.run import MatrixResult, matrix
+    from modelyard.comparison.leaderboard import Leaderboard, leaderboard
+    from modelyard.comparison.matrix import MatrixResult, matrix
     from modelyard.config import Config, load_config
     from modelyard.data.dataset import ArrayDataset, DataContext, Dataset, Feature
     from modelyard.data.manage import convert, data_info, fetch, show_data, verify_data
     from modelyard.data.sources.generator import GeneratorDataset
     from modelyard.errors import UserError
-    from modelyard.launcher.local import launch
-    from modelyard.launcher.stop import stop
+    from modelyard.launcher.local import launch, stop
     from modelyard.launcher.submit import submit
     from modelyard.loop.hooks import Hook
     from modelyard.loop.learning_rate_finder import LearningRates, find_learning_rate
@@ -49,14 +48,13 @@ _HOMES = {
     "modelyard.data.sources.generator": ("GeneratorDataset",),
     "modelyard.data.manage": ("convert", "data_info", "fetch", "show_data", "verify_data"),
     "modelyard.errors": ("UserError",),
-    "modelyard.launcher.local": ("launch",),
-    "modelyard.launcher.stop": ("stop",),
+    "modelyard.launcher.local": ("launch", "stop"),
     "modelyard.launcher.submit": ("submit",),
     "modelyard.loop.hooks": ("Hook",),
     "modelyard.loop.learning_rate_finder": ("LearningRates", "find_learning_rate"),
     "modelyard.loop.run": ("Result",),
-    "modelyard.comparison.board": ("Leaderboard", "leaderboard"),
-    "modelyard.comparison.run": ("MatrixResult", "matrix"),
+    "modelyard.comparison.leaderboard": ("Leaderboard", "leaderboard"),
+    "modelyard.comparison.matrix": ("MatrixResult", "matrix"),
     "modelyard.models.catalog": ("ClassifierOptions", "RegressorOptions"),
     "modelyard.models.task_types": ("Classifier", "MultiLabel", "Regressor"),
     "modelyard.models.task": ("DataInfo", "Task", "any_input", "image_input"),

@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from modelyard.comparison.folder import MatrixFolder, settle
-from modelyard.comparison.plan import make_cells
-from modelyard.comparison.request import Request, read_request
+from modelyard.comparison.matrix_folder import MatrixFolder, merge_plan
+from modelyard.comparison.plan import MatrixRequest, make_cells, read_request
 from modelyard.errors import ConfigError, RunError
 
 
 def cells(axes: dict[str, Any], **more: Any) -> list[Any]:
-    return make_cells(Request(axes, source="here", **more))
+    return make_cells(MatrixRequest(axes, source="here", **more))
 
 
 def mistakes(axes: dict[str, Any], **more: Any) -> str:
@@ -71,19 +70,19 @@ def test_all_mistakes_are_told_at_once() -> None:
     ("axes", "more", "message"),
     [
         ({}, {}, "there are none"),
-        ({"model": ["mlp", "mlp"]}, {}, "names mlp twice"),
+        ({"model": ["mlp", "mlp"]}, {}, "lists mlp twice"),
         ({"model": []}, {}, "has no values"),
-        ({"model": ["mlp"]}, {"exclude": [{"model": "mlp"}]}, "leaves no cell over"),
+        ({"model": ["mlp"]}, {"exclude": [{"model": "mlp"}]}, "leaves no cell"),
         ({"model": ["mlp"]}, {"exclude": [{"model": "mpl"}]}, "Did you mean 'mlp'"),
         ({"model": ["mlp"]}, {"exclude": [{"modell": "mlp"}]}, "there is no axis 'modell'"),
-        ({"model": ["mlp"]}, {"options": {"model": "mlp"}}, "an axis of this matrix and an option"),
-        ({"model": ["mlp"]}, {"options": {"model_dir": "x"}}, "run folder of its own"),
+        ({"model": ["mlp"]}, {"options": {"model": "mlp"}}, "both an axis of this matrix and an option"),
+        ({"model": ["mlp"]}, {"options": {"model_dir": "x"}}, "its own run folder"),
         ({"model": ["mlp"], "dataset": ["nowhere/x.npz"]}, {}, "there is no file or folder"),
-        ({"model": ["resnet20"]}, {"options": {"hidden_units": [3]}}, "no cell has the part"),
-        ({"model": ["resnet20"], "hidden_units": [[3]]}, {}, "has no use with model resnet20"),
+        ({"model": ["resnet20"]}, {"options": {"hidden_units": [3]}}, "no cell has the model, dataset or other part"),
+        ({"model": ["resnet20"], "hidden_units": [[3]]}, {}, "has no effect with model resnet20"),
         ({"model": ["mlp"], "threads": [1, 2]}, {}, "is the same run as"),
-        ({"model": ["mlp"]}, {"options": {"best_model_dir": "x"}}, "run folder of its own"),
-        ({"random_seed": list(range(5001))}, {}, "5,000 are the most"),
+        ({"model": ["mlp"]}, {"options": {"best_model_dir": "x"}}, "its own run folder"),
+        ({"random_seed": list(range(5001))}, {}, "at most 5,000"),
     ],
 )
 def test_what_makes_no_matrix_is_refused(axes: dict[str, Any], more: dict[str, Any], message: str) -> None:
@@ -108,7 +107,7 @@ def test_files_of_the_same_name_get_names_of_their_own() -> None:
 def test_a_file_says_it_too_and_the_command_line_wins() -> None:
     path = Path("plan.yaml")
     path.write_text("axes: {model: [mlp], random_seed: [0, 1]}\noptions: {train_epochs: 2, learning_rate: 0.1}\n")
-    found = make_cells(read_request(path, Request({"random_seed": [5]}, options={"train_steps": 7})))
+    found = make_cells(read_request(path, MatrixRequest({"random_seed": [5]}, options={"train_steps": 7})))
     assert [cell.axes for cell in found] == [{"model": "mlp", "random_seed": 5}]
     assert (found[0].config.train_steps, found[0].config.learning_rate) == (7, 0.1)
 
@@ -117,7 +116,7 @@ def in_file(text: str, **more: Any) -> list[str]:
     """What is wrong with a matrix that a file asks for."""
     Path("plan.yaml").write_text(text)
     with pytest.raises(ConfigError) as caught:
-        settle(MatrixFolder("m"), read_request(Path("plan.yaml"), Request(**{"axes": {}, **more})))
+        merge_plan(MatrixFolder("m"), read_request(Path("plan.yaml"), MatrixRequest(**{"axes": {}, **more})))
     return [str(problem) for problem in caught.value.problems]
 
 
@@ -156,7 +155,7 @@ def test_a_misspelt_section_is_read_all_the_same() -> None:
 
 def test_the_test_at_the_end_is_the_users_to_leave_out_and_a_cluster_is_not_used() -> None:
     Path("project.yaml").write_text("default:\n  test_at_end: false\n  cluster: auto\n")
-    request = Request({"model": ["mlp"], "dataset": ["digits"]}, pick_up_files=True)
+    request = MatrixRequest({"model": ["mlp"], "dataset": ["digits"]}, pick_up_files=True)
     (cell,) = make_cells(request)
     assert not cell.config.test_at_end
     assert cell.config.cluster == "none"
@@ -168,7 +167,7 @@ def test_the_test_at_the_end_is_the_users_to_leave_out_and_a_cluster_is_not_used
 
 
 def plan(folder: MatrixFolder, axes: dict[str, Any], **options: Any) -> list[str]:
-    made = settle(folder, Request(axes, options=options, source="here"))
+    made = merge_plan(folder, MatrixRequest(axes, options=options, source="here"))
     folder.create()
     folder.write(made)
     return [cell.name for cell in made]
@@ -180,9 +179,11 @@ def test_a_plan_may_grow_but_its_cells_stay_as_they_are() -> None:
     assert plan(folder, axes, train_epochs=2) == ["mlp-digits-seed0", "mlp-digits-seed1"]
     assert plan(folder, {}) == ["mlp-digits-seed0", "mlp-digits-seed1"]
     assert plan(folder, {}, log_every="7 steps") == ["mlp-digits-seed0", "mlp-digits-seed1"]
-    with pytest.raises(ConfigError, match=r"train_epochs: is 3\.0 here, 2\.0 in the cell mlp-digits-seed0") as caught:
+    with pytest.raises(
+        ConfigError, match=r"train_epochs: is 3\.0 here, but 2\.0 in the cell mlp-digits-seed0"
+    ) as caught:
         plan(folder, axes, train_epochs=3)
-    assert "name another --output" in str(caught.value)
+    assert "Choose another --output" in str(caught.value)
     with pytest.raises(ConfigError, match="train_epochs"):
         plan(folder, {}, train_epochs=3)
     grown = plan(folder, {**axes, "model": ["simple_cnn"], "random_seed": [1]}, train_epochs=2)
@@ -225,11 +226,11 @@ def test_a_plan_from_strangers_leaves_no_folder() -> None:
     folder = MatrixFolder("m")
     folder.create()
     folder.plan.write_text("matrix_version: 1\ncells: {../../x: {model: mlp}}\n")
-    with pytest.raises(ConfigError, match="can't be the name of a cell"):
-        folder.known_cells()
+    with pytest.raises(ConfigError, match="is not a valid name of a cell"):
+        folder.cells()
     folder.plan.write_text("cells: [1]\n")
     with pytest.raises(ConfigError, match="is not a plan"):
-        folder.known_cells()
+        folder.cells()
 
 
 def test_a_folder_with_other_things_is_no_matrix() -> None:
@@ -258,5 +259,5 @@ def test_mistakes_are_found_without_keras_and_leave_nothing_behind() -> None:
 def test_seeds_are_a_number_or_a_list(seeds: Any) -> None:
     import modelyard
 
-    with pytest.raises(modelyard.UserError, match="how many"):
+    with pytest.raises(modelyard.UserError, match="the number of seeds"):
         modelyard.matrix(models="mlp", seeds=seeds, output="m")

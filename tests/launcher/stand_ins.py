@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from modelyard.launcher.processes import Process, Spec
-from modelyard.launcher.supervise import Patience, Supervisor
+from modelyard.launcher.processes import ProcessSpec
+from modelyard.launcher.supervise import Supervisor, Timeouts
 
-QUICK = Patience(look=0.02, peers=5.0, lead=5.0, stop=5.0, finish=5.0, first_pause=0.01, longest_pause=0.02)
+QUICK = Timeouts(poll=0.02, peers=5.0, coordinator=5.0, stop=5.0, finish=5.0, first_pause=0.01, longest_pause=0.02)
 
 BEGIN = """
 import os, pathlib, signal, sys, time
@@ -43,35 +43,21 @@ count = times()
 """
 
 
-class Told:
-    """A view that remembers the lines."""
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[str, str]] = []
-
-    def lines(self, name: str, lines: list[str]) -> None:
-        """Remembers them."""
-        self.seen += [(name, line) for line in lines]
-
-    def show(self, processes: list[Process]) -> None:
-        """Nothing."""
-
-
 def script(
-    name: str, code: str, *, leads: bool = False, is_awaited: bool | None = None, restarts_alone: bool = False
-) -> Spec:
+    name: str, code: str, *, is_coordinator: bool = False, is_awaited: bool | None = None, restarts_alone: bool = False
+) -> ProcessSpec:
     """A process that runs ``code`` in the current folder."""
     environ = {"HERE": str(Path.cwd()), "NAME": name}
-    awaited = leads if is_awaited is None else is_awaited
+    awaited = is_coordinator if is_awaited is None else is_awaited
     words = (sys.executable, "-S", "-c", BEGIN + code)
-    return Spec(name, words, environ, leads=leads, is_awaited=awaited, restarts_alone=restarts_alone)
+    return ProcessSpec(
+        name, words, environ, is_coordinator=is_coordinator, is_awaited=awaited, restarts_alone=restarts_alone
+    )
 
 
-def supervise(*specs: Spec, max_restarts: int = 3, patience: Patience = QUICK) -> Told:
+def supervise(*specs: ProcessSpec, max_restarts: int = 3, timeouts: Timeouts = QUICK) -> None:
     """Runs them to their end; progress is the number in the file ``step``."""
-    view = Told()
-    Supervisor(lambda: list(specs), Path("logs"), saved_step, max_restarts, view, patience).run()
-    return view
+    Supervisor(lambda: list(specs), Path("logs"), saved_step, max_restarts, timeouts).run()
 
 
 def saved_step() -> int:

@@ -21,8 +21,8 @@ from rich.console import Console
 import modelyard
 from conftest import COMMAND, environment
 from modelyard.errors import UserError
-from modelyard.launcher.processes import Process, Spec
-from modelyard.launcher.view import table_of
+from modelyard.launcher.processes import Process, ProcessSpec
+from modelyard.launcher.supervise import process_table
 
 PROGRAM = """
 import os, sys
@@ -274,13 +274,13 @@ def test_the_library_launches_too_and_says_what_is_wrong() -> None:
 
 def test_a_terminal_gets_a_table_of_the_processes() -> None:
     process = Process(
-        Spec("worker-0", (sys.executable, "-S", "-c", "print('[bold] 1%')")), Path("logs"), lambda _: None
+        ProcessSpec("worker-0", (sys.executable, "-S", "-c", "print('[bold] 1%')")), Path("logs"), lambda _: None
     )
     console = Console(width=100, file=io.StringIO())
-    console.print(table_of([process]))
+    console.print(process_table([process]))
     process.reap()
     process.read_log()
-    console.print(table_of([process]))
+    console.print(process_table([process]))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert re.search(rf"worker-0 │ +{process.pid} │ running │", text)
     assert re.search(rf"worker-0 │ +{process.pid} │ done +│ \[bold\] 1%", text)

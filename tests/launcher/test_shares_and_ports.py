@@ -8,11 +8,9 @@ import socket
 import pytest
 
 from modelyard.errors import UserError
-from modelyard.launcher.command import checked, with_model_dir
-from modelyard.launcher.local import check_layout, specs_of
-from modelyard.launcher.ports import HeldPorts
-from modelyard.launcher.processes import clean
-from modelyard.launcher.shares import deal_cores, deal_gpus, found_gpus
+from modelyard.launcher.command import check_command, with_model_dir
+from modelyard.launcher.local import check_layout, process_specs
+from modelyard.launcher.processes import ReservedPorts, available_gpus, divide_cores, divide_gpus, printable
 
 
 @pytest.mark.parametrize(
@@ -28,7 +26,7 @@ from modelyard.launcher.shares import deal_cores, deal_gpus, found_gpus
 def test_cores_are_dealt_out_evenly_and_everyone_gets_one(
     cores: list[int], processes: int, shares: list[list[int]]
 ) -> None:
-    assert deal_cores(cores, processes) == shares
+    assert divide_cores(cores, processes) == shares
 
 
 @pytest.mark.parametrize(
@@ -41,26 +39,26 @@ def test_cores_are_dealt_out_evenly_and_everyone_gets_one(
     ],
 )
 def test_every_trainer_gets_as_many_gpus(gpus: int, trainers: int, dealt: list[list[str]], left: list[str]) -> None:
-    assert deal_gpus([str(number) for number in range(gpus)], trainers) == (dealt, left)
+    assert divide_gpus([str(number) for number in range(gpus)], trainers) == (dealt, left)
 
 
 def test_gpus_that_were_chosen_before_are_those_that_are_dealt_out() -> None:
-    assert found_gpus({"CUDA_VISIBLE_DEVICES": "3, GPU-1a,7"}) == ["3", "GPU-1a", "7"]
-    assert found_gpus({"CUDA_VISIBLE_DEVICES": "1,-1,2"}) == ["1"]
-    assert found_gpus({"CUDA_VISIBLE_DEVICES": ""}) == []
+    assert available_gpus({"CUDA_VISIBLE_DEVICES": "3, GPU-1a,7"}) == ["3", "GPU-1a", "7"]
+    assert available_gpus({"CUDA_VISIBLE_DEVICES": "1,-1,2"}) == ["1"]
+    assert available_gpus({"CUDA_VISIBLE_DEVICES": ""}) == []
 
 
 ADDRESSES = {"chief": ("h:1",), "worker": ("h:2", "h:3"), "ps": ("h:4",), "evaluator": ("h:5",)}
 
 
 def test_only_those_that_train_get_gpus_and_cores_and_the_evaluator_what_is_left() -> None:
-    specs = {spec.name: spec for spec in specs_of(("train",), ADDRESSES, ["0", "1", "2"], [0, 1, 2, 3])}
+    specs = {spec.name: spec for spec in process_specs(("train",), ADDRESSES, ["0", "1", "2"], [0, 1, 2, 3])}
     assert list(specs) == ["chief", "worker-0", "worker-1", "ps-0", "evaluator"]
     assert {name: spec.environ["CUDA_VISIBLE_DEVICES"] for name, spec in specs.items()} == {
         "chief": "-1", "worker-0": "0", "worker-1": "1", "ps-0": "-1", "evaluator": "2"
     }  # fmt: skip
     assert [spec.cores for spec in specs.values()] == [(), (0, 1), (2, 3), (), ()]
-    assert [name for name, spec in specs.items() if spec.leads] == ["chief"]
+    assert [name for name, spec in specs.items() if spec.is_coordinator] == ["chief"]
     assert [name for name, spec in specs.items() if spec.is_awaited] == ["chief", "evaluator"]
     assert [name for name, spec in specs.items() if spec.restarts_alone] == ["worker-0", "worker-1", "evaluator"]
     told = json.loads(specs["worker-1"].environ["TF_CONFIG"])
@@ -71,8 +69,8 @@ def test_only_those_that_train_get_gpus_and_cores_and_the_evaluator_what_is_left
 
 
 def test_without_parameter_servers_worker_0_leads_and_workers_stand_or_fall_together() -> None:
-    specs = specs_of(("train",), {"worker": ("h:1", "h:2")}, [], [])
-    assert [(spec.name, spec.leads, spec.is_awaited, spec.restarts_alone) for spec in specs] == [
+    specs = process_specs(("train",), {"worker": ("h:1", "h:2")}, [], [])
+    assert [(spec.name, spec.is_coordinator, spec.is_awaited, spec.restarts_alone) for spec in specs] == [
         ("worker-0", True, True, False),
         ("worker-1", False, False, False),
     ]
@@ -81,7 +79,7 @@ def test_without_parameter_servers_worker_0_leads_and_workers_stand_or_fall_toge
 
 
 def test_too_few_gpus_are_given_to_nobody_that_trains() -> None:
-    specs = specs_of(("train",), {"worker": ("h:1", "h:2"), "evaluator": ("h:3",)}, ["0"], [])
+    specs = process_specs(("train",), {"worker": ("h:1", "h:2"), "evaluator": ("h:3",)}, ["0"], [])
     assert [spec.environ["CUDA_VISIBLE_DEVICES"] for spec in specs] == ["-1", "-1", "0"]
 
 
@@ -101,7 +99,7 @@ def listen(address: str, *options: int) -> socket.socket:
 
 @pytest.mark.parametrize("option", [socket.SO_REUSEADDR, socket.SO_REUSEPORT], ids=["REUSEADDR", "REUSEPORT"])
 def test_a_held_port_is_for_those_who_know_of_it_only(option: int) -> None:
-    with HeldPorts(2) as ports:
+    with ReservedPorts(2) as ports:
         assert len(set(ports.addresses)) == 2
         for address in ports.addresses:
             with pytest.raises(OSError, match="in use"):
@@ -129,7 +127,7 @@ def test_a_held_port_is_for_those_who_know_of_it_only(option: int) -> None:
 def test_the_run_folder_is_in_the_command_once(
     words: list[str], beside: str | None, result: list[str], folder: str | None
 ) -> None:
-    assert with_model_dir(checked(words), beside) == (result, folder)
+    assert with_model_dir(check_command(words), beside) == (result, folder)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +144,7 @@ def test_the_run_folder_is_in_the_command_once(
 )
 def test_a_command_that_can_not_be_launched_is_refused(words: list[str], beside: str | None, text: str) -> None:
     with pytest.raises(UserError, match=text):
-        with_model_dir(checked(words), beside)
+        with_model_dir(check_command(words), beside)
 
 
 @pytest.mark.parametrize(
@@ -164,5 +162,5 @@ def test_a_cluster_that_can_not_be_is_refused(workers: int | None, ps: int, rest
 
 
 def test_a_line_of_a_log_does_nothing_to_a_terminal() -> None:
-    assert clean(b"\x1b[31mred\x1b[0m\x07 1%\r 2%\r") == " 2%"
-    assert clean(b"\x1b[31mred\x1b[0m\x07\xff") == "red\ufffd"
+    assert printable(b"\x1b[31mred\x1b[0m\x07 1%\r 2%\r") == " 2%"
+    assert printable(b"\x1b[31mred\x1b[0m\x07\xff") == "red\ufffd"

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 
 from conftest import environment, last_json
 from modelyard.errors import ConfigError, RunError, UserError
-from modelyard.launcher.dockerfile import dockerfile
-from modelyard.launcher.submit import Submission, submit, template_text
+from modelyard.launcher.submit import Submission, dockerfile, submit, template_text
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 MINE = ["train", "--model_dir", "runs/mine"]

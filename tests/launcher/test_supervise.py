@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from stand_ins import QUICK, script, starts, supervise
 
-from modelyard.launcher.supervise import LaunchError, Patience, Stopped
+from modelyard.launcher.supervise import LaunchError, Stopped, Timeouts
 
 WAITS = "signal.signal(signal.SIGTERM, leave); mark(f'{name}.up'); time.sleep(60)"
 LOSES_A_PEER = "wait_for('lost'); time.sleep(0.05); sys.exit(75)"
@@ -54,19 +54,19 @@ def when(*names: str, number: signal.Signals = signal.SIGTERM, delay: float = 0.
     threading.Thread(target=wait, daemon=True).start()
 
 
-def test_work_is_done_when_the_lead_has_ended_well() -> None:
-    view = supervise(
-        script("worker-0", "print('trained', file=sys.stderr); mark('end')", leads=True),
+def test_work_is_done_when_the_coordinator_has_finished(capsys: pytest.CaptureFixture[str]) -> None:
+    supervise(
+        script("worker-0", "print('trained', file=sys.stderr); mark('end')", is_coordinator=True),
         script("worker-1", "print('followed'); wait_for('end')"),
     )
-    assert set(view.seen) == {("worker-0", "trained"), ("worker-1", "followed")}
+    assert set(capsys.readouterr().err.splitlines()) == {"worker-0 | trained", "worker-1 | followed"}
     assert Path("logs/worker-1.log").read_text() == "followed\n"
 
 
 def test_the_first_failure_is_reported_and_not_those_it_caused(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(LaunchError) as caught:
         supervise(
-            script("worker-0", LOSES_A_PEER, leads=True),
+            script("worker-0", LOSES_A_PEER, is_coordinator=True),
             script("worker-1", "mark('left'); sys.exit(75)"),  # it may be quicker than one that is dying
             script(
                 "worker-2", "wait_for('left'); time.sleep(0.3); print('no memory', flush=True); mark('lost'); die()"
@@ -83,7 +83,7 @@ def test_the_first_failure_is_reported_and_not_those_it_caused(caplog: pytest.Lo
 def test_a_lost_peer_is_the_failure_only_where_nothing_else_happened() -> None:
     with pytest.raises(LaunchError, match="worker-1 ended with status 75") as caught:
         supervise(
-            script("worker-0", "wait_for('lost'); time.sleep(0.2); sys.exit(75)", leads=True),
+            script("worker-0", "wait_for('lost'); time.sleep(0.2); sys.exit(75)", is_coordinator=True),
             script("worker-1", "mark('lost'); sys.exit(75)"),
             max_restarts=0,
         )
@@ -92,7 +92,7 @@ def test_a_lost_peer_is_the_failure_only_where_nothing_else_happened() -> None:
 
 def test_after_a_crash_all_are_started_again() -> None:
     supervise(
-        script("worker-0", "if count == 1: mark('lost'); die()", leads=True),
+        script("worker-0", "if count == 1: mark('lost'); die()", is_coordinator=True),
         script("worker-1", "if count == 1: wait_for('lost'); sys.exit(75)"),
     )
     assert (len(starts("worker-0")), len(starts("worker-1"))) == (2, 2)
@@ -100,24 +100,24 @@ def test_after_a_crash_all_are_started_again() -> None:
 
 def test_restarts_without_progress_are_counted_and_wait_longer_each_time(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(LaunchError, match="started again 3 times without progress") as caught:
-        supervise(script("worker-0", "sys.exit(7)", leads=True))
+        supervise(script("worker-0", "sys.exit(7)", is_coordinator=True))
     assert len(starts("worker-0")) == 4
     assert caught.value.status == 7
     pauses = [record.args[0] for record in caplog.records if "again in" in record.msg and record.args]  # type: ignore[index]
     assert pauses == [0.01, 0.02, 0.02]
-    assert [Patience().pause(failures) for failures in (1, 2, 3, 6, 7, 99)] == [1, 2, 4, 32, 60, 60]
+    assert [Timeouts().pause(failures) for failures in (1, 2, 3, 6, 7, 99)] == [1, 2, 4, 32, 60, 60]
 
 
 def test_progress_starts_the_count_anew() -> None:
     code = "(here / 'step').write_text(str(100 * count)) if count in (2, 4) else None; sys.exit(7 if count < 6 else 0)"
-    supervise(script("worker-0", code, leads=True), max_restarts=2)
+    supervise(script("worker-0", code, is_coordinator=True), max_restarts=2)
     assert len(starts("worker-0")) == 6
 
 
 def test_a_mistake_of_the_user_stops_the_rest_and_is_not_tried_again() -> None:
     with pytest.raises(LaunchError, match="no such option") as caught:
         supervise(
-            script("worker-0", WAITS, leads=True),
+            script("worker-0", WAITS, is_coordinator=True),
             script("worker-1", "wait_for('worker-0.up'); print('no such option', flush=True); sys.exit(2)"),
         )
     assert caught.value.status == 2
@@ -127,7 +127,7 @@ def test_a_mistake_of_the_user_stops_the_rest_and_is_not_tried_again() -> None:
 def test_a_mistake_that_is_told_after_others_lost_their_peer_is_still_a_mistake() -> None:
     with pytest.raises(LaunchError, match="worker-1 ended with status 2"):
         supervise(
-            script("worker-0", "mark('lost'); sys.exit(75)", leads=True),
+            script("worker-0", "mark('lost'); sys.exit(75)", is_coordinator=True),
             script("worker-1", "wait_for('lost'); time.sleep(0.2); sys.exit(2)"),
         )
     assert len(starts("worker-0")) == 1
@@ -135,12 +135,12 @@ def test_a_mistake_that_is_told_after_others_lost_their_peer_is_still_a_mistake(
 
 def test_whoever_does_not_end_after_a_crash_is_killed(caplog: pytest.LogCaptureFixture) -> None:
     supervise(
-        script("worker-0", "if count == 1: wait_for('worker-1.up'); die()", leads=True),
+        script("worker-0", "if count == 1: wait_for('worker-1.up'); die()", is_coordinator=True),
         script(
             "worker-1",
             "signal.signal(signal.SIGTERM, signal.SIG_IGN); mark('worker-1.up')\nif count == 1: time.sleep(60)",
         ),
-        patience=replace(QUICK, peers=0.3),
+        timeouts=replace(QUICK, peers=0.3),
     )
     assert "worker-1 did not end by itself in 0.3 s; killed" in caplog.text
     assert len(starts("worker-1")) == 2
@@ -148,7 +148,7 @@ def test_whoever_does_not_end_after_a_crash_is_killed(caplog: pytest.LogCaptureF
 
 def test_with_parameter_servers_a_worker_is_started_again_alone() -> None:
     supervise(
-        script("chief", "wait_for('back')", leads=True),
+        script("chief", "wait_for('back')", is_coordinator=True),
         script("worker-0", "mark('back') if count == 3 else die()", restarts_alone=True),
         script("ps-0", "wait_for('back')"),
     )
@@ -157,7 +157,7 @@ def test_with_parameter_servers_a_worker_is_started_again_alone() -> None:
 
 def test_with_parameter_servers_a_lost_server_starts_all_again() -> None:
     supervise(
-        script("chief", "if count == 1: wait_for('lost'); sys.exit(75)", leads=True),
+        script("chief", "if count == 1: wait_for('lost'); sys.exit(75)", is_coordinator=True),
         script("worker-0", "if count == 1: wait_for('lost'); sys.exit(75)", restarts_alone=True),
         script("ps-0", "if count == 1: mark('lost'); die()"),
     )
@@ -167,7 +167,9 @@ def test_with_parameter_servers_a_lost_server_starts_all_again() -> None:
 def test_a_worker_that_never_comes_back_ends_the_run_with_its_status() -> None:
     with pytest.raises(LaunchError, match="worker-0 ended with status 9") as caught:
         supervise(
-            script("chief", WAITS, leads=True), script("worker-0", "sys.exit(9)", restarts_alone=True), max_restarts=2
+            script("chief", WAITS, is_coordinator=True),
+            script("worker-0", "sys.exit(9)", restarts_alone=True),
+            max_restarts=2,
         )
     assert caught.value.status == 9
     assert (len(starts("worker-0")), len(starts("chief"))) == (3, 1)
@@ -176,16 +178,16 @@ def test_a_worker_that_never_comes_back_ends_the_run_with_its_status() -> None:
 def test_the_failure_of_one_that_waits_for_its_new_start_is_the_first() -> None:
     with pytest.raises(LaunchError, match="worker-0 was killed by SIGKILL"):
         supervise(
-            script("chief", "wait_for('lost'); time.sleep(0.2); sys.exit(75)", leads=True),
+            script("chief", "wait_for('lost'); time.sleep(0.2); sys.exit(75)", is_coordinator=True),
             script("worker-0", "mark('lost'); die()", restarts_alone=True),
             max_restarts=1,
-            patience=replace(QUICK, first_pause=30.0, longest_pause=0.5),
+            timeouts=replace(QUICK, first_pause=30.0, longest_pause=0.5),
         )
 
 
 def test_an_evaluator_is_started_again_alone_and_waited_for() -> None:
     supervise(
-        script("worker-0", "mark('end')", leads=True),
+        script("worker-0", "mark('end')", is_coordinator=True),
         script("evaluator", "wait_for('end'); time.sleep(0.1)\nif count < 3: die()\nmark('evaluated')",
                is_awaited=True, restarts_alone=True),
     )  # fmt: skip
@@ -198,7 +200,9 @@ def test_an_evaluator_that_can_not_be_helped_does_not_end_training(caplog: pytes
     with pytest.raises(LaunchError, match="evaluator ended with status 5") as caught:
         supervise(
             script(
-                "worker-0", "wait_for('evaluator.starts')\n" + wait + "time.sleep(0.3); mark('trained')", leads=True
+                "worker-0",
+                "wait_for('evaluator.starts')\n" + wait + "time.sleep(0.3); mark('trained')",
+                is_coordinator=True,
             ),
             script("evaluator", "sys.exit(5)", is_awaited=True, restarts_alone=True),
             max_restarts=1,
@@ -209,10 +213,10 @@ def test_an_evaluator_that_can_not_be_helped_does_not_end_training(caplog: pytes
 
 def test_leftovers_are_stopped_when_the_work_is_done(caplog: pytest.LogCaptureFixture) -> None:
     supervise(
-        script("worker-0", "wait_for('worker-1.up', 'worker-2.up')", leads=True),
+        script("worker-0", "wait_for('worker-1.up', 'worker-2.up')", is_coordinator=True),
         script("worker-1", WAITS),
         script("worker-2", "signal.signal(signal.SIGTERM, signal.SIG_IGN); mark('worker-2.up'); time.sleep(60)"),
-        patience=replace(QUICK, finish=0.3),
+        timeouts=replace(QUICK, finish=0.3),
     )
     assert "worker-1 has not ended with the others" in caplog.text
 
@@ -222,7 +226,7 @@ def test_a_signal_goes_to_the_lead_which_tells_the_others() -> None:
     with pytest.raises(Stopped) as caught:
         supervise(
             script("worker-0", "def save(*_): mark('saved'); leave(0, 0)\n" + WAITS.replace("leave", "save"),
-                   leads=True),
+                   is_coordinator=True),
             script("worker-1", "signal.signal(signal.SIGTERM, lambda *_: mark('told')); mark('worker-1.up')\n"
                    "wait_for('saved'); sys.exit(143)"),
         )  # fmt: skip
@@ -234,7 +238,7 @@ def test_a_signal_goes_to_the_lead_which_tells_the_others() -> None:
 def test_ctrl_c_does_not_reach_the_processes_and_stops_them_as_sigterm_does() -> None:
     when("worker-0.up", number=signal.SIGINT)
     with pytest.raises(Stopped) as caught:
-        supervise(script("worker-0", WAITS, leads=True))
+        supervise(script("worker-0", WAITS, is_coordinator=True))
     assert caught.value.signal == signal.SIGINT
 
 
@@ -242,10 +246,10 @@ def test_others_are_told_too_and_killed_in_the_end(caplog: pytest.LogCaptureFixt
     when("worker-0.up", "worker-1.up", "worker-2.up")
     with pytest.raises(Stopped):
         supervise(
-            script("worker-0", WAITS, leads=True),
+            script("worker-0", WAITS, is_coordinator=True),
             script("worker-1", "def told(*_): mark('told'); sys.exit(143)\n" + WAITS.replace("leave", "told")),
             script("worker-2", "signal.signal(signal.SIGTERM, signal.SIG_IGN); mark('worker-2.up'); time.sleep(60)"),
-            patience=replace(QUICK, lead=0.2, stop=0.5),
+            timeouts=replace(QUICK, lead=0.2, stop=0.5),
         )
     assert Path("told").exists()
     assert "worker-2 killed: too slow" in caplog.text
@@ -259,7 +263,7 @@ def test_a_second_signal_kills(caplog: pytest.LogCaptureFixture) -> None:
             script(
                 "worker-0",
                 "signal.signal(signal.SIGTERM, signal.SIG_IGN); mark('worker-0.up'); time.sleep(60)",
-                leads=True,
+                is_coordinator=True,
             )
         )
     assert "worker-0 killed: as told" in caplog.text
@@ -269,7 +273,9 @@ def test_a_process_that_was_told_to_stop_stops_all_without_a_new_start() -> None
     with pytest.raises(Stopped):
         supervise(
             script(
-                "worker-0", "def save(*_): mark('saved'); leave(0, 0)\n" + WAITS.replace("leave", "save"), leads=True
+                "worker-0",
+                "def save(*_): mark('saved'); leave(0, 0)\n" + WAITS.replace("leave", "save"),
+                is_coordinator=True,
             ),
             script("worker-1", "wait_for('worker-0.up'); sys.exit(143)"),
         )
@@ -281,7 +287,8 @@ def test_a_signal_in_the_pause_before_a_new_start_ends_it() -> None:
     when("worker-0.starts", delay=0.5)
     with pytest.raises(Stopped):
         supervise(
-            script("worker-0", "sys.exit(1)", leads=True), patience=replace(QUICK, first_pause=30.0, longest_pause=30.0)
+            script("worker-0", "sys.exit(1)", is_coordinator=True),
+            timeouts=replace(QUICK, first_pause=30.0, longest_pause=30.0),
         )
     assert len(starts("worker-0")) == 1
 
@@ -293,7 +300,7 @@ other = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(6
 with open(here / "orphan.starts", "w") as file:
     file.write(str(other.pid))
 """
-    supervise(script("worker-0", code, leads=True))
+    supervise(script("worker-0", code, is_coordinator=True))
     (orphan,) = starts("orphan")
     deadline = time.monotonic() + 10
     while is_running(orphan) and time.monotonic() < deadline:  # it is init that buries it

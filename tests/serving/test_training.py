@@ -11,7 +11,7 @@ import pytest
 import modelyard
 from cluster_processes import PARTS, cluster
 from conftest import engine_name
-from modelyard.comparison.folder import is_finished
+from modelyard.comparison.matrix_folder import is_finished
 from modelyard.errors import ConfigError, UserError
 from modelyard.run.directory import RunDirectory
 from modelyard.serving.exporting import export as exporting

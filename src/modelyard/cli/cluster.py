@@ -30,12 +30,12 @@ def launch(words: list[str], model_dir: str | None, layout: dict[str, Any], app:
         app: the command line that knows the command.
     """
     from modelyard.distributed.agreement import config_in_cluster
-    from modelyard.launcher.command import checked, with_model_dir
+    from modelyard.launcher.command import check_command, with_model_dir
     from modelyard.launcher.local import check_layout
     from modelyard.launcher.local import launch as launch_cluster
 
     given = list(words)
-    words, folder = with_model_dir(checked(normalize(words)), model_dir)
+    words, folder = with_model_dir(check_command(normalize(words)), model_dir)
     config = _config_of(words, app)
     addresses = check_layout(layout["workers"], layout["ps"], layout["evaluator"], layout["max_restarts"])
     config_in_cluster(config, Cluster(addresses=addresses, source="launch", model_dir=folder or "runs/new"))
@@ -92,7 +92,7 @@ def _flags(layout: dict[str, Any]) -> list[str]:
 
 def stop(model_dir: str, force: bool, timeout_secs: float) -> None:
     """Stops a run."""
-    from modelyard.launcher.stop import stop as stop_run
+    from modelyard.launcher.local import stop as stop_run
 
     show_log()
     with console().status("") as status:

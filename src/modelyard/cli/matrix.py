@@ -20,8 +20,8 @@ from modelyard.system.console import console, show_log
 
 def matrix(file: str | None, settings: dict[str, Any], options: dict[str, Any], *, as_json: bool) -> None:
     """Runs a matrix; the status is 1 if a cell failed."""
-    from modelyard.comparison.folder import MatrixFolder
-    from modelyard.comparison.run import matrix as run_matrix
+    from modelyard.comparison.matrix import matrix as run_matrix
+    from modelyard.comparison.matrix_folder import MatrixFolder
 
     show_log()
     runner = None if program() == "modelyard" else [sys.executable, str(Path(sys.argv[0]))]
@@ -29,7 +29,7 @@ def matrix(file: str | None, settings: dict[str, Any], options: dict[str, Any], 
         result = run_matrix(file, **settings, **options, program=runner, source=COMMAND_LINE)
     except Interrupted as interrupt:
         again = shlex.join(["matrix", "--output", str(settings["output"]), "--jobs", str(settings["jobs"])])
-        count = f"{interrupt.step} of {len(MatrixFolder(settings['output']).known_names())} cells done"
+        count = f"{interrupt.step} of {len(MatrixFolder(settings['output']).cell_axes())} cells done"
         with contextlib.suppress(OSError):  # the terminal may have been closed
             console().print(f"[bold]stopped with {count}; those under way are saved.[/] Go on with:")
             console().print(f"  {program()} {again}", soft_wrap=True, markup=False)
@@ -54,7 +54,7 @@ def matrix(file: str | None, settings: dict[str, Any], options: dict[str, Any], 
 
 def leaderboard(folder: str, metric: str | None, split: str | None, output: str | None, *, as_json: bool) -> None:
     """Makes a leaderboard and shows it."""
-    from modelyard.comparison.board import leaderboard as make
+    from modelyard.comparison.leaderboard import leaderboard as make
     from modelyard.comparison.pages import page_files
 
     place = Path(output or folder).expanduser()
@@ -68,17 +68,13 @@ def leaderboard(folder: str, metric: str | None, split: str | None, output: str 
 
 
 def _show(board: Any, out: Any) -> None:
-    from modelyard.comparison.wording import COSTS, LEGEND, heading, is_share, over_datasets, rank, result
+    from modelyard.comparison.pages import LEGEND, heading, table_rows
 
-    share = is_share(board)
-    columns = [
-        Column(Text(name), justify="right") for name in ("mean rank", *board.datasets, *(n for n, _ in COSTS.values()))
-    ]
-    table = Table(Column("model", overflow="fold"), *columns, title=Text(heading(board)), title_justify="left")
-    for entrant in board.entrants:
-        scores = [result(entrant.scores.get(dataset), share) for dataset in board.datasets]
-        costs = [over_datasets(entrant, of) for _, of in COSTS.values()]
-        table.add_row(*map(Text, (entrant.name, rank(entrant.mean_rank), *scores, *costs)))
+    (first, *names), *rows = table_rows(board)
+    columns = [Column(first, overflow="fold"), *(Column(Text(name), justify="right") for name in names)]
+    table = Table(*columns, title=Text(heading(board)), title_justify="left")
+    for row in rows:
+        table.add_row(*map(Text, row))
     out.print(table)
     out.print(LEGEND, markup=False)
     for note in board.notes:

@@ -6,8 +6,7 @@ import sys
 from typing import Any
 
 from modelyard.cli.commands import print_json
-from modelyard.launcher.dockerfile import dockerfile
-from modelyard.launcher.submit import submit, template_text
+from modelyard.launcher.submit import dockerfile, submit, template_text
 from modelyard.system.console import console
 
 

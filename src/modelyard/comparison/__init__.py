@@ -1,1 +1,1 @@
-"""Many models on many datasets: a matrix of runs, and the leaderboard that is made from their folders."""
+"""Compares many models on many datasets: a matrix of runs, and the leaderboard that is made from their folders."""

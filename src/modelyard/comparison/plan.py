@@ -1,4 +1,7 @@
-"""Which runs a matrix has: every combination of its axes, without the excluded ones, each with its resolved config."""
+"""The runs of a matrix: every combination of its axes except the excluded ones, each with its resolved config.
+
+A `MatrixRequest` comes from a YAML file, the command line or Python. `make_cells` checks it and returns its cells.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +10,118 @@ import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from modelyard import storage
-from modelyard.comparison.request import Request
 from modelyard.config import Config, resolve
-from modelyard.config.schema import CORE_FIELDS, is_free, is_path
-from modelyard.config.yaml_file import inline
-from modelyard.errors import ConfigError, Problem, unknown
+from modelyard.config.resolve import COMMAND_LINE
+from modelyard.config.schema import CORE_FIELDS, EXCLUSIVE, is_free, is_path
+from modelyard.config.yaml_file import Value, inline, read_sections
+from modelyard.errors import ConfigError, Problem, nearest, unknown
 from modelyard.loop.start import with_absolute_paths
 
 MODEL, DATASET, SEED = "model", "dataset", "random_seed"
-MOST_CELLS = 5000
-NAME = re.compile(r"[A-Za-z0-9_][\w.+=,@-]*")
-"""What a cell may be called: it is the name of a folder."""
-_OF_THE_MATRIX = ("model_dir", "runs_dir", "run_name", "resume", "best_model_dir")
-_RESULTS = (
+MAX_CELLS = 5000
+CELL_NAME = re.compile(r"[A-Za-z0-9_][\w.+=,@-]*")
+"""A valid name of a cell, which is also the name of its folder."""
+_SECTIONS = ("axes", "exclude", "options")
+_SET_BY_THE_MATRIX = ("model_dir", "runs_dir", "run_name", "resume", "best_model_dir")
+_AFFECT_RESULTS = (
     "train_steps", "train_epochs", "eval_every", "epochs_between_evals", "eval_throttle_secs",
     "test_time_augmentation", "test_at_end",
 )  # fmt: skip
-"""A run may change these when it goes on; in a matrix they would make cells that can't be compared."""
+"""A resumed run may change these options. In a matrix they would make cells that can't be compared."""
+
+
+# -- the request ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MatrixRequest:
+    """A matrix as the user describes it, not checked yet.
+
+    Args:
+        axes: for each option that varies, its values.
+        exclude: combinations to leave out.
+        options: options of all cells.
+        source: where the request comes from, for error messages.
+        pick_up_files: whether ./project.yaml is read, as for a run from the command line.
+        locations: file and line of single keys, if known: options, sections, ``exclude 0`` and so on.
+        problems: errors found so far; they are raised together with all others.
+    """
+
+    axes: Mapping[str, Sequence[Any]]
+    exclude: Sequence[Mapping[str, Any]] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    source: str = COMMAND_LINE
+    pick_up_files: bool = False
+    locations: Mapping[str, str] = field(default_factory=dict)
+    problems: Sequence[Problem] = ()
+
+    def where(self, key: str) -> str:
+        """Returns where ``key`` was set."""
+        return self.locations.get(key, self.source)
+
+
+def read_request(path: Path, overrides: MatrixRequest) -> MatrixRequest:
+    """Reads a request from a YAML file. Axes and options of ``overrides`` replace those of the file.
+
+    Errors in the file are added to ``problems`` of the result. Everything that could be read is kept.
+    """
+    problems: list[Problem] = []
+    found = read_sections(path, problems)
+    for key in [key for key in found if key not in _SECTIONS]:
+        problems.append(Problem(found[key].where, key, unknown("section", key, _SECTIONS)))
+        near = nearest(key, _SECTIONS, 1)
+        if near:  # the section is misspelt; its contents are checked all the same
+            found.setdefault(near[0], found[key])
+    axes, options = (_options(found, section, problems) for section in ("axes", "options"))
+    for key, value in axes.items():
+        if not isinstance(value.value, list):
+            problems.append(Problem(value.where, key, f"must be a list of values, got {inline(value.value)}."))
+            axes[key] = Value([value.value], value.where)
+    for pair in EXCLUSIVE:
+        if set(pair) & set(overrides.options):
+            options = {key: value for key, value in options.items() if key not in pair}
+    exclude = _exclusions(found, problems)
+    locations = {"axes": str(path), "exclude": str(path)}
+    locations |= {key: value.where for key, value in {**found, **options, **axes}.items()}
+    locations |= {f"exclude {number}": value.where for number, value in enumerate(exclude)}
+    locations |= dict.fromkeys((*overrides.options, *overrides.axes), overrides.source)
+    return MatrixRequest(
+        {**{key: value.value for key, value in axes.items()}, **overrides.axes},
+        [*(value.value for value in exclude), *overrides.exclude],
+        {**{key: value.value for key, value in options.items()}, **overrides.options},
+        f"{path} or {overrides.source}" if overrides.options or overrides.axes else str(path),
+        overrides.pick_up_files,
+        locations,
+        [*overrides.problems, *problems],
+    )
+
+
+def _options(found: Mapping[str, Value], section: str, problems: list[Problem]) -> dict[str, Value]:
+    if section not in found or found[section].value is None:
+        return {}
+    if isinstance(found[section].value, dict):
+        return dict(found[section].value)
+    problems.append(Problem(found[section].where, section, "must hold 'option: value' lines."))
+    return {}
+
+
+def _exclusions(found: Mapping[str, Value], problems: list[Problem]) -> list[Value]:
+    if "exclude" not in found or found["exclude"].value is None:
+        return []
+    listed: Any = found["exclude"].value
+    valid = [v for v in listed if isinstance(v.value, dict) and v.value] if isinstance(listed, list) else []
+    invalid = [v for v in listed if v not in valid] if isinstance(listed, list) else [found["exclude"]]
+    for value in invalid:
+        problems.append(Problem(value.where, "exclude", "must be a list of combinations of the axes."))
+    return [Value({str(key).replace("-", "_"): one for key, one in v.value.items()}, v.where) for v in valid]
+
+
+# -- its cells ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -36,10 +129,10 @@ class Cell:
     """One run of a matrix.
 
     Args:
-        name: its name.
-        axes: what it has of each axis.
+        name: its name, and that of its folder.
+        axes: its value on each axis.
         config: its config.
-        notes: what was set for it and has no effect.
+        notes: options that were set for it and have no effect.
     """
 
     name: str
@@ -49,95 +142,95 @@ class Cell:
 
     @property
     def identity(self) -> str:
-        """The same for cells that would learn and measure the same."""
-        return json.dumps(counted(self.config), sort_keys=True)
+        """A text that is the same for cells with the same results."""
+        return json.dumps(result_options(self.config), sort_keys=True)
 
 
-def counted(config: Config) -> dict[str, Any]:
-    """The options that decide what comes out of a run."""
-    return {key: value for key, value in config.flat().items() if counts(key)}
+def result_options(config: Config) -> dict[str, Any]:
+    """Returns the options that affect the results of a run."""
+    return {key: value for key, value in config.flat().items() if affects_results(key)}
 
 
-def counts(key: str) -> bool:
-    """Whether an option has a part in what comes out of a run."""
-    return key in _RESULTS or not is_free(key)
+def affects_results(key: str) -> bool:
+    """Returns whether an option affects the results of a run."""
+    return key in _AFFECT_RESULTS or not is_free(key)
 
 
-def make_cells(request: Request) -> list[Cell]:
-    """All cells, in the order in which they run: the first ones cover every model and every dataset.
+def make_cells(request: MatrixRequest) -> list[Cell]:
+    """Returns all cells in the order in which they run: the first ones cover every model and every dataset.
 
     Raises:
-        ConfigError: with every mistake, of all cells.
+        ConfigError: with every problem of every cell.
     """
-    problems = [*request.problems, *_wrong_axes(request), *_wrong_exclusions(request)]
+    problems = [*request.problems, *_axis_problems(request), *_exclusion_problems(request)]
     usable = {key: values for key, values in request.axes.items() if values}
     excluded = [one for one in request.exclude if set(one) <= set(usable)]
-    combinations = [one for one in _in_turn(usable) if not any(_matches(one, x) for x in excluded)]
+    combinations = [one for one in _combinations(usable) if not any(_matches(one, x) for x in excluded)]
     if not combinations:
-        problems.append(Problem(request.where("exclude"), "exclude", "leaves no cell over."))
-    if len(combinations) > MOST_CELLS:
-        message = f"these make {len(combinations):,} runs; {MOST_CELLS:,} are the most."
+        problems.append(Problem(request.where("exclude"), "exclude", "leaves no cell."))
+    if len(combinations) > MAX_CELLS:
+        message = f"these make {len(combinations):,} runs; a matrix has at most {MAX_CELLS:,}."
         raise ConfigError([*problems, Problem(request.where("axes"), "axes", message)])
     configs: list[Config] = []
     for axes in combinations:
         try:
-            configs.append(_resolved(request, axes))
+            configs.append(_resolve_cell(request, axes))
         except ConfigError as error:
-            problems += [_placed(request, problem) for problem in error.problems]
+            problems += [_located(request, problem) for problem in error.problems]
     problems += _missing_files(request, configs)
     if not problems:
         problems = list(_unused(request, combinations, configs))
     if problems:
         raise ConfigError(dict.fromkeys(problems))
-    return _named(request, combinations, configs)
+    return _named_cells(request, combinations, configs)
 
 
-def _placed(request: Request, problem: Problem) -> Problem:
-    """The problem with the line of its option, where a file has one."""
+def _located(request: MatrixRequest, problem: Problem) -> Problem:
+    """Adds the line of its option, if it is in a file."""
     return replace(problem, where=request.where(problem.key)) if problem.where == request.source else problem
 
 
-def _resolved(request: Request, axes: Mapping[str, Any]) -> Config:
+def _resolve_cell(request: MatrixRequest, axes: Mapping[str, Any]) -> Config:
     given = {**request.options, **axes}
     config = resolve(given, source=request.source, pick_up_files=request.pick_up_files, shared=True)
     if config.best_model_dir is not None and "best_model_dir" not in given:
-        message = "would be the same for all cells; leave it out, and each has its own."
+        message = "would be the same for all cells. Leave it out: each cell has its own."
         raise ConfigError([Problem(config.origin("best_model_dir"), "best_model_dir", message)])
-    ours: dict[str, Any] = {}
-    if config.origin("test_at_end") == "default":  # the test score is what is compared, unless somebody says otherwise
-        ours["test_at_end"] = True
-    if "cluster" not in given:  # a cell must not look for other processes, whatever single runs of this project do
-        ours["cluster"] = "none"
-    return with_absolute_paths(config.model_copy(update=ours))
+    defaults: dict[str, Any] = {}
+    if config.origin("test_at_end") == "default":  # test scores are compared, unless the user says otherwise
+        defaults["test_at_end"] = True
+    if "cluster" not in given:  # a cell is one process, even if project.yaml names a cluster for single runs
+        defaults["cluster"] = "none"
+    return with_absolute_paths(config.model_copy(update=defaults))
 
 
-def _overruled(request: Request, config: Config) -> tuple[str, ...]:
-    """What somebody set for runs and a cell does not have."""
+def _ignored_options(request: MatrixRequest, config: Config) -> tuple[str, ...]:
     where = config.origin("cluster")
     if where in ("default", request.source):
         return ()
     return (f"{where}: cluster has no effect here: every cell is a run of one process.",)
 
 
-def _wrong_axes(request: Request) -> Iterator[Problem]:
-    if not request.axes and not request.problems:  # a file that can't be read may have meant some
-        yield Problem(request.where("axes"), "axes", "there are none. Say what varies: models, datasets, seeds.")
+def _axis_problems(request: MatrixRequest) -> Iterator[Problem]:
+    if not request.axes and not request.problems:  # a file that can't be read may have some
+        message = "there are none. Give the options that vary: models, datasets, seeds."
+        yield Problem(request.where("axes"), "axes", message)
     for key, values in request.axes.items():
         where = request.where(key)
         texts = [inline(value) for value in values]
         if not values:
             yield Problem(where, key, "has no values.")
         for text in dict.fromkeys(text for text in texts if texts.count(text) > 1):
-            yield Problem(where, key, f"names {text} twice; then cells would be the same.")
+            yield Problem(where, key, f"lists {text} twice; the cells would be identical.")
         if key in request.options:
-            yield Problem(where, key, "is an axis of this matrix and an option for all; give one of the two.")
+            yield Problem(where, key, "is both an axis of this matrix and an option of all cells; give only one.")
     for key in dict.fromkeys((*request.axes, *request.options)):
-        if key in _OF_THE_MATRIX:
-            message = "has no use here: every cell has a run folder of its own, in --output."
+        if key in _SET_BY_THE_MATRIX:
+            message = "has no effect here: every cell has its own run folder in --output."
             yield Problem(request.where(key), key, message)
 
 
-def _wrong_exclusions(request: Request) -> Iterator[Problem]:
+def _exclusion_problems(request: MatrixRequest) -> Iterator[Problem]:
     for number, combination in enumerate(request.exclude):
         where = request.where(f"exclude {number}")
         for key, value in combination.items():
@@ -145,8 +238,8 @@ def _wrong_exclusions(request: Request) -> Iterator[Problem]:
                 yield Problem(where, "exclude", unknown("axis", str(key), request.axes))
                 continue
             known = [inline(one) for one in request.axes[key]]
-            asked = [value] if inline(value) in known or not isinstance(value, list) else value
-            for one in asked:
+            excluded = [value] if inline(value) in known or not isinstance(value, list) else value
+            for one in excluded:
                 if inline(one) not in known:
                     yield Problem(where, "exclude", unknown(f"value of {key}", inline(one), known))
 
@@ -160,12 +253,13 @@ def _matches(axes: Mapping[str, Any], exclusion: Mapping[str, Any]) -> bool:
     return all(fits(axes[key], value) for key, value in exclusion.items())
 
 
-def _in_turn(axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """All combinations: seed by seed, and models and datasets diagonally, so that early results cover all of them."""
+def _combinations(axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """Yields seed by seed, and models and datasets diagonally, so that early results cover all of them."""
     models, datasets = axes.get(MODEL, (None,)), axes.get(DATASET, (None,))
     others = [key for key in axes if key not in (MODEL, DATASET, SEED)]
-    many, few = max(len(models), len(datasets)), (len(models), len(datasets))
-    diagonal = sorted(itertools.product(range(few[0]), range(few[1])), key=lambda at: ((at[1] - at[0]) % many, at))
+    period = max(len(models), len(datasets))
+    pairs = itertools.product(range(len(models)), range(len(datasets)))
+    diagonal = sorted(pairs, key=lambda at: ((at[1] - at[0]) % period, at))
     for seed in axes.get(SEED, (None,)):
         for values in itertools.product(*(axes[key] for key in others)):
             rest = dict(zip(others, values, strict=True))
@@ -174,32 +268,33 @@ def _in_turn(axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
                 yield {key: one[key] for key in axes}
 
 
-def _unused(request: Request, combinations: list[dict[str, Any]], configs: list[Config]) -> Iterator[Problem]:
-    """Options of parts that a cell does not have: such an axis makes cells that are the same."""
+def _unused(request: MatrixRequest, combinations: list[dict[str, Any]], configs: list[Config]) -> Iterator[Problem]:
+    """Yields options of parts that a cell does not have: such an axis makes identical cells."""
     for axes, config in zip(combinations, configs, strict=True):
         has = config.flat()
         for key in axes:
             if key not in has:
-                message = f"has no use with model {config.model} and dataset {config.dataset}; exclude them."
+                message = f"has no effect with model {config.model} and dataset {config.dataset}; exclude them."
                 yield Problem(request.where(key), key, message)
     for key in request.options:
         if key not in CORE_FIELDS and not any(key in config.part_options for config in configs):
-            yield Problem(request.where(key), key, "has no use here: no cell has the part whose option it is.")
+            message = "has no effect here: no cell has the model, dataset or other part that it belongs to."
+            yield Problem(request.where(key), key, message)
 
 
-def _missing_files(request: Request, configs: list[Config]) -> Iterator[Problem]:
+def _missing_files(request: MatrixRequest, configs: list[Config]) -> Iterator[Problem]:
     for name in dict.fromkeys(config.dataset for config in configs):
         if is_path(name) and not storage.is_remote(name) and not set("*?[") & set(name) and not Path(name).exists():
             yield Problem(request.where(DATASET), DATASET, f"there is no file or folder {name}.")
 
 
-def _named(request: Request, combinations: list[dict[str, Any]], configs: list[Config]) -> list[Cell]:
-    names = [_name(axes) for axes in combinations]
+def _named_cells(request: MatrixRequest, combinations: list[dict[str, Any]], configs: list[Config]) -> list[Cell]:
+    names = [_cell_name(axes) for axes in combinations]
     cells = []
     for name, axes, config in zip(names, combinations, configs, strict=True):
         if names.count(name) > 1:  # files of the same name in two folders
             name = f"{name}-{hashlib.sha256(inline(axes).encode()).hexdigest()[:6]}"
-        cells.append(Cell(name, axes, config, _overruled(request, config)))
+        cells.append(Cell(name, axes, config, _ignored_options(request, config)))
     seen: dict[str, Cell] = {}
     problems = []
     for cell in cells:
@@ -212,8 +307,8 @@ def _named(request: Request, combinations: list[dict[str, Any]], configs: list[C
     return cells
 
 
-def _name(axes: Mapping[str, Any]) -> str:
-    """A name of a folder that people can read: simple_cnn-digits-optimizer=sgd-seed0."""
+def _cell_name(axes: Mapping[str, Any]) -> str:
+    """Returns a readable name for a folder, such as simple_cnn-digits-optimizer=sgd-seed0."""
     parts = []
     for key, value in axes.items():
         text = value if isinstance(value, str) else inline(value)

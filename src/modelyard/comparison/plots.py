@@ -11,29 +11,29 @@ from html import escape
 WIDTH, HEIGHT, COLOURS = 420, 300, 8
 _RIGHT, _TOP, _BOTTOM = 14, 14, 44
 _LETTER, _LINE = 6.8, 14.0
-"""How wide a letter of a name is, and how high: enough to keep names apart."""
-LONGEST = 26
-"""Letters of a name that has room in a plot; of longer ones the end is cut off."""
-_SAME_SPOT = 3.0
+"""Width and height of a letter of a name, large enough to keep names apart."""
+MAX_NAME = 26
+"""Letters of the longest name that fits in a plot; longer names are truncated."""
+_SAME_POSITION = 3.0
 
 
 @dataclass(frozen=True)
 class Point:
-    """A point: its name, where it is, how far its error bar reaches, and its number, from 0, which gives its colour."""
+    """A point: its name, its coordinates, the length of its error bar, and its index, which selects its colour."""
 
     name: str
     x: float
     y: float
     error: float | None
-    number: int
+    index: int
 
     @property
-    def kind(self) -> str:
-        """The class of its colour."""
-        return f"c{self.number % COLOURS}"
+    def css_class(self) -> str:
+        """The CSS class of its colour."""
+        return f"c{self.index % COLOURS}"
 
 
-_Spot = tuple[float, float]
+_Position = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -58,15 +58,15 @@ def scatter(
     numbered: bool = False,
     most: float = math.inf,
 ) -> str:
-    """A plot of ``points``.
+    """Returns a plot of ``points`` as SVG; empty if there are none.
 
     Args:
-        points: at least one; those without a positive x have no place on the axis and are left out.
-        x_name: what the lower axis is.
-        y_name: what the other one is.
+        points: the points; those without a positive x are left out, since the axis is logarithmic.
+        x_name: the name of the lower axis.
+        y_name: the name of the other axis.
         scale: the values of y are multiplied by it, for percentages.
-        numbered: points are labelled by their numbers, from 1, and not by their names.
-        most: y has no values above it, so no ticks either; scaled.
+        numbered: label points by numbers from 1, not by their names.
+        most: the largest possible value of y, scaled; there are no ticks above it.
     """
     points = [p for p in points if p.x > 0 and math.isfinite(p.x) and math.isfinite(p.y)]
     if not points:
@@ -76,7 +76,7 @@ def scatter(
     bottom, top, ticks = _linear_range(min(bars), max(bars), most)
     margin = 12 + 7 * max((len(_plain(value)) for value in ticks), default=4)
 
-    def place(x: float, y: float) -> tuple[float, float]:
+    def position_of(x: float, y: float) -> tuple[float, float]:
         across = (math.log10(x) - low) / (high - low)
         up = (y - bottom) / (top - bottom)
         return margin + across * (WIDTH - margin - _RIGHT), HEIGHT - _BOTTOM - up * (HEIGHT - _TOP - _BOTTOM)
@@ -84,70 +84,69 @@ def scatter(
     label = escape(f"{y_name} against {x_name}: " + ", ".join(p.name for p in points), quote=True)
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">']
     for value in ticks:
-        _, y = place(10**low, value)
+        _, y = position_of(10**low, value)
         parts.append(f'<line class="grid" x1="{margin}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text class="tick" x="{margin - 6}" y="{y + 4:.1f}" text-anchor="end">{_plain(value)}</text>')
     for value in _log_ticks(low, high):
-        x, _ = place(value, bottom)
+        x, _ = position_of(value, bottom)
         parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{HEIGHT - _BOTTOM}"/>')
         parts.append(
             f'<text class="tick" x="{x:.1f}" y="{HEIGHT - _BOTTOM + 16}" text-anchor="middle">{_short(value)}</text>'
         )
     middle = (margin + WIDTH - _RIGHT) / 2
     parts.append(f'<text class="axis" x="{middle:.0f}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x_name)}</text>')
-    parts += _marks(points, place, scale, margin, numbered)
+    parts += _marks(points, position_of, scale, margin, numbered)
     return "".join([*parts, "</svg>"])
 
 
 def _marks(
     points: Sequence[Point],
-    place: Callable[[float, float], tuple[float, float]],
+    position_of: Callable[[float, float], tuple[float, float]],
     scale: float,
     left: int,
     numbered: bool,
 ) -> list[str]:
-    """Error bars, points, and names or numbers beside them where there is room."""
-    spots = [place(p.x, scale * p.y) for p in points]
+    """Draws error bars, points, and names or numbers beside them where there is room."""
+    positions = [position_of(p.x, scale * p.y) for p in points]
     parts: list[str] = []
-    taken = [_Box(x - 5, y - 5, x + 5, y + 5) for x, y in spots]
-    for point, (x, _) in zip(points, spots, strict=True):
+    taken = [_Box(x - 5, y - 5, x + 5, y + 5) for x, y in positions]
+    for point, (x, _) in zip(points, positions, strict=True):
         if point.error:
-            _, upper = place(point.x, scale * (point.y + point.error))
-            _, lower = place(point.x, scale * (point.y - point.error))
+            _, upper = position_of(point.x, scale * (point.y + point.error))
+            _, lower = position_of(point.x, scale * (point.y - point.error))
             path = f"M{x:.1f} {lower:.1f}V{upper:.1f}M{x - 4:.1f} {lower:.1f}h8M{x - 4:.1f} {upper:.1f}h8"
-            parts.append(f'<path class="bar {point.kind}" d="{path}"/>')
+            parts.append(f'<path class="bar {point.css_class}" d="{path}"/>')
             taken.append(_Box(x - 2, upper, x + 2, lower))
-    for point, (x, y) in zip(points, spots, strict=True):
+    for point, (x, y) in zip(points, positions, strict=True):
         value = f"{scale * point.y:.4g}" + (f" ± {scale * point.error:.2g}" if point.error is not None else "")
         title = f"{point.name}: {value}, {_short(point.x)}"
-        parts.append(
-            f'<circle class="{point.kind}" cx="{x:.1f}" cy="{y:.1f}" r="4.5"><title>{escape(title)}</title></circle>'
-        )
-    for name, (x, y) in _numbers(points, spots) if numbered else _names(points, spots):
-        box = _room(name, x, y, taken, left)
+        circle = f'<circle class="{point.css_class}" cx="{x:.1f}" cy="{y:.1f}" r="4.5">'
+        parts.append(f"{circle}<title>{escape(title)}</title></circle>")
+    for name, (x, y) in _numbers(points, positions) if numbered else _names(points, positions):
+        box = _label_box(name, x, y, taken, left)
         taken.append(box)
         parts.append(f'<text class="name" x="{box.left:.1f}" y="{box.bottom - 3:.1f}">{escape(name)}</text>')
     return parts
 
 
-def _names(points: Sequence[Point], spots: Sequence[_Spot]) -> list[tuple[str, _Spot]]:
-    names = [p.name if len(p.name) <= LONGEST else f"{p.name[: LONGEST - 1]}…" for p in points]
-    return list(zip(names, spots, strict=True))
+def _names(points: Sequence[Point], positions: Sequence[_Position]) -> list[tuple[str, _Position]]:
+    names = [p.name if len(p.name) <= MAX_NAME else f"{p.name[: MAX_NAME - 1]}…" for p in points]
+    return list(zip(names, positions, strict=True))
 
 
-def _numbers(points: Sequence[Point], spots: Sequence[_Spot]) -> list[tuple[str, _Spot]]:
-    """Their numbers; those of points that lie on each other are one label: 1–3, 5."""
-    groups: list[tuple[list[int], _Spot]] = []
-    for point, spot in zip(points, spots, strict=True):
-        mine = next((numbers for numbers, other in groups if math.dist(spot, other) < _SAME_SPOT), None)
+def _numbers(points: Sequence[Point], positions: Sequence[_Position]) -> list[tuple[str, _Position]]:
+    """Returns the numbers of the points; points at the same position share a label, such as 1–3, 5."""
+    groups: list[tuple[list[int], _Position]] = []
+    for point, position in zip(points, positions, strict=True):
+        mine = next((numbers for numbers, other in groups if math.dist(position, other) < _SAME_POSITION), None)
         if mine is None:
-            groups.append(([point.number + 1], spot))
+            groups.append(([point.index + 1], position))
         else:
-            mine.append(point.number + 1)
-    return [(_in_runs(sorted(numbers)), spot) for numbers, spot in groups]
+            mine.append(point.index + 1)
+    return [(_as_ranges(sorted(numbers)), position) for numbers, position in groups]
 
 
-def _in_runs(numbers: Sequence[int]) -> str:
+def _as_ranges(numbers: Sequence[int]) -> str:
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
@@ -157,8 +156,8 @@ def _in_runs(numbers: Sequence[int]) -> str:
     return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
 
 
-def _room(name: str, x: float, y: float, taken: Sequence[_Box], margin: int) -> _Box:
-    """Where a name hides least."""
+def _label_box(name: str, x: float, y: float, taken: Sequence[_Box], margin: int) -> _Box:
+    """Returns the position where a name covers least."""
     width = len(name) * _LETTER
     best, least = None, math.inf
     for turn, (side, shift) in enumerate(itertools.product((1, -1, 0), (0, -14, 14, -26, 26, -38, 38))):
@@ -192,7 +191,7 @@ def _log_ticks(low: float, high: float) -> list[float]:
 
 
 def _linear_range(low: float, high: float, most: float) -> tuple[float, float, list[float]]:
-    if high - low < 1e-4 * abs(high) or high == low:  # all the same: an axis that shows it and no digits of noise
+    if high - low < 1e-4 * abs(high) or high == low:  # all values are equal: the axis must not show rounding noise
         middle, half = (low + high) / 2, abs(high) / 200 or 0.5
         low, high = middle - half, min(middle + half, max(most, high))
     size = high - low

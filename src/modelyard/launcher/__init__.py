@@ -1,1 +1,1 @@
-"""Starts the processes of a run: as a cluster on this machine, or on somebody else's. Stops them, too."""
+"""Starts and stops the processes of a run: on this machine, or as a job for SLURM, Kubernetes or Vertex AI."""

@@ -1,7 +1,7 @@
-"""Becomes a process of a cluster: binds itself to cores, sees to it that it dies with its launcher, runs the command.
+"""Runs a command as a process of a cluster: binds it to cores, and has it die with its launcher.
 
-Run as a file, by path: ``child.py LAUNCHER CORES WORD …``. It imports nothing of Modelyard, so that it is quick. What
-it does can't be done between fork and exec in the launcher, which has threads.
+Run as a file, by path: ``child.py LAUNCHER CORES COMMAND …``. It imports nothing of Modelyard, so that it is quick. The
+launcher can't do this between fork and exec, because it has threads.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Never returns: the command takes the place of this process."""
+    """Replaces this process by the command; never returns."""
     launcher, cores, *words = sys.argv[1:]
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -10,9 +10,7 @@ from pydantic import Field
 
 from modelyard.config.resolve import COMMAND_LINE
 from modelyard.errors import ConfigError, Problem
-from modelyard.launcher.container import ContainerResources, arguments, command
-from modelyard.launcher.job import Job
-from modelyard.launcher.resources import Memory, Word
+from modelyard.launcher.job import ContainerResources, Job, Memory, Word, container_arguments, container_command
 from modelyard.launcher.template import fill_yaml
 from modelyard.storage import is_remote
 
@@ -24,17 +22,17 @@ Folder = Annotated[str, Field(pattern=r"^/[A-Za-z0-9_./-]+$", max_length=500)]
 
 
 class KubernetesResources(ContainerResources):
-    """What a job asks of Kubernetes."""
+    """The resources of a Kubernetes job."""
 
-    namespace: Label | None = Field(None, description="where it is created (default: that of kubectl's context)")
-    cpus: float | None = Field(None, gt=0, le=4096, description="cores of each process")
-    memory: Memory | None = Field(None, description="of each process, such as 16Gi")
-    gpu_resource: Word = Field("nvidia.com/gpu", description="what the cluster calls a GPU")
+    namespace: Label | None = Field(None, description="namespace of the job (default: that of kubectl's context)")
+    cpus: float | None = Field(None, gt=0, le=4096, description="cores per process")
+    memory: Memory | None = Field(None, description="memory per process, such as 16Gi")
+    gpu_resource: Word = Field("nvidia.com/gpu", description="the cluster's name for a GPU")
     claim: Label | None = Field(None, description="PersistentVolumeClaim (ReadWriteMany) for the run folders")
     mount: Folder = Field(DEFAULT_MOUNT, description="where the claim is mounted")
-    data_claim: Label | None = Field(None, description="PersistentVolumeClaim with data, mounted for reading")
+    data_claim: Label | None = Field(None, description="PersistentVolumeClaim with data, mounted read-only")
     data_mount: Folder = Field("/data", description="where the data is mounted")
-    service_account: Label | None = Field(None, description="whose rights the pods have, for cloud storage too")
+    service_account: Label | None = Field(None, description="service account of the pods, also for cloud storage")
     secret: Label | None = Field(None, description="Secret whose entries become environment variables")
     pull_secret: Label | None = Field(None, description="Secret for the registry of the image")
     node_selector: dict[Word, Word] = Field({}, description="labels that the machines must have")
@@ -42,18 +40,18 @@ class KubernetesResources(ContainerResources):
         {}, description="environment variables"
     )
     user: int = Field(1000, ge=1, le=2**31 - 1, description="user and group id of the processes")
-    port: int = Field(2222, ge=1024, le=65535, description="on which each process listens")
-    grace_secs: int = Field(120, ge=1, le=65535, description="how long a pod may take to save when it must go")
+    port: int = Field(2222, ge=1024, le=65535, description="port on which each process listens")
+    grace_secs: int = Field(120, ge=1, le=65535, description="how long a pod may take to save when it is evicted")
 
 
 def render(job: Job, resources: KubernetesResources, template: str, where: str) -> str:
-    """The manifest.
+    """Returns the manifest.
 
     Args:
-        job: what to run.
-        resources: what it asks for.
-        template: YAML with places for the values.
-        where: what the template is called in messages.
+        job: the job.
+        resources: its resources.
+        template: YAML with placeholders.
+        where: the name of the template in messages.
     """
     _check_model_dir(job, resources)
     name = job_name(job)
@@ -76,8 +74,8 @@ def render(job: Job, resources: KubernetesResources, template: str, where: str) 
         "NODE_SELECTOR": dict(resources.node_selector),
         "USER": resources.user,
         "IMAGE": resources.image,
-        "COMMAND": [_literal(word) for word in command(resources)],
-        "ARGS": [_literal(word) for word in arguments(job, resources)],
+        "COMMAND": [_literal(word) for word in container_command(resources)],
+        "ARGS": [_literal(word) for word in container_arguments(job, resources)],
         "ENV": [{"name": key, "value": _literal(value)} for key, value in (env | resources.env).items()],
         "ENV_FROM": [{"secretRef": {"name": resources.secret}}] if resources.secret else [],
         "REQUESTS": ({"cpu": f"{resources.cpus:g}"} if resources.cpus else {}) | memory,
@@ -89,25 +87,27 @@ def render(job: Job, resources: KubernetesResources, template: str, where: str) 
 
 
 def submit_command(path: str, job: Job, resources: KubernetesResources) -> list[str]:
-    """What hands the manifest to the cluster."""
+    """Returns the command that submits the manifest."""
     return ["kubectl", "create", "-f", path]
 
 
 def job_name(job: Job) -> str:
-    """The run's name as Kubernetes allows it: a host name, with room for the number of a pod."""
+    """Returns the name of the job as a valid host name, with room for the index of a pod."""
     text = re.sub(r"[^a-z0-9]+", "-", job.name.lower()).strip("-")
-    return (text if text[:1].isalpha() else f"run-{text}")[:57].rstrip("-")  # a Service begins with a letter
+    return (text if text[:1].isalpha() else f"run-{text}")[:57].rstrip(
+        "-"
+    )  # the name of a Service begins with a letter
 
 
 def addresses(job: Job, resources: KubernetesResources) -> dict[str, list[str]]:
-    """host:port of every process, by role, in the order of their indexes."""
+    """Returns host:port of every process, by role, in the order of their indexes."""
     name = job_name(job)
     hosts = (f"{name}-{index}.{name}:{resources.port}" for index in range(job.processes))
     return {role: [next(hosts) for _ in range(count)] for role, count in job.roles.items()}
 
 
 def _literal(text: str) -> str:
-    """Kubernetes replaces $(NAME) in arguments and variables; $$ is a dollar sign."""
+    """Escapes a text: Kubernetes replaces $(NAME) in arguments and variables; $$ is a dollar sign."""
     return text.replace("$", "$$")
 
 
@@ -128,7 +128,7 @@ def _volumes(resources: KubernetesResources) -> tuple[list[dict[str, Any]], list
     if resources.data_claim:
         claim = {"claimName": resources.data_claim, "readOnly": True}
         add("data", {"persistentVolumeClaim": claim}, resources.data_mount, readOnly=True)
-    if resources.gpus > 1:  # NCCL talks through it; a container has 64 MB
+    if resources.gpus > 1:  # NCCL communicates through it; a container has 64 MB
         add("shared-memory", {"emptyDir": {"medium": "Memory"}}, "/dev/shm")
     return volumes, mounts
 
@@ -139,8 +139,10 @@ def _check_model_dir(job: Job, resources: KubernetesResources) -> None:
     inside = resources.claim is not None and folder.startswith(f"{mount}/") and ".." not in folder.split("/")
     if is_remote(folder) or inside:
         return
-    message = f"{folder!r} is in the pod itself and would be lost with it; name a URL such as gs://bucket/runs/mine"
+    message = f"{folder!r} is inside the pod and would be lost with it. Give a URL such as gs://bucket/runs/mine"
     message += (
-        f", or a folder in {mount}, where the claim is." if resources.claim else ", or give a claim in --resources."
+        f", or a folder in {mount}, where the claim is mounted."
+        if resources.claim
+        else ", or set claim in --resources."
     )
     raise ConfigError([Problem(COMMAND_LINE, "model_dir", message)])

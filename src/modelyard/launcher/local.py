@@ -1,4 +1,4 @@
-"""A whole cluster on this machine."""
+"""Launches a cluster of processes on this machine, and stops the processes of a run."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import logging
 import os
 import shlex
 import shutil
+import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -18,19 +20,28 @@ from typing import IO
 from modelyard import storage
 from modelyard.cluster.description import CHIEF, EVALUATOR, PARAMETER_SERVERS, PS, WORKER, Cluster, Member
 from modelyard.cluster.tf_config import TF_CONFIG
-from modelyard.errors import Interrupted, UserError
-from modelyard.launcher.command import checked, with_model_dir
-from modelyard.launcher.ports import HeldPorts
-from modelyard.launcher.processes import Spec
-from modelyard.launcher.shares import NO_GPU, VISIBLE, deal_cores, deal_gpus, found_cores, found_gpus
-from modelyard.launcher.supervise import MISTAKE, LaunchError, Patience, Stopped, Supervisor
-from modelyard.launcher.view import is_live, shown
+from modelyard.errors import Interrupted, RunError, UserError
+from modelyard.launcher.command import check_command, with_model_dir
+from modelyard.launcher.processes import (
+    NO_GPU,
+    VISIBLE_GPUS,
+    ProcessSpec,
+    ReservedPorts,
+    available_gpus,
+    bindable_cores,
+    divide_cores,
+    divide_gpus,
+)
+from modelyard.launcher.supervise import USER_ERROR, LaunchError, Stopped, Supervisor, Timeouts, live_display
 from modelyard.run.checkpoint import list_checkpoints
 from modelyard.run.directory import RunDirectory
+from modelyard.system.console import console
 from modelyard.system.log import log_to
+from modelyard.system.pid_file import Holder, holders
 
 LAUNCHER = "launch"
 """The name of the launcher's own log and pid file."""
+_POLL_SECONDS = 0.1
 log = logging.getLogger("modelyard")
 
 
@@ -45,46 +56,46 @@ def launch(
     pin: bool = True,
     cache_dir: str | None = None,
     program: Sequence[str] | None = None,
-    patience: Patience | None = None,
+    timeouts: Timeouts | None = None,
 ) -> None:
-    """Runs a command as a cluster of processes on this machine, and keeps it going until its work is done.
+    """Runs a command as a cluster of processes on this machine, and restarts them until the work is done.
 
     Args:
-        command: the words of an ordinary command: train, train-and-evaluate or resume, with its options.
-        workers: how many processes train (default: 1).
-        ps: how many parameter servers; with some, a chief coordinates the workers.
-        evaluator: whether a process of its own evaluates.
+        command: the words of a command: train, train-and-evaluate or resume, with its options.
+        workers: the number of processes that train (default: 1).
+        ps: the number of parameter servers; with them, a chief coordinates the workers.
+        evaluator: whether a separate process evaluates.
         model_dir: the run folder that all share; may be in the command instead.
-        max_restarts: how often in a row to start again without progress.
-        pin: bind each training process to its share of the cores.
-        cache_dir: where a run folder on an object store is worked on; None is the usual place.
-        program: what understands the command; by default Modelyard itself.
-        patience: how long to wait for what.
+        max_restarts: how many restarts in a row are allowed without progress.
+        pin: whether each training process is bound to its part of the cores.
+        cache_dir: the local copy of a run folder on an object store; None for the default.
+        program: the program that runs the command; by default Modelyard itself.
+        timeouts: how long to wait for processes that exit.
 
     Raises:
-        LaunchError: if a process fails for good.
-        Interrupted: after SIGTERM or SIGINT, when all have saved and ended.
+        LaunchError: if a process fails and is not restarted.
+        Interrupted: after SIGTERM or SIGINT, when all have saved and exited.
 
     Example:
         >>> modelyard.launch(["train", "--dataset", "digits"], workers=2, model_dir="run")
     """
     addresses = check_layout(workers, ps, evaluator, max_restarts)
-    words, folder = with_model_dir(checked(command), model_dir)
+    words, folder = with_model_dir(check_command(command), model_dir)
     if folder is None:
-        raise UserError("where to? Name the run folder that all processes share: model_dir.")
+        raise UserError("model_dir is missing. Give the run folder that all processes share.")
     directory = RunDirectory(local_folder(folder, cache_dir))
     if directory.path.exists() and not directory.path.is_dir():
-        raise UserError(f"{folder} is a file; the run folder must be a folder.")
+        raise UserError(f"{folder} is a file; model_dir must be a folder.")
     program = [sys.executable, "-m", "modelyard"] if program is None else list(program)
     with log_to(directory.logs, LAUNCHER):
         log.info("launching %s in %s: %s", Cluster(addresses=addresses).listed(), folder, shlex.join(words))
         try:
-            _run((*program, *words), addresses, directory, max_restarts, pin, patience)
-        except Stopped as stop:
-            raise Interrupted(stop.signal, newest_step(directory), folder) from None
+            _run((*program, *words), addresses, directory, max_restarts, pin, timeouts)
+        except Stopped as stopped:
+            raise Interrupted(stopped.signal, newest_step(directory), folder) from None
         except LaunchError as error:
-            if error.status == MISTAKE:
-                _tidy(directory)
+            if error.status == USER_ERROR:
+                _remove_if_unused(directory)
             raise
 
 
@@ -94,36 +105,35 @@ def _run(
     directory: RunDirectory,
     max_restarts: int,
     pin: bool,
-    patience: Patience | None,
+    timeouts: Timeouts | None,
 ) -> None:
-    gpus, cores = found_gpus(os.environ), found_cores() if pin else []
-    ports: list[HeldPorts] = []
+    gpus, cores = available_gpus(os.environ), bindable_cores() if pin else []
+    ports: list[ReservedPorts] = []
 
-    def plan() -> list[Spec]:
+    def plan() -> list[ProcessSpec]:
         while ports:
             ports.pop().close()
-        ports.append(HeldPorts(sum(map(len, counts.values()))))
+        ports.append(ReservedPorts(sum(map(len, counts.values()))))
         free = iter(ports[0].addresses)
-        addresses = {role: tuple(next(free) for _ in places) for role, places in counts.items()}
-        return specs_of(words, addresses, gpus, cores)
+        addresses = {role: tuple(next(free) for _ in hosts) for role, hosts in counts.items()}
+        return process_specs(words, addresses, gpus, cores)
 
-    names = [member.file_name for member in Cluster(addresses=counts).members]
     trainers = len(Cluster(addresses=counts).trainers)
     if gpus and len(gpus) < trainers:
         log.warning("%d GPUs can't be shared by %d training processes: they train on the CPU", len(gpus), trainers)
     try:
-        with _lead_output() as output, shown(max(map(len, names))) as view:
+        with _result_output() as output, live_display() as live:
             steps = partial(newest_step, directory)
-            Supervisor(plan, directory.logs, steps, max_restarts, view, patience, output).run()
+            Supervisor(plan, directory.logs, steps, max_restarts, timeouts, output, live).run()
     finally:
-        for held in ports:
-            held.close()
+        for reserved in ports:
+            reserved.close()
 
 
 @contextmanager
-def _lead_output() -> Iterator[IO[bytes] | None]:
-    """Where the lead's standard output goes: on a terminal the table would be drawn over it, so it comes after that."""
-    if not is_live() or not sys.stdout.isatty():
+def _result_output() -> Iterator[IO[bytes] | None]:
+    """Yields a file for the result of the run, which is printed after the live table; None where there is no table."""
+    if not console().is_terminal or not sys.stdout.isatty():
         yield None
         return
     with tempfile.TemporaryFile() as kept:
@@ -137,48 +147,51 @@ def _lead_output() -> Iterator[IO[bytes] | None]:
 
 
 def check_layout(workers: int | None, ps: int, evaluator: bool, max_restarts: int) -> dict[str, tuple[str, ...]]:
-    """How many of each role, as empty addresses; refuses what can't be."""
+    """Returns the number of processes of each role, as empty addresses.
+
+    Raises:
+        UserError: if they can't form a cluster.
+    """
     if workers is None and ps > 0:
-        raise UserError("parameter servers need workers, which train: say how many with --workers.")
+        raise UserError("parameter servers need workers that train. Give their number with --workers.")
     workers = 1 if workers is None else workers
     for name, value, least in (("workers", workers, 1), ("ps", ps, 0), ("max_restarts", max_restarts, 0)):
         if value < least:
-            raise UserError(f"--{name} must be {least} or more, not {value}.")
+            raise UserError(f"--{name} must be {least} or more, got {value}.")
     counts = {CHIEF: 1 if ps else 0, WORKER: workers, PS: ps, EVALUATOR: int(evaluator)}
     return {role: ("",) * count for role, count in counts.items() if count}
 
 
-def specs_of(
+def process_specs(
     words: tuple[str, ...], addresses: dict[str, tuple[str, ...]], gpus: list[str], cores: list[int]
-) -> list[Spec]:
-    """The processes of a cluster, the lead first, each with its role, GPUs and cores.
+) -> list[ProcessSpec]:
+    """Returns the processes of a cluster, the coordinator first, each with its role, GPUs and cores.
 
     Args:
         words: the command.
         addresses: host:port of each process, by role.
-        gpus: to be dealt out to those that train; one that is left over is for the evaluator.
-        cores: to be dealt out to those that train; none: nobody is bound.
+        gpus: divided between the processes that train; the evaluator gets one that is left over.
+        cores: divided between the processes that train; if empty, no process is bound to cores.
     """
     cluster = Cluster(addresses=addresses)
     trainers = cluster.trainers
-    dealt, left = deal_gpus(gpus, len(trainers))
-    shares = deal_cores(cores, len(trainers)) if cores else [[]] * len(trainers)
-    gpus_of: dict[Member, list[str]] = dict(zip(trainers, dealt, strict=True))
+    divided, left = divide_gpus(gpus, len(trainers))
+    gpus_of: dict[Member, list[str]] = dict(zip(trainers, divided, strict=True))
     gpus_of[Member(EVALUATOR, 0)] = left[:1]
-    cores_of = dict(zip(trainers, shares, strict=True))
+    cores_of = dict(zip(trainers, divide_cores(cores, len(trainers)), strict=True)) if cores else {}
     specs = []
     for member in cluster.members:
         task = {"type": member.role, "index": member.index}
         environ = {TF_CONFIG: json.dumps({"cluster": addresses, "task": task})}
         if gpus or member not in trainers:
-            environ[VISIBLE] = ",".join(gpus_of.get(member, ())) or NO_GPU
+            environ[VISIBLE_GPUS] = ",".join(gpus_of.get(member, ())) or NO_GPU
         specs.append(
-            Spec(
+            ProcessSpec(
                 member.file_name,
                 words,
                 environ,
                 tuple(cores_of.get(member, ())),
-                leads=member == cluster.coordinator,
+                is_coordinator=member == cluster.coordinator,
                 shows_result=member.role == EVALUATOR if cluster.has_evaluator else member == cluster.coordinator,
                 is_awaited=member == cluster.coordinator or member.role == EVALUATOR,
                 restarts_alone=member.role == EVALUATOR
@@ -189,7 +202,7 @@ def specs_of(
 
 
 def local_folder(model_dir: str, cache_dir: str | None) -> Path:
-    """The run folder on this machine: where one on an object store is worked on, for that."""
+    """Returns the run folder on this machine: for one on an object store, its local copy."""
     if not storage.is_remote(model_dir):
         return Path(model_dir).expanduser()
     from modelyard.run.mirror import working_folder
@@ -198,11 +211,81 @@ def local_folder(model_dir: str, cache_dir: str | None) -> Path:
 
 
 def newest_step(directory: RunDirectory) -> int:
-    """The step of the newest checkpoint; 0 if there is none."""
+    """Returns the step of the newest checkpoint; 0 if there is none."""
     return max(list_checkpoints(directory.checkpoints), default=0)
 
 
-def _tidy(directory: RunDirectory) -> None:
-    """A folder in which nothing began is not left behind: the error has the end of the log."""
+def _remove_if_unused(directory: RunDirectory) -> None:
+    """Removes the folder if no run began in it; the error has the end of the log."""
     if not directory.exists() and not directory.strangers() and not list_checkpoints(directory.checkpoints):
         shutil.rmtree(directory.path, ignore_errors=True)
+
+
+# -- stopping -------------------------------------------------------------------------------------------------------
+
+
+def stop(
+    model_dir: str,
+    *,
+    force: bool = False,
+    timeout_secs: float = 60.0,
+    cache_dir: str | None = None,
+    waiting: Callable[[list[Holder]], None] | None = None,
+) -> list[str]:
+    """Stops the processes of a run, and waits until they have exited. They save first, unless ``force`` is set.
+
+    Args:
+        model_dir: the run folder.
+        force: whether to kill them.
+        timeout_secs: how long to wait.
+        cache_dir: the local copy of a run folder on an object store; None for the default.
+        waiting: called repeatedly with the processes that still run.
+
+    Returns:
+        The processes that were signalled; empty if nothing was running.
+
+    Raises:
+        RunError: if there is no such folder, or its processes are on another machine.
+        LaunchError: if some still run after ``timeout_secs``.
+
+    Example:
+        >>> modelyard.stop("runs/my_run")
+    """
+    folder = _log_folder(model_dir, cache_dir)
+    running = holders(folder)
+    if not running:
+        return []
+    number = signal.SIGKILL if force else signal.SIGTERM
+    signalled = [holder for holder in _processes_to_signal(running, force) if holder.signal(number)]
+    if not signalled and holders(folder):
+        elsewhere = ", ".join(str(holder) for holder in running)
+        raise RunError(f"{model_dir} is run by {elsewhere}, which can't be signalled from this machine. Stop it there.")
+    names = [str(holder) for holder in signalled]
+    log.info("%s sent to %s", number.name, ", ".join(names))
+    deadline = time.monotonic() + timeout_secs
+    while running := holders(folder):
+        if waiting is not None:
+            waiting(running)
+        if time.monotonic() > deadline:
+            left = ", ".join(str(holder) for holder in running)
+            hint = "" if force else " Wait longer (--timeout_secs), or kill them (--force)."
+            raise LaunchError(f"{left} did not exit within {timeout_secs:g} s.{hint}", status=1)
+        time.sleep(_POLL_SECONDS)
+    return names
+
+
+def _processes_to_signal(running: list[Holder], force: bool) -> list[Holder]:
+    """Returns the launcher, which stops the others; all processes if there is no launcher, or to kill them."""
+    launchers = [holder for holder in running if holder.name == LAUNCHER]
+    if force:  # first the launcher, which would restart the others
+        return launchers + [holder for holder in running if holder.name != LAUNCHER]
+    return launchers or running
+
+
+def _log_folder(model_dir: str, cache_dir: str | None) -> Path:
+    if storage.is_remote(model_dir):
+        return RunDirectory(local_folder(model_dir, cache_dir)).logs
+    for path in (Path(model_dir).expanduser(), Path("runs") / model_dir):
+        if path.is_dir():
+            return RunDirectory(path).logs
+    raise RunError(f"{model_dir} does not exist. `modelyard runs` lists the runs.")

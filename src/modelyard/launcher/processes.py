@@ -1,89 +1,173 @@
-"""The processes of a cluster on this machine, each with its log."""
+"""Processes on this machine: the cores, GPUs and ports that each gets, and their logs."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
 from typing import IO
 
 from modelyard.system.files import explain
+from modelyard.system.machine import gpus
 
+HOST = "127.0.0.1"
+VISIBLE_GPUS, NO_GPU = "CUDA_VISIBLE_DEVICES", "-1"
 _CHILD = Path(__file__).with_name("child.py")
-_KEPT_LINES, _MOST_BYTES = 20, 1 << 18
-_DEBUG = re.compile(rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} DEBUG ")  # for whoever opens the file
+_KEPT_LINES, _MAX_BYTES = 20, 1 << 18
+_DEBUG = re.compile(rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} DEBUG ")  # only for those who open the file
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 
 
+# -- cores, GPUs and ports ------------------------------------------------------------------------------------------
+
+
+def bindable_cores() -> list[int]:
+    """Returns the cores that this process may run on; none where processes can't be bound to cores."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+def available_gpus(environ: Mapping[str, str]) -> list[str]:
+    """Returns the GPUs that this process may use, as ``CUDA_VISIBLE_DEVICES`` names them."""
+    listed = environ.get(VISIBLE_GPUS)
+    if listed is None:
+        return [str(number) for number in range(len(gpus()))]
+    names: list[str] = []
+    for name in (part.strip() for part in listed.split(",")):
+        if not name or name.startswith("-"):  # CUDA ignores everything after an invalid one
+            break
+        names.append(name)
+    return names
+
+
+def divide_cores(cores: list[int], processes: int) -> list[list[int]]:
+    """Returns the cores of each process: neighbours, as evenly as possible; scarce cores are shared."""
+    if len(cores) < processes:
+        return [[cores[i % len(cores)]] for i in range(processes)]
+    ends = [len(cores) * i // processes for i in range(processes + 1)]
+    return [cores[begin:end] for begin, end in itertools.pairwise(ends)]
+
+
+def divide_gpus(found: list[str], processes: int) -> tuple[list[list[str]], list[str]]:
+    """Returns the GPUs of each process, the same number for all, and those left over."""
+    each = len(found) // processes
+    return [found[i * each : (i + 1) * each] for i in range(processes)], found[each * processes :]
+
+
+class ReservedPorts:
+    """Free ports of this machine, reserved until `close`.
+
+    The sockets are bound, but do not listen, and have both options for sharing an address. A server that uses either,
+    as TensorFlow's does, can listen there, while the system gives the ports to no other process.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._sockets: list[socket.socket] = []
+        try:
+            for _ in range(count):
+                reserved = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+                self._sockets.append(reserved)
+                reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if hasattr(socket, "SO_REUSEPORT"):
+                    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                reserved.bind((HOST, 0))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def addresses(self) -> list[str]:
+        """host:port of each."""
+        return [f"{HOST}:{reserved.getsockname()[1]}" for reserved in self._sockets]
+
+    def close(self) -> None:
+        """Releases the ports."""
+        for reserved in self._sockets:
+            reserved.close()
+        self._sockets = []
+
+    def __enter__(self) -> ReservedPorts:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+# -- processes ------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
-class Spec:
+class ProcessSpec:
     """A process to start.
 
     Args:
         name: its name, which is also that of its log.
         words: the command.
-        environ: what is different in its environment.
-        cores: the cores it may run on; none: all.
-        leads: it decides for all.
-        shows_result: its standard output is shown.
-        is_awaited: its work is done only when it has ended well.
-        restarts_alone: when it crashes, the others go on without it until it is back.
+        environ: environment variables that differ from this process's.
+        cores: the cores that it may run on; empty for all.
+        is_coordinator: whether it coordinates the others.
+        shows_result: whether its standard output is shown.
+        is_awaited: whether the run is done only when it has exited with status 0.
+        restarts_alone: whether it is restarted alone after a crash, while the others continue.
     """
 
     name: str
     words: tuple[str, ...]
     environ: dict[str, str] = field(default_factory=dict)
     cores: tuple[int, ...] = ()
-    leads: bool = False
+    is_coordinator: bool = False
     shows_result: bool = False
     is_awaited: bool = False
     restarts_alone: bool = False
 
 
-class Tail:
-    """What is added to a log from now on."""
+class _Tail:
+    """Reads the lines that are appended to a log from now on."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
         self.last: deque[str] = deque(maxlen=_KEPT_LINES)
         self._file = open(path, "rb")  # noqa: SIM115 - open while the process lives
         self._file.seek(0, os.SEEK_END)
         self._rest = b""
 
     def read(self) -> list[str]:
-        """The new lines."""
+        """Returns the new lines."""
         lines: list[str] = []
-        while data := self._file.read(_MOST_BYTES):
-            *whole, self._rest = (self._rest + data).split(b"\n")
-            lines += [clean(line) for line in whole if not _DEBUG.match(line)]
-            if len(self._rest) > _MOST_BYTES:
-                lines.append(clean(self._rest))
+        while data := self._file.read(_MAX_BYTES):
+            *complete, self._rest = (self._rest + data).split(b"\n")
+            lines += [printable(line) for line in complete if not _DEBUG.match(line)]
+            if len(self._rest) > _MAX_BYTES:
+                lines.append(printable(self._rest))
                 self._rest = b""
         self.last.extend(line for line in lines if line.strip())
         return lines
 
     def close(self) -> list[str]:
-        """The last new lines, an unfinished one too."""
+        """Returns the last new lines, including an incomplete one."""
         if self._file.closed:
             return []
         lines = self.read()
         if self._rest:
-            lines.append(clean(self._rest))
+            lines.append(printable(self._rest))
             self.last.append(lines[-1])
         self._file.close()
         return lines
 
 
-def clean(line: bytes) -> str:
-    """A line of a log as text that does nothing to a terminal; of what overwrites itself, the end."""
+def printable(line: bytes) -> str:
+    """Returns a line of a log without control characters; of a line that overwrites itself, the end."""
     text = line.decode("utf-8", "replace").rstrip("\r\n").rpartition("\r")[2]
     return _CONTROL.sub("", text.expandtabs())
 
@@ -92,14 +176,14 @@ class Process:
     """A process that was started.
 
     Args:
-        spec: what to start.
+        spec: the process to start.
         logs: the folder of the logs.
-        ended: is called with this object when it has ended, from another thread.
-        output: where the standard output of the lead goes; None: where ours goes.
+        ended: called with this object, from another thread, when the process has ended.
+        output: where standard output goes if the spec shows it; by default where this process's goes.
     """
 
     def __init__(
-        self, spec: Spec, logs: Path, ended: Callable[[Process], None], output: IO[bytes] | None = None
+        self, spec: ProcessSpec, logs: Path, ended: Callable[[Process], None], output: IO[bytes] | None = None
     ) -> None:
         self.spec = spec
         self.log = logs / f"{spec.name}.log"
@@ -108,7 +192,7 @@ class Process:
         with explain(self.log, "write"):
             logs.mkdir(parents=True, exist_ok=True)
             with open(self.log, "ab") as file:
-                self._tail = Tail(self.log)
+                self._tail = _Tail(self.log)
                 self._process = subprocess.Popen(
                     words,
                     stdin=subprocess.DEVNULL,
@@ -131,32 +215,32 @@ class Process:
         return self.status is None
 
     def _wait(self, ended: Callable[[Process], None]) -> None:
-        # Not reaped here: as long as it is not, its pid is nobody else's and may be signalled.
+        # Not reaped here: until it is, no other process gets its pid, and it can be signalled.
         os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         ended(self)
 
     def signal(self, number: signal.Signals) -> None:
-        """Signals it; SIGKILL is for whatever it has started, too."""
+        """Sends a signal; SIGKILL goes to its children, too."""
         if self.is_alive:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 (os.killpg if number == signal.SIGKILL else os.kill)(self.pid, number)
 
     @property
     def last_lines(self) -> list[str]:
-        """The end of its log, as far as it was read."""
+        """The last lines of its log that were read."""
         return list(self._tail.last)
 
     @property
     def state(self) -> str:
-        """What it does, or how it ended."""
-        return "running" if self.status is None else "done" if self.status == 0 else how_it_ended(self.status)
+        """Whether it runs, or how it ended."""
+        return "running" if self.status is None else "done" if self.status == 0 else describe_status(self.status)
 
     def read_log(self) -> list[str]:
-        """New lines of its log."""
+        """Returns the new lines of its log."""
         return self._tail.read() if self.is_alive else self._tail.close()
 
     def reap(self) -> int:
-        """How it ended: its exit status, or minus a signal. What it left behind is killed."""
+        """Waits for its end and kills its children; returns the exit status, or minus a signal."""
         if self.status is None:
             self._waiter.join()
             self.signal(signal.SIGKILL)
@@ -164,8 +248,8 @@ class Process:
         return self.status
 
 
-def how_it_ended(status: int) -> str:
-    """``status 1`` or ``killed by SIGKILL``."""
+def describe_status(status: int) -> str:
+    """Returns ``status 1`` or ``killed by SIGKILL``."""
     if status >= 0:
         return f"status {status}"
     try:
@@ -176,7 +260,7 @@ def how_it_ended(status: int) -> str:
 
 @dataclass(frozen=True)
 class Failure:
-    """A process that ended badly: how, and with which last lines."""
+    """A process that failed: its status, and the last lines of its log."""
 
     name: str
     status: int
@@ -185,15 +269,11 @@ class Failure:
 
     @property
     def exit_status(self) -> int:
-        """As a shell gives it."""
+        """The status as a shell reports it."""
         return self.status if self.status >= 0 else 128 - self.status
 
-    @property
-    def how(self) -> str:
-        """In words."""
-        return f"{self.name} {'ended with' if self.status >= 0 else 'was'} {how_it_ended(self.status)}"
-
     def __str__(self) -> str:
+        how = f"{self.name} {'exited with' if self.status >= 0 else 'was'} {describe_status(self.status)}"
         if not self.lines:
-            return f"{self.how}, and wrote nothing to {self.log}."
-        return "\n".join([f"{self.how}. The end of {self.log}:", *(f"  {line}" for line in self.lines)])
+            return f"{how}, and wrote nothing to {self.log}."
+        return "\n".join([f"{how}. The end of {self.log}:", *(f"  {line}" for line in self.lines)])

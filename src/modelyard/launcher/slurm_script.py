@@ -1,4 +1,4 @@
-"""A run as a SLURM batch script: ``srun`` starts the processes, the script restarts what passes and requeues itself."""
+"""A run as a SLURM batch script: ``srun`` starts the processes, the script restarts them and requeues itself."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from modelyard.launcher.job import Job
-from modelyard.launcher.resources import Memory, Resources, Word
+from modelyard.launcher.job import Job, Memory, Resources, Word
 from modelyard.launcher.template import fill_text
 
 TEMPLATE = "slurm.sh"
@@ -17,29 +16,31 @@ NEEDED = ("COMMAND", "DIRECTIVES", "PS", "EVALUATOR")
 
 
 class SlurmResources(Resources):
-    """What a job asks of SLURM."""
+    """The resources of a SLURM job."""
 
-    nodes: int | None = Field(None, ge=1, le=100_000, description="machines (default: as few as SLURM needs)")
-    tasks_per_node: int | None = Field(None, ge=1, le=4096, description="processes on each machine, at most")
-    cpus: int | None = Field(None, ge=1, le=4096, description="cores of each process")
-    memory: Memory | None = Field(None, description="of each machine, such as 64G")
-    partition: Word | None = Field(None, description="queue")
-    account: Word | None = Field(None, description="who pays")
+    nodes: int | None = Field(None, ge=1, le=100_000, description="number of machines (default: as few as SLURM needs)")
+    tasks_per_node: int | None = Field(None, ge=1, le=4096, description="processes per machine, at most")
+    cpus: int | None = Field(None, ge=1, le=4096, description="cores per process")
+    memory: Memory | None = Field(None, description="memory per machine, such as 64G")
+    partition: Word | None = Field(None, description="partition (queue)")
+    account: Word | None = Field(None, description="account to charge")
     qos: Word | None = Field(None, description="quality of service")
     constraint: Word | None = Field(None, description="features that the machines must have")
-    grace_secs: int = Field(120, ge=10, le=65535, description="how long before the end of its time the run saves")
-    python: Word | None = Field(None, description="Python on the machines (default: the one that submits)")
-    workdir: str | None = Field(None, pattern=r"^[^\x00]+$", description="where the processes start (default: here)")
+    grace_secs: int = Field(120, ge=10, le=65535, description="how long before its time limit the run saves")
+    python: Word | None = Field(None, description="Python on the machines (default: this one)")
+    workdir: str | None = Field(
+        None, pattern=r"^[^\x00]+$", description="working directory of the processes (default: this folder)"
+    )
 
 
 def render(job: Job, resources: SlurmResources, template: str, where: str) -> str:
-    """The batch script.
+    """Returns the batch script.
 
     Args:
-        job: what to run.
-        resources: what it asks for.
-        template: a text with places for the values.
-        where: what the template is called in messages.
+        job: the job.
+        resources: its resources.
+        template: a script with placeholders.
+        where: the name of the template in messages.
     """
     python = resources.python or sys.executable
     values = {
@@ -56,13 +57,12 @@ def render(job: Job, resources: SlurmResources, template: str, where: str) -> st
 
 
 def submit_command(path: str, job: Job, resources: SlurmResources) -> list[str]:
-    """What hands the script to SLURM."""
+    """Returns the command that submits the script."""
     return ["sbatch", path]
 
 
 def _directives(job: Job, resources: SlurmResources) -> list[str]:
-    """Values here are words of letters, digits and a few signs, so there is nothing to quote."""
-    # A mark in the name of a job's log is a pattern to SLURM; the name has none.
+    """Returns the options of sbatch. Their values need no quotes, and have no % that SLURM would replace."""
     given = {
         "job-name": job.name,
         "ntasks": job.processes,

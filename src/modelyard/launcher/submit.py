@@ -1,7 +1,11 @@
-"""Hands a run to SLURM, Kubernetes or Vertex AI: writes what they read, and calls their own tool."""
+"""Submits a run to SLURM, Kubernetes or Vertex AI: writes a script or manifest, and calls their own tool.
+
+`dockerfile` writes the Dockerfile of the image for the latter two.
+"""
 
 from __future__ import annotations
 
+import json
 import shlex
 import shutil
 import subprocess
@@ -11,11 +15,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from modelyard.errors import RunError, UserError, unknown
+from modelyard import __version__
+from modelyard.config.calls import parse_list
+from modelyard.config.resolve import COMMAND_LINE
+from modelyard.errors import ConfigError, Problem, RunError, UserError, unknown
 from modelyard.launcher import kubernetes, slurm_script, vertex
-from modelyard.launcher.job import make_job
-from modelyard.launcher.resources import Resources, read_resources
-from modelyard.launcher.template import read_template, shipped
+from modelyard.launcher.command import option
+from modelyard.launcher.job import Resources, make_job, read_resources
+from modelyard.launcher.template import read_template, shipped_template
 from modelyard.system.files import write_text
 
 
@@ -31,19 +38,31 @@ TARGETS = {
     "kubernetes": _Target(kubernetes, kubernetes.KubernetesResources, ".kubernetes.yaml"),
     "vertex": _Target(vertex, vertex.VertexResources, ".vertex.yaml"),
 }
+_CONFIG_FILES = ("project.yaml", "hyperparameters.yaml")
+_FILE_OPTIONS = ("config_file", "hyperparameter_file", "recipe")
+
+_DOCKERFILE = """\
+# Build it in this folder: docker build -t REGISTRY/NAME:TAG . && docker push REGISTRY/NAME:TAG
+FROM python:3.12-slim
+RUN pip install --no-cache-dir "modelyard[{extras}]=={version}"
+{requirements}WORKDIR /app
+{files}RUN chown -R 1000:1000 /app
+USER 1000:1000
+ENTRYPOINT ["modelyard"]
+"""
 
 
 @dataclass(frozen=True)
 class Submission:
-    """What became of a submission.
+    """A script or manifest, and whether it was submitted.
 
     Args:
-        name: of the job.
+        name: the name of the job.
         text: the script or manifest.
-        path: where it was written; None for a dry run.
-        command: what hands it over, as one would type it.
-        submitted: whether that was done.
-        answer: what the tool said.
+        path: the file that it was written to; None for a dry run.
+        command: the shell command that submits it.
+        submitted: whether that was run.
+        answer: its output.
     """
 
     name: str
@@ -69,20 +88,20 @@ def submit(
     force: bool = False,
     **options: Any,
 ) -> Submission:
-    """Writes a script or manifest for a run of several processes, and hands it over where the target's tool is found.
+    """Writes a script or manifest for a run of several processes, and submits it if the target's tool is installed.
 
     Args:
         target: slurm, kubernetes or vertex.
         words: the command and its options, the same for every process.
-        workers: processes that train.
-        ps: parameter servers; a chief comes along with them.
-        evaluator: whether a process of its own evaluates.
-        name: of the job; the last part of ``--model_dir`` if None.
-        resources: a YAML file with what the job asks for, or its values.
-        template: a file to use instead of the one that comes with Modelyard.
-        output: the file to write; named after the job if None.
-        dry_run: write and submit nothing.
-        force: replace a file that exists.
+        workers: the number of processes that train.
+        ps: the number of parameter servers; with them, a chief coordinates.
+        evaluator: whether a separate process evaluates.
+        name: the name of the job; by default the last part of ``--model_dir``.
+        resources: a YAML file with the resources of the job, or its values.
+        template: a file to use instead of the template that comes with Modelyard.
+        output: the file to write; by default named after the job.
+        dry_run: whether to write and submit nothing.
+        force: whether to replace an existing file.
         **options: single resources, which take precedence over the file.
 
     Example:
@@ -91,46 +110,81 @@ def submit(
         'sbatch mine.slurm.sh'
 
     Raises:
-        ConfigError: with everything that is wrong.
-        RunError: if the file exists, or the tool refuses.
+        ConfigError: with every problem.
+        RunError: if the file exists, or the tool fails.
     """
-    kind = _target(target)
-    asked = read_resources(kind.resources, target, resources, options)
-    job = make_job(words, name, workers, ps, evaluator, _runs_folder(asked))
-    where = str(template) if template is not None else kind.module.TEMPLATE
-    text = kind.module.render(job, asked, read_template(template) if template else template_text(target), where)
-    path = Path(output) if output is not None else Path(f"{job.name}{kind.ending}")
-    command: list[str] = kind.module.submit_command(str(path), job, asked)
+    destination = _target(target)
+    requested = read_resources(destination.resources, target, resources, options)
+    job = make_job(words, name, workers, ps, evaluator, _runs_folder(requested))
+    where = str(template) if template is not None else destination.module.TEMPLATE
+    text = destination.module.render(
+        job, requested, read_template(template) if template else template_text(target), where
+    )
+    path = Path(output) if output is not None else Path(f"{job.name}{destination.ending}")
+    command: list[str] = destination.module.submit_command(str(path), job, requested)
     typed = shlex.join(command)
     if dry_run:
         return Submission(job.name, text, None, typed)
     if path.exists() and not force:
-        raise RunError(f"{path} exists. Name another file with --output, or replace it with --force.")
+        raise RunError(f"{path} exists. Choose another file with --output, or replace it with --force.")
     write_text(path, text)
     if shutil.which(command[0]) is None:
         return Submission(job.name, text, path, typed)
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
-        reason = done.stderr.strip() or f"it ended with status {done.returncode}"
-        raise RunError(f"{command[0]} refused: {reason}\n{path} is written; try again with: {typed}")
+        reason = done.stderr.strip() or f"it exited with status {done.returncode}"
+        raise RunError(f"{command[0]} failed: {reason}\n{path} is written; try again with: {typed}")
     return Submission(job.name, text, path, typed, submitted=True, answer=done.stdout.strip())
 
 
 def template_text(target: str) -> str:
-    """The template that comes with Modelyard, to be changed and given back as ``template``."""
-    return shipped(_target(target).module.TEMPLATE)
+    """Returns the template that comes with Modelyard, to be changed and passed as ``template``."""
+    return shipped_template(_target(target).module.TEMPLATE)
 
 
 def _target(name: str) -> _Target:
     if name not in TARGETS:
-        raise UserError(unknown("place to submit to", name, TARGETS))
+        raise UserError(unknown("submit target", name, TARGETS))
     return TARGETS[name]
 
 
-def _runs_folder(asked: Resources) -> str | None:
-    """Where a run without a model_dir goes, if all its processes see that folder."""
-    if isinstance(asked, slurm_script.SlurmResources):
-        return f"{asked.workdir or Path.cwd()}/runs"
-    if isinstance(asked, kubernetes.KubernetesResources) and asked.claim:
-        return asked.mount.rstrip("/")
+def _runs_folder(requested: Resources) -> str | None:
+    """Returns the folder for runs without a model_dir, if all processes can reach it."""
+    if isinstance(requested, slurm_script.SlurmResources):
+        return f"{requested.workdir or Path.cwd()}/runs"
+    if isinstance(requested, kubernetes.KubernetesResources) and requested.claim:
+        return requested.mount.rstrip("/")
     return None
+
+
+def dockerfile(words: Sequence[str], gpus: bool) -> str:
+    """Returns a Dockerfile for a command, with the plugins and config files that it uses.
+
+    Args:
+        words: the command that the image runs.
+        gpus: whether it needs CUDA.
+
+    Raises:
+        ConfigError: for files outside this folder, where ``docker build`` can't see them.
+    """
+    named = [option(words, name) for name in _FILE_OPTIONS]
+    files = [name for name in _CONFIG_FILES if Path(name).is_file()]
+    files += [name for name in named if name and name.endswith((".yaml", ".yml"))]
+    files += [str(name) for name in parse_list(option(words, "plugins") or "") if str(name).endswith(".py")]
+    problems = []
+    for name in files:
+        path = Path(name)
+        if path.is_absolute() or ".." in path.parts:
+            problems.append(Problem(COMMAND_LINE, name, "must be in this folder, or docker build can't see it."))
+        elif not path.is_file():
+            problems.append(Problem(COMMAND_LINE, name, "there is no such file."))
+    if problems:
+        raise ConfigError(problems)
+    copies = [f"COPY {json.dumps([name, f'/app/{name}'])}\n" for name in dict.fromkeys(files)]
+    requirements = ""
+    if Path("requirements.txt").is_file():
+        requirements = (
+            "COPY requirements.txt /tmp/requirements.txt\nRUN pip install --no-cache-dir -r /tmp/requirements.txt\n"
+        )
+    extras = "gpu,cloud" if gpus else "cpu,cloud"
+    return _DOCKERFILE.format(extras=extras, version=__version__, requirements=requirements, files="".join(copies))

@@ -1,42 +1,52 @@
-"""Keeps the processes of a cluster going: starts them again when one is lost, stops them together.
+"""Supervises the processes of a cluster: restarts them when one is lost, stops them together, and shows their logs.
 
-A process that ends with 2 made a mistake that a person must mend, with 75 it lost a peer, with 143 or 130 it was told
-to stop and has saved. Everything else is a crash.
+Exit status 2 is an error that a person must correct, 75 a lost peer. A process that was signalled saves and exits with
+143 or 130. Everything else is a crash.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
+import re
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
+
+from rich.live import Live
+from rich.table import Column, Table
+from rich.text import Text
 
 from modelyard.errors import PeerLostError, UserError
-from modelyard.launcher.processes import Failure, Process, Spec
+from modelyard.launcher.processes import Failure, Process, ProcessSpec
+from modelyard.system.console import console
 
 log = logging.getLogger("modelyard")
-MISTAKE, PEER_LOST = UserError.status, PeerLostError.status
+USER_ERROR, PEER_LOST = UserError.status, PeerLostError.status
 STOPPED = {128 + signal.SIGTERM: signal.SIGTERM, 128 + signal.SIGINT: signal.SIGINT}
 
-_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_TIMESTAMP = re.compile(r"^\d{4}-\d\d-\d\d (\d\d:\d\d:\d\d),\d+ [A-Z]+ +")
+"""Date, fractions of seconds and level are left out of the table: the line needs the room."""
+_STYLES = {"running": "green", "done": "bold green"}
 
 
 class LaunchError(UserError):
-    """A cluster that could not be kept going. The status is that of the process that failed first."""
+    """A cluster that failed. The status is that of the process that failed first."""
 
-    def __init__(self, message: str, status: int = MISTAKE) -> None:
+    def __init__(self, message: str, status: int = USER_ERROR) -> None:
         super().__init__(message)
         self.status = status
 
 
 class Stopped(Exception):  # noqa: N818 - not an error
-    """The cluster was told to stop, and is gone."""
+    """The cluster received a signal and has stopped."""
 
     def __init__(self, number: signal.Signals) -> None:
         super().__init__(number.name)
@@ -44,167 +54,160 @@ class Stopped(Exception):  # noqa: N818 - not an error
 
 
 @dataclass(frozen=True)
-class Patience:
-    """How long to wait for what, in seconds.
+class Timeouts:
+    """How long a supervisor waits, in seconds.
 
     Args:
-        look: between two looks at the logs.
-        peers: for the others to end by themselves after one was lost.
-        lead: for all to end after the lead was told to stop; then everyone is told.
-        stop: for all to end after that; then they are killed.
-        finish: for the others to end by themselves after the lead has ended well.
-        first_pause: before the first new start; every further one is twice as long, up to ``longest_pause``.
-        longest_pause: the longest.
+        poll: the interval at which logs are read.
+        peers: for the others to exit by themselves after one is lost.
+        coordinator: for all to exit after the coordinator is signalled; then all others are signalled.
+        stop: for all to exit after that; then they are killed.
+        finish: for the others to exit by themselves after the coordinator has finished.
+        first_pause: before the first restart; every further pause is twice as long.
+        longest_pause: the longest pause before a restart.
     """
 
-    look: float = 0.25
+    poll: float = 0.25
     peers: float = 30.0
-    lead: float = 20.0
+    coordinator: float = 20.0
     stop: float = 120.0
     finish: float = 30.0
     first_pause: float = 1.0
     longest_pause: float = 60.0
 
     def pause(self, failures: int) -> float:
-        """Before a new start after so many failures in a row."""
+        """Returns the pause before a restart after so many failures in a row."""
         return min(self.first_pause * 2.0 ** min(failures - 1, 30), self.longest_pause)
 
 
-class View(Protocol):
-    """Shows people the processes."""
-
-    def lines(self, name: str, lines: list[str]) -> None:
-        """Is called with new lines of the log of a process."""
-
-    def show(self, processes: list[Process]) -> None:
-        """Is called a few times a second, with all processes."""
-
-
 @dataclass
-class Tries:
-    """How often something failed in a row without progress."""
+class _Attempts:
+    """Counts failures in a row without progress."""
 
     most: int
     step: int
     failures: int = 0
 
     def failed(self, step: int) -> bool:
-        """Counts a failure at ``step``; whether there may be another try."""
+        """Counts a failure at ``step``; returns whether there may be another attempt."""
         if step > self.step:
             self.step, self.failures = step, 0
         self.failures += 1
         return self.failures <= self.most
 
+    def __str__(self) -> str:
+        return f"restart {self.failures}, at most {self.most} in a row without progress"
+
 
 class Supervisor:
-    """Runs a cluster to its end.
+    """Runs a cluster until its work is done.
 
     Args:
-        plan: the processes; called anew for every start of all of them. The lead is one of them.
+        plan: returns the processes, one of which is the coordinator; called for every start of all of them.
         logs: the folder of their logs.
-        newest_step: how far training is saved: what counts as progress.
-        max_restarts: how often in a row to start again without progress.
-        view: what people see.
-        patience: how long to wait for what.
-        output: where the standard output of the lead goes; None: where ours goes.
+        newest_step: returns the step of the newest checkpoint, which measures progress.
+        max_restarts: how many restarts in a row are allowed without progress.
+        timeouts: how long to wait.
+        output: where the standard output of the run's result goes; by default where this process's goes.
+        live: a live display for a table of the processes; None prints their logs instead.
     """
 
     def __init__(
         self,
-        plan: Callable[[], list[Spec]],
+        plan: Callable[[], list[ProcessSpec]],
         logs: Path,
         newest_step: Callable[[], int],
         max_restarts: int,
-        view: View,
-        patience: Patience | None = None,
+        timeouts: Timeouts | None = None,
         output: IO[bytes] | None = None,
+        live: Live | None = None,
     ) -> None:
         self._plan = plan
         self._logs = logs
         self._newest_step = newest_step
         self._max_restarts = max_restarts
-        self._view = view
-        self._patience = patience or Patience()
+        self._timeouts = timeouts or Timeouts()
         self._output = output
+        self._live = live
         self._events: queue.SimpleQueue[Process | signal.Signals] = queue.SimpleQueue()
         self._signals: list[signal.Signals] = []
         self._processes: dict[str, Process] = {}
-        self._again: dict[str, tuple[float, Spec, Failure]] = {}  # to be started again alone, when, and why
-        self._alone: dict[str, Tries] = {}
+        self._restarts: dict[str, tuple[float, ProcessSpec, Failure]] = {}  # processes to restart alone: when, and why
+        self._attempts: dict[str, _Attempts] = {}  # of those
         self._given_up: list[Failure] = []
 
     def run(self) -> None:
         """Starts the cluster and returns when its work is done.
 
         Raises:
-            LaunchError: if a process made a mistake, or failed too often.
+            LaunchError: if a process has an error that a restart would repeat, or failed too often.
             Stopped: after SIGTERM, SIGINT or SIGHUP to this process, or to one of the cluster.
         """
-        tries = Tries(self._max_restarts, self._newest_step())
-        with self._signals_heard():
+        attempts = _Attempts(self._max_restarts, self._newest_step())
+        with self._signals_handled():
             try:
-                while (failure := self._round()) is not None:
-                    if not tries.failed(self._newest_step()):
-                        raise self._giving_up(failure, self._max_restarts)
-                    pause = self._patience.pause(tries.failures)
+                while (failure := self._run_once()) is not None:
+                    if not attempts.failed(self._newest_step()):
+                        raise self._give_up(failure)
+                    pause = self._timeouts.pause(attempts.failures)
                     log.warning("%s", failure)
-                    log.warning("starting all again in %g s, from step %d (%s)", pause, tries.step, _count(tries))
-                    self._rest(pause)
+                    log.warning("restarting all processes in %g s, from step %d (%s)", pause, attempts.step, attempts)
+                    self._pause(pause)
             finally:
                 self._kill_all()
         if self._given_up:
-            raise self._giving_up(self._given_up[0], self._max_restarts)
+            raise self._give_up(self._given_up[0])
 
-    # -- one start of everything ----------------------------------------------------------------------------------
+    # -- one start of all processes -------------------------------------------------------------------------------
 
-    def _round(self) -> Failure | None:
-        """Starts all. Returns when the work is done, or the failure after which all are to be started again."""
-        self._processes, self._again, self._alone, self._given_up = {}, {}, {}, []
+    def _run_once(self) -> Failure | None:
+        """Starts all processes; returns when the work is done, or the failure after which all must restart."""
+        self._processes, self._restarts, self._attempts, self._given_up = {}, {}, {}, []
         for spec in self._plan():
             self._start(spec)
         while not self._is_done():
-            ended = self._next(self._soonest())
+            ended = self._next_exit(self._next_restart())
             if self._signals:
                 self._stop(self._signals[0])
                 return None
-            self._start_again()
+            self._restart_due()
             if ended is None or ended.reap() == 0:
                 continue
             failure = self._failure(ended)
             if failure.status in STOPPED:
                 self._stop(STOPPED[failure.status])
                 return None
-            if failure.status == MISTAKE:
-                return self._end_of_round([failure])
+            if failure.status == USER_ERROR:
+                return self._after_failure([failure])
             if ended.spec.restarts_alone:
                 self._restart_alone(ended, failure)
-            elif self._lead().status == 0:  # only the evaluator is waited for
+            elif self._coordinator().status == 0:  # only the evaluator is still awaited
                 log.warning("%s", failure)
             else:
-                return self._end_of_round([failure])
+                return self._after_failure([failure])
         self._finish()
         return None
 
-    def _end_of_round(self, failures: list[Failure]) -> Failure | None:
-        """One was lost: lets the others end, and finds out what came first."""
-        mistaken = failures[0].status == MISTAKE
-        failures = [failure for _, _, failure in self._again.values()] + failures
-        self._again = {}
-        if mistaken:
+    def _after_failure(self, failures: list[Failure]) -> Failure | None:
+        """Waits for the others to exit after a failure, and returns the first one."""
+        is_user_error = failures[0].status == USER_ERROR
+        failures = [failure for _, _, failure in self._restarts.values()] + failures
+        self._restarts = {}
+        if is_user_error:
             self._signal_all(signal.SIGTERM)
-        deadline = time.monotonic() + self._patience.peers
+        deadline = time.monotonic() + self._timeouts.peers
         while self._alive() and time.monotonic() < deadline:
-            ended = self._next(deadline)
+            ended = self._next_exit(deadline)
             if len(self._signals) > 1:
                 break
             if ended is not None and ended.reap() != 0:
                 failures.append(self._failure(ended))
         for process in self._alive():
-            log.warning("%s did not end by itself in %g s; killed", process.spec.name, self._patience.peers)
+            log.warning("%s did not exit within %g s; killed", process.spec.name, self._timeouts.peers)
         self._kill_all()
         for failure in failures:
-            if failure.status == MISTAKE:
-                raise LaunchError(str(failure), MISTAKE)
+            if failure.status == USER_ERROR:
+                raise LaunchError(str(failure), USER_ERROR)
         if self._signals:
             raise Stopped(self._signals[0])
         for failure in failures:
@@ -213,80 +216,82 @@ class Supervisor:
         return next((failure for failure in failures if failure.status != PEER_LOST), failures[0])
 
     def _restart_alone(self, ended: Process, failure: Failure) -> None:
-        """The others go on without it until it is back."""
+        """Restarts one process after a pause, while the others continue."""
         name = ended.spec.name
         step = self._newest_step()
-        tries = self._alone.setdefault(name, Tries(self._max_restarts, step))
-        if tries.failed(step):
-            pause = self._patience.pause(tries.failures)
+        attempts = self._attempts.setdefault(name, _Attempts(self._max_restarts, step))
+        if attempts.failed(step):
+            pause = self._timeouts.pause(attempts.failures)
             log.warning("%s", failure)
-            log.warning("starting %s again in %g s (%s)", name, pause, _count(tries))
-            self._again[name] = (time.monotonic() + pause, ended.spec, failure)
-        elif ended.spec.is_awaited:  # training is worth more than it
-            log.error("%s; giving up on it, the others go on", failure)
+            log.warning("restarting %s in %g s (%s)", name, pause, attempts)
+            self._restarts[name] = (time.monotonic() + pause, ended.spec, failure)
+        elif ended.spec.is_awaited:  # training is more important than the evaluator
+            log.error("%s; giving up on it, the others continue", failure)
             self._given_up.append(failure)
         else:
-            raise self._giving_up(failure, self._max_restarts)
+            raise self._give_up(failure)
 
     def _is_done(self) -> bool:
-        """Whether everyone whose work counts has ended well, or was given up."""
+        """Returns whether all awaited processes have finished, or were given up."""
         lost = {failure.name for failure in self._given_up}
         awaited = [process for process in self._processes.values() if process.spec.is_awaited]
         return all(process.status == 0 or process.spec.name in lost for process in awaited)
 
     def _finish(self) -> None:
-        """The work is done: the others were told so by the lead."""
-        self._again = {}
-        heard = len(self._signals)
-        self._wait_for_all(self._patience.finish, heard)
+        """Waits for the other processes, which the coordinator has informed that the work is done."""
+        self._restarts = {}
+        seen = len(self._signals)
+        self._wait_for_all(self._timeouts.finish, seen)
         for process in self._alive():
-            log.warning("%s has not ended with the others; stopping it", process.spec.name)
+            log.warning("%s has not exited with the others; stopping it", process.spec.name)
             process.signal(signal.SIGTERM)
-        self._wait_for_all(self._patience.finish, heard)
+        self._wait_for_all(self._timeouts.finish, seen)
 
     # -- stopping -------------------------------------------------------------------------------------------------
 
     def _stop(self, number: signal.Signals) -> None:
-        """The lead makes all save at the same step; whoever does not end is told, then killed. A second signal kills.
+        """Signals the coordinator, which has all save at the same step; then the others. A second signal kills.
 
         Raises:
-            Stopped: when all are gone, unless the work was done just then.
+            Stopped: when all have exited, unless the work was done just then.
         """
-        log.info("%s: saving and stopping; once more to kill", number.name)
-        heard = len(self._signals)
-        self._again = {}
-        if self._lead().is_alive:
-            self._lead().signal(signal.SIGTERM)
-            self._wait_for_all(self._patience.lead, heard, until_lead=True)
-            if self._lead().status in STOPPED:  # it has told them; one that died of the signal could not
-                self._wait_for_all(self._patience.lead, heard)
+        log.info("%s: saving and stopping; signal again to kill", number.name)
+        seen = len(self._signals)
+        self._restarts = {}
+        coordinator = self._coordinator()
+        if coordinator.is_alive:
+            coordinator.signal(signal.SIGTERM)
+            self._wait_for_all(self._timeouts.coordinator, seen, until_coordinator=True)
+            if coordinator.status in STOPPED:  # it has informed the others; one killed by the signal could not
+                self._wait_for_all(self._timeouts.coordinator, seen)
         self._signal_all(signal.SIGTERM)
-        self._wait_for_all(self._patience.stop, heard)
+        self._wait_for_all(self._timeouts.stop, seen)
         for process in self._alive():
-            log.warning("%s killed: %s", process.spec.name, "as told" if len(self._signals) > heard else "too slow")
+            log.warning(
+                "%s killed: %s", process.spec.name, "signalled again" if len(self._signals) > seen else "too slow"
+            )
         self._kill_all()
-        status = self._lead().status
         if self._is_done():
             return
-        if status is not None and status not in (0, *STOPPED, -signal.SIGKILL, -signal.SIGTERM):
-            log.warning("the lead may not have saved: %s", self._failure(self._lead()))
+        if coordinator.status is not None and coordinator.status not in (0, *STOPPED, -signal.SIGKILL, -signal.SIGTERM):
+            log.warning("the coordinator may not have saved: %s", self._failure(coordinator))
         raise Stopped(number)
 
-    def _wait_for_all(self, seconds: float, heard: int, until_lead: bool = False) -> None:
-        """Waits until all have ended, or only the lead, or more than ``heard`` signals have come."""
+    def _wait_for_all(self, seconds: float, seen: int, until_coordinator: bool = False) -> None:
+        """Waits until all have exited, or only the coordinator, or more than ``seen`` signals have arrived."""
         deadline = time.monotonic() + seconds
         while self._alive() and time.monotonic() < deadline:
-            if len(self._signals) > heard or (until_lead and not self._lead().is_alive):
+            if len(self._signals) > seen or (until_coordinator and not self._coordinator().is_alive):
                 return
-            ended = self._next(deadline)
+            ended = self._next_exit(deadline)
             if ended is not None:
                 ended.reap()
 
-    def _rest(self, seconds: float) -> None:
-        """The pause before all are started again."""
+    def _pause(self, seconds: float) -> None:
+        """Waits before all are restarted."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            self._next(deadline)
+            self._next_exit(deadline)
             if self._signals:
                 raise Stopped(self._signals[0])
 
@@ -298,70 +303,74 @@ class Supervisor:
         self._signal_all(signal.SIGKILL)
         for process in self._alive():
             process.reap()
-        self._look()
+        self._show_logs()
 
-    # -- small things ---------------------------------------------------------------------------------------------
+    # -- processes and logs ---------------------------------------------------------------------------------------
 
-    def _next(self, deadline: float) -> Process | None:
-        """The next process that ends, if one does before the next look at the logs."""
-        seconds = min(self._patience.look, max(deadline - time.monotonic(), 0.0))
+    def _next_exit(self, deadline: float) -> Process | None:
+        """Returns the next process that exits; None if none does before the logs are read again."""
+        seconds = min(self._timeouts.poll, max(deadline - time.monotonic(), 0.0))
         event: Process | signal.Signals | None
         try:
             event = self._events.get(timeout=seconds)
         except queue.Empty:
             event = None
-        self._look()
-        # One of an earlier round may come late.
+        self._show_logs()
+        # An event of an earlier start may arrive late.
         known = isinstance(event, Process) and self._processes.get(event.spec.name) is event and event.is_alive
         return event if known and isinstance(event, Process) else None
 
-    def _look(self) -> None:
-        for process in self._processes.values():
-            lines = process.read_log()
-            if lines:
-                self._view.lines(process.spec.name, lines)
-        self._view.show(list(self._processes.values()))
+    def _show_logs(self) -> None:
+        width = max((len(name) for name in self._processes), default=0)
+        new = [f"{name:<{width}} | {line}\n" for name, p in self._processes.items() for line in p.read_log()]
+        with contextlib.suppress(OSError):  # a closed terminal or pipe must not stop training
+            if self._live is not None and self._processes:
+                self._live.update(process_table(list(self._processes.values())), refresh=True)
+            elif new:
+                sys.stderr.write("".join(new))
+                sys.stderr.flush()
 
-    def _soonest(self) -> float:
-        return min((when for when, _, _ in self._again.values()), default=time.monotonic() + self._patience.look)
+    def _next_restart(self) -> float:
+        return min((when for when, _, _ in self._restarts.values()), default=time.monotonic() + self._timeouts.poll)
 
-    def _start(self, spec: Spec) -> None:
+    def _start(self, spec: ProcessSpec) -> None:
         self._processes[spec.name] = Process(spec, self._logs, self._events.put, self._output)
 
-    def _start_again(self) -> None:
-        for name, (when, spec, _) in list(self._again.items()):
+    def _restart_due(self) -> None:
+        for name, (when, spec, _) in list(self._restarts.items()):
             if time.monotonic() >= when:
-                del self._again[name]
+                del self._restarts[name]
                 self._start(spec)
 
     def _alive(self) -> list[Process]:
         return [process for process in self._processes.values() if process.is_alive]
 
-    def _lead(self) -> Process:
-        return next(process for process in self._processes.values() if process.spec.leads)
+    def _coordinator(self) -> Process:
+        return next(process for process in self._processes.values() if process.spec.is_coordinator)
 
     def _failure(self, process: Process) -> Failure:
         status = process.reap()
-        self._look()
+        self._show_logs()
         return Failure(process.spec.name, status, process.log, tuple(process.last_lines))
 
-    def _giving_up(self, failure: Failure, restarts: int) -> LaunchError:
-        tried = f"started again {restarts} times without progress" if restarts else "not to be started again"
-        return LaunchError(f"giving up ({tried}). {failure}", failure.exit_status)
+    def _give_up(self, failure: Failure) -> LaunchError:
+        most = self._max_restarts
+        why = f"after {most} restarts without progress" if most else "restarts are not allowed"
+        return LaunchError(f"giving up ({why}). {failure}", failure.exit_status)
 
-    @contextmanager
-    def _signals_heard(self) -> Iterator[None]:
-        """Signals stop the cluster; a library's caller in another thread has none."""
+    @contextlib.contextmanager
+    def _signals_handled(self) -> Iterator[None]:
+        """Lets signals stop the cluster; in another thread than the main one, Python delivers none."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
 
-        def hear(number: int, frame: Any) -> None:
+        def handle(number: int, frame: Any) -> None:
             self._signals.append(signal.Signals(number))
             self._events.put(signal.Signals(number))  # SimpleQueue: may be called from inside its own get
 
-        heard = [number for number in _STOPPING if signal.getsignal(number) != signal.SIG_IGN]  # such as nohup's
-        before = {number: signal.signal(number, hear) for number in heard}
+        handled = [number for number in _STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores
+        before = {number: signal.signal(number, handle) for number in handled}
         try:
             yield
         finally:
@@ -369,5 +378,31 @@ class Supervisor:
                 signal.signal(number, handler)
 
 
-def _count(tries: Tries) -> str:
-    return f"restart {tries.failures}, at most {tries.most} in a row without progress"
+# -- the table ------------------------------------------------------------------------------------------------------
+
+
+def process_table(processes: list[Process]) -> Table:
+    """Returns a table of the processes: name, pid, state, last line of the log."""
+    last = Column("last line", no_wrap=True, overflow="ellipsis", ratio=1)
+    table = Table("process", Column("pid", justify="right"), Column("state", no_wrap=True), last, expand=True)
+    for process in processes:
+        lines = process.last_lines
+        state = Text(process.state, style=_STYLES.get(process.state, "red"))
+        line = _TIMESTAMP.sub(r"\1  ", lines[-1]) if lines else ""
+        table.add_row(process.spec.name, str(process.pid), state, Text(line))
+    return table
+
+
+@contextlib.contextmanager
+def live_display() -> Iterator[Live | None]:
+    """Yields a live display on standard error; None if that is not a terminal."""
+    if not console().is_terminal:
+        yield None
+        return
+    live = Live(console=console(), auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+    live.start()
+    try:
+        yield live
+    finally:
+        with contextlib.suppress(OSError):
+            live.stop()

@@ -1,4 +1,4 @@
-"""Templates with ``@NAME@`` where a value goes: the shell's own ``$NAME`` stays what it is."""
+"""Templates with ``@NAME@`` as placeholders, so that ``$NAME`` keeps its meaning in a shell."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import yaml
 from modelyard.config.yaml_file import MOST_BYTES
 from modelyard.errors import ConfigError, Problem, unknown
 
-_PLACE = re.compile(r"@([A-Z][A-Z0-9_]*)@")
+_PLACEHOLDER = re.compile(r"@([A-Z][A-Z0-9_]*)@")
 _LINES = re.compile(r"(?! )(?:[ -~]*[!-~]\n)+(?:[ -~]*[!-~])?")
 
 
-class _Given(str):
-    """A text that was put in: always quoted, since other readers of YAML know other numbers (0o17) than ours."""
+class _Inserted(str):
+    """An inserted text: always quoted, since other YAML readers take more texts for numbers (0o17) than ours."""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -31,16 +31,16 @@ def _represent(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     return dumper.represent_scalar("tag:yaml.org,2002:str", str(text), style=style)
 
 
-_Dumper.add_representer(_Given, _represent)
+_Dumper.add_representer(_Inserted, _represent)
 
 
-def shipped(name: str) -> str:
-    """A template that comes with the package."""
+def shipped_template(name: str) -> str:
+    """Reads a template that comes with the package."""
     return (resources.files("modelyard") / "launcher" / "templates" / name).read_text(encoding="utf-8")
 
 
 def read_template(path: str | Path) -> str:
-    """A template of the user's.
+    """Reads a template of the user.
 
     Raises:
         ConfigError: if it can't be read.
@@ -53,28 +53,28 @@ def read_template(path: str | Path) -> str:
             [Problem(str(path), "", f"can't be read: {getattr(error, 'strerror', None) or error}")]
         ) from error
     if len(text) > MOST_BYTES:
-        raise ConfigError([Problem(str(path), "", "is larger than 1 MiB; that is no template.")])
+        raise ConfigError([Problem(str(path), "", "is larger than 1 MiB, the limit for a template.")])
     return text
 
 
 def fill_text(text: str, values: Mapping[str, str], needed: Iterable[str], where: str) -> str:
-    """Puts values, which are quoted already, into a text. They are not looked into again.
+    """Inserts values, which are quoted already, into a text. Placeholders inside of values are kept.
 
     Raises:
-        ConfigError: for places without a value, and values without a place.
+        ConfigError: for unknown and for missing placeholders.
     """
     _check(text, values, needed, where)
-    return _PLACE.sub(lambda match: values[match[1]], text)
+    return _PLACEHOLDER.sub(lambda match: values[match[1]], text)
 
 
 def fill_yaml(text: str, values: Mapping[str, Any], needed: Iterable[str], where: str) -> str:
-    """Puts values into the tree that a YAML template is, so that none can be read as more than a value.
+    """Inserts values into the parsed YAML, so that none can be read as more than a value.
 
-    ``"@NAME@"`` alone becomes the value with its type; a None or an empty one takes its key away. Inside a longer text
-    it must be text or a number.
+    ``"@NAME@"`` alone becomes the value with its type; a None or empty value removes its key. Inside a longer text, the
+    value must be text or a number.
 
     Raises:
-        ConfigError: for places without a value, values without a place, and what is no YAML.
+        ConfigError: for unknown and for missing placeholders, and for invalid YAML.
     """
     _check(text, values, needed, where)
     try:
@@ -82,7 +82,9 @@ def fill_yaml(text: str, values: Mapping[str, Any], needed: Iterable[str], where
     except (yaml.YAMLError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f"{where}:{mark.line + 1}" if mark else where
-        message = f'is not valid YAML: {getattr(error, "problem", None) or error}. Put places into quotes: "@NAME@".'
+        message = (
+            f'is not valid YAML: {getattr(error, "problem", None) or error}. Put placeholders in quotes: "@NAME@".'
+        )
         raise ConfigError([Problem(line, "", message)]) from error
     filled = [_filled(document, values) for document in documents if document is not None]
     return yaml.dump_all(filled, Dumper=_Dumper, sort_keys=False, width=1 << 30)
@@ -95,20 +97,21 @@ def _filled(node: Any, values: Mapping[str, Any]) -> Any:
     if isinstance(node, list):
         items = [(item, _filled(item, values)) for item in node]
         return [new for old, new in items if not (_empty(new) and not _empty(old))]
-    if not isinstance(node, str) or not _PLACE.search(node):
+    if not isinstance(node, str) or not _PLACEHOLDER.search(node):
         return node
-    alone = _PLACE.fullmatch(node)
-    return _given(values[alone[1]] if alone else _PLACE.sub(lambda match: str(values[match[1]]), node))
+    alone = _PLACEHOLDER.fullmatch(node)
+    return _inserted(values[alone[1]] if alone else _PLACEHOLDER.sub(lambda match: str(values[match[1]]), node))
 
 
-def _given(value: Any) -> Any:
+def _inserted(value: Any) -> Any:
     if isinstance(value, dict):
         return {
-            key if re.fullmatch(r"[A-Za-z_][\w./-]*", key) else _Given(key): _given(item) for key, item in value.items()
+            key if re.fullmatch(r"[A-Za-z_][\w./-]*", key) else _Inserted(key): _inserted(item)
+            for key, item in value.items()
         }
     if isinstance(value, list):
-        return [_given(item) for item in value]
-    return _Given(value) if isinstance(value, str) else value
+        return [_inserted(item) for item in value]
+    return _Inserted(value) if isinstance(value, str) else value
 
 
 def _empty(value: Any) -> bool:
@@ -119,14 +122,12 @@ def _check(text: str, values: Mapping[str, Any], needed: Iterable[str], where: s
     problems = []
     found = set()
     for number, line in enumerate(text.splitlines(), 1):
-        for name in _PLACE.findall(line):
+        for name in _PLACEHOLDER.findall(line):
             found.add(name)
             if name not in values:
-                problems.append(Problem(f"{where}:{number}", f"@{name}@", unknown("value", name, values)))
+                problems.append(Problem(f"{where}:{number}", f"@{name}@", unknown("placeholder", name, values)))
     for name in needed:
         if name not in found:
-            problems.append(
-                Problem(where, f"@{name}@", "is missing: without it the job would not run what you asked for.")
-            )
+            problems.append(Problem(where, f"@{name}@", "is missing: without it the job would not run your command."))
     if problems:
         raise ConfigError(problems)

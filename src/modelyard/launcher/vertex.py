@@ -9,9 +9,7 @@ from pydantic import Field
 from modelyard.cluster.description import CHIEF, EVALUATOR, PS, WORKER
 from modelyard.config.resolve import COMMAND_LINE
 from modelyard.errors import ConfigError, Problem
-from modelyard.launcher.container import ContainerResources, arguments, command
-from modelyard.launcher.job import Job
-from modelyard.launcher.resources import Word
+from modelyard.launcher.job import ContainerResources, Job, Word, container_arguments, container_command
 from modelyard.launcher.template import fill_yaml
 from modelyard.storage import is_remote
 
@@ -20,30 +18,34 @@ NEEDED = ("POOLS",)
 
 
 class VertexResources(ContainerResources):
-    """What a job asks of Vertex AI."""
+    """The resources of a Vertex AI job."""
 
-    region: Word = Field(description="such as europe-west4")
+    region: Word = Field(description="region of the job, such as europe-west4")
     project: Word | None = Field(None, description="Google Cloud project (default: that of gcloud)")
-    machine_type: Word = Field("n1-standard-8", description="of the processes that train, and of the evaluator")
-    ps_machine_type: Word | None = Field(None, description="of chief and parameter servers (default: machine_type)")
-    accelerator: Word | None = Field(None, description="such as NVIDIA_TESLA_T4")
-    disk_gb: int = Field(100, ge=10, le=64_000, description="disk of each machine")
-    service_account: Word | None = Field(None, description="whose rights the job has")
-    network: Word | None = Field(None, description="VPC network to be in")
+    machine_type: Word = Field(
+        "n1-standard-8", description="machine type of the processes that train, and of the evaluator"
+    )
+    ps_machine_type: Word | None = Field(
+        None, description="machine type of chief and parameter servers (default: machine_type)"
+    )
+    accelerator: Word | None = Field(None, description="type of the GPUs, such as NVIDIA_TESLA_T4")
+    disk_gb: int = Field(100, ge=10, le=64_000, description="disk size per machine")
+    service_account: Word | None = Field(None, description="service account of the job")
+    network: Word | None = Field(None, description="VPC network of the job")
 
 
 def render(job: Job, resources: VertexResources, template: str, where: str) -> str:
-    """The job's spec, as ``gcloud ai custom-jobs create --config`` reads it.
+    """Returns the spec of the job, as ``gcloud ai custom-jobs create --config`` reads it.
 
     Args:
-        job: what to run.
-        resources: what it asks for.
-        template: YAML with places for the values.
-        where: what the template is called in messages.
+        job: the job.
+        resources: its resources.
+        template: YAML with placeholders.
+        where: the name of the template in messages.
     """
     problems = []
     if not is_remote(job.model_dir or "") and not (job.model_dir or "").startswith("/gcs/"):
-        message = f"{job.model_dir!r} would be lost with the machine; name a URL such as gs://bucket/runs/mine."
+        message = f"{job.model_dir!r} would be lost with the machine. Give a URL such as gs://bucket/runs/mine."
         problems.append(Problem(COMMAND_LINE, "model_dir", message))
     if bool(resources.gpus) != bool(resources.accelerator):
         key, other = ("accelerator", "gpus") if resources.gpus else ("gpus", "accelerator")
@@ -60,13 +62,13 @@ def render(job: Job, resources: VertexResources, template: str, where: str) -> s
 
 
 def submit_command(path: str, job: Job, resources: VertexResources) -> list[str]:
-    """What hands the spec to Vertex AI."""
+    """Returns the command that submits the spec."""
     words = ["gcloud", "ai", "custom-jobs", "create", f"--display-name={job.name}", f"--region={resources.region}"]
     return [*words, *([f"--project={resources.project}"] if resources.project else []), f"--config={path}"]
 
 
 def _counts(job: Job) -> list[tuple[str, int]]:
-    """Vertex AI knows a pool's role by its place, and the first is one process, its chief.
+    """Returns the pools. Their order gives their roles to Vertex AI, and the first is one process, its chief.
 
     Without parameter servers the chief trains too, so it is one of the workers.
     """
@@ -90,7 +92,7 @@ def _pool(job: Job, resources: VertexResources, role: str, count: int) -> dict[s
         "diskSpec": {"bootDiskType": "pd-ssd", "bootDiskSizeGb": resources.disk_gb},
         "containerSpec": {
             "imageUri": resources.image,
-            "command": command(resources),
-            "args": arguments(job, resources),
+            "command": container_command(resources),
+            "args": container_arguments(job, resources),
         },
     }

@@ -1,4 +1,4 @@
-# Another process was lost (75): this one starts again and waits for it. All else is for whoever runs the container.
+# Status 75 means that another process was lost: this one restarts and waits for it. Any other status ends the container.
 trap 'stopped=1; kill -TERM "$pid" 2>/dev/null' TERM
 restarts=0
 while :; do

@@ -1,27 +1,27 @@
 #!/bin/bash
 @DIRECTIVES@
-# Shortly before the job's time is over, SLURM sends this script (B:) SIGUSR1: the run saves, and the job goes back into
-# the queue. A job that is cancelled, preempted or requeued by others gets SIGTERM: the run saves, the rest is SLURM's.
+# Shortly before the time limit, SLURM sends SIGUSR1 to this script (B:): the run saves, and the job is requeued.
+# A job that is cancelled, preempted or requeued by someone else gets SIGTERM: the run saves, and SLURM does the rest.
 #SBATCH --signal=B:USR1@@GRACE_SECS@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 
 cd @WORKDIR@ || exit 2
 export MODELYARD_PS=@PS@ MODELYARD_EVALUATOR=@EVALUATOR@ PYTHONUNBUFFERED=1
-if [ -n "${SLURM_CPUS_PER_TASK:-}" ]; then export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK; fi # srun no longer takes it over
+if [ -n "${SLURM_CPUS_PER_TASK:-}" ]; then export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK; fi # srun no longer inherits it
 max_restarts=@MAX_RESTARTS@
 
-time_is_up='' told_to_stop='' signalled='' nap=''
-# Not to srun itself: it would kill its tasks.
+time_is_up='' terminated='' signalled='' nap=''
+# The signal does not go to srun itself, which would kill its tasks.
 forward() {
     signalled=1
     scancel --quiet --signal=TERM "$SLURM_JOB_ID"
     if [ -n "$nap" ]; then kill "$nap" 2>/dev/null; fi
 }
 trap 'time_is_up=1; forward' USR1
-trap 'told_to_stop=1; forward' TERM
+trap 'terminated=1; forward' TERM
 
-# A trapped signal ends `wait` early: then it waits again.
+# A trapped signal ends `wait` early, so this waits again.
 await() {
     wait "$1"; status=$?
     while [ -n "$signalled" ]; do
@@ -31,8 +31,8 @@ await() {
     done
 }
 
-# srun's status is the highest of its tasks': a mistake (2) becomes 250, so that it outranks what it does to the others.
-# Tasks are not killed when one fails: they notice by themselves, and whoever is saving can finish.
+# The status of srun is the highest of its tasks. A user error (2) becomes 250, to outrank the failures that follow from it.
+# Tasks are not killed when one fails: they notice it by themselves, and can finish saving.
 task='trap : TERM; "$@"; status=$?; [ $status -eq 2 ] && status=250; exit $status'
 
 restarts=0
@@ -42,13 +42,13 @@ while :; do
     await $!
     case $status in
         0) exit 0 ;;
-        250) echo "a mistake that another start would repeat; see above" >&2; exit 2 ;;
+        250) echo "not restarted: a restart would repeat the error above" >&2; exit 2 ;;
     esac
-    if [ -n "$told_to_stop" ]; then exit 143; fi
+    if [ -n "$terminated" ]; then exit 143; fi
     if [ -n "$time_is_up" ]; then break; fi
     if [ "$status" -eq 143 ] || [ "$status" -eq 130 ]; then exit "$status"; fi
     if [ "$restarts" -ge "$max_restarts" ]; then
-        echo "status $status after $restarts restarts: given up" >&2
+        echo "status $status after $restarts restarts: giving up" >&2
         exit "$status"
     fi
     restarts=$((restarts + 1))
@@ -57,9 +57,9 @@ while :; do
     sleep "$delay" & nap=$!
     await "$nap"
     nap=''
-    if [ -n "$told_to_stop" ]; then exit 143; fi
+    if [ -n "$terminated" ]; then exit 143; fi
     if [ -n "$time_is_up" ]; then break; fi
 done
-echo "the time is up and the run is saved: back into the queue" >&2
-scontrol requeue "$SLURM_JOB_ID" || echo "SLURM does not take it back; submit it again to go on" >&2
+echo "the time limit is reached and the run is saved: requeueing" >&2
+scontrol requeue "$SLURM_JOB_ID" || echo "SLURM did not requeue the job; submit it again to resume the run" >&2
 exit 143

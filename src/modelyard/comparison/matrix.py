@@ -1,4 +1,4 @@
-"""A matrix from what was asked for to its leaderboard."""
+"""Trains a matrix of runs: checks the request, runs its cells, and writes the leaderboard."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from modelyard.comparison.board import Leaderboard, leaderboard
-from modelyard.comparison.folder import MatrixFolder, settle
-from modelyard.comparison.plan import DATASET, MODEL, SEED
-from modelyard.comparison.request import Request, read_request
-from modelyard.comparison.view import shown
-from modelyard.comparison.work import DONE, FAILED, Work, cores_here, slots_of
+from modelyard.comparison.leaderboard import Leaderboard, leaderboard
+from modelyard.comparison.matrix_folder import MatrixFolder, merge_plan
+from modelyard.comparison.plan import DATASET, MODEL, SEED, MatrixRequest, read_request
+from modelyard.comparison.scheduler import DONE, FAILED, Scheduler, make_slots
 from modelyard.config.calls import parse_list
 from modelyard.config.resolve import COMMAND_LINE
 from modelyard.errors import ConfigError, Problem, UserError
+from modelyard.launcher.supervise import live_display
 from modelyard.system.log import log_to
+from modelyard.system.machine import available_cores
 
 NAME = "matrix"
 """The name of its log and pid file, by which `modelyard stop` finds it."""
-_MOST_JOBS, _MOST_SEEDS = 256, 1000
+_MAX_JOBS, _MAX_SEEDS = 256, 1000
 log = logging.getLogger("modelyard")
 
 
 @dataclass(frozen=True)
 class CellResult:
-    """What became of a cell.
+    """The outcome of a cell.
 
     Args:
-        name: of the cell.
+        name: its name.
         axes: its value on each axis.
         state: done or failed.
         reason: why it failed.
         model_dir: its run folder.
-        log: what its process wrote.
+        log: the log of its process.
         seconds: how long its process ran this time; 0 if it was finished before.
     """
 
@@ -52,7 +52,7 @@ class CellResult:
 
 @dataclass(frozen=True)
 class MatrixResult:
-    """What came out of a matrix: its cells, and the leaderboard if any cell has a result."""
+    """The outcome of a matrix: its cells, and the leaderboard if any cell has a result."""
 
     output: str
     cells: tuple[CellResult, ...]
@@ -80,49 +80,49 @@ def matrix(
 ) -> MatrixResult:
     """Trains every combination of models, datasets, seeds and other options, each as an ordinary run in a process.
 
-    Called again with the same ``output`` it goes on: finished cells are left as they are, interrupted ones are resumed,
-    failed ones are tried again.
+    If ``output`` exists, the matrix is resumed: finished cells are kept, interrupted ones are resumed, and failed ones
+    are tried again.
 
     Args:
         file: a YAML file with ``axes``, ``exclude`` and ``options``.
-        output: the folder of the matrix; alone, the matrix that is there goes on.
+        output: the folder of the matrix; given alone, the matrix in it is resumed.
         models: the axis ``model``.
         datasets: the axis ``dataset``.
-        seeds: the axis ``random_seed``: how many, or which.
-        axes: any options as axes, each with its values.
+        seeds: the axis ``random_seed``: a number of seeds, or a list of them.
+        axes: any other options as axes, each with its values.
         exclude: combinations of the axes to leave out.
-        jobs: how many cells run side by side; each gets its share of cores and GPUs.
-        program: what understands the commands of the cells; by default Modelyard itself.
-        source: where this comes from, for error messages.
-        **options: options that all cells have.
+        jobs: how many cells run in parallel; each gets a part of the cores and GPUs.
+        program: the program that runs the commands of the cells; by default Modelyard itself.
+        source: where the request comes from, for error messages.
+        **options: options of all cells.
 
     Raises:
-        ConfigError: with every mistake, before anything is started.
-        Interrupted: after SIGTERM or SIGINT, when all cells have saved and ended.
+        ConfigError: with every problem, before anything is started.
+        Interrupted: after SIGTERM or SIGINT, when all cells have saved and exited.
 
     Example:
         >>> modelyard.matrix(models=["mlp", "simple_cnn"], datasets=["digits"], seeds=2, output="m", train_epochs=2)
     """
     given = _axes(models, datasets, seeds, axes or {}, source)
-    if not 1 <= jobs <= _MOST_JOBS:
-        raise ConfigError([Problem(source, "jobs", f"must be 1 to {_MOST_JOBS}, got {jobs}.")])
+    if not 1 <= jobs <= _MAX_JOBS:
+        raise ConfigError([Problem(source, "jobs", f"must be 1 to {_MAX_JOBS}, got {jobs}.")])
     options = {key.replace("-", "_"): value for key, value in options.items() if value is not None}
-    request = Request(given, exclude, options, source, pick_up_files=source == COMMAND_LINE)
+    request = MatrixRequest(given, exclude, options, source, pick_up_files=source == COMMAND_LINE)
     if file is not None:
         request = read_request(Path(file), request)
     folder = MatrixFolder(output)
-    settle(folder, request)  # mistakes are shown before a folder is made
+    merge_plan(folder, request)  # raises before a folder is made
     folder.create()
     with log_to(folder.logs, NAME):
-        cells = settle(folder, request)
+        cells = merge_plan(folder, request)
         folder.write(cells)
         program = [sys.executable, "-m", "modelyard"] if program is None else list(program)
-        slots = slots_of(jobs, os.environ, cores_here())
+        slots = make_slots(jobs, os.environ, available_cores())
         for note in dict.fromkeys(note for cell in cells for note in cell.notes):
             log.info("%s", note)
         log.info("%d cell%s in %s, %d at a time", len(cells), "s" if len(cells) != 1 else "", folder.path, jobs)
-        with shown(folder, len(cells)) as view:
-            states = Work(folder, cells, slots, program, view).run()
+        with live_display() as live:
+            states = Scheduler(folder, cells, slots, program, live).run()
         results = tuple(
             CellResult(
                 state.cell.name,
@@ -151,7 +151,7 @@ def _axes(
     axes: Mapping[str, Sequence[Any]],
     source: str,
 ) -> dict[str, Sequence[Any]]:
-    """All axes, those with names of their own first."""
+    """Returns all axes, model and dataset first."""
     found: dict[str, Sequence[Any]] = {}
     for key, values in ((MODEL, models), (DATASET, datasets)):
         if values is not None:
@@ -163,16 +163,16 @@ def _axes(
 
 
 def _seeds(seeds: int | Sequence[int] | str, source: str) -> list[int]:
-    """A number is how many; several are the seeds themselves."""
+    """Returns the seeds: the first so many for a number, else those listed."""
     try:
         numbers = [int(text) for text in str(seeds).split(",")] if isinstance(seeds, int | str) else list(seeds)
     except ValueError:
         numbers = []
     if isinstance(seeds, int) or (isinstance(seeds, str) and len(numbers) == 1):
-        if 1 <= numbers[0] <= _MOST_SEEDS:
+        if 1 <= numbers[0] <= _MAX_SEEDS:
             return list(range(numbers[0]))
         numbers = []
     if not numbers:
-        message = f"must be how many (1 to {_MOST_SEEDS}), or the seeds themselves such as 0,7,11; got {seeds!r}."
+        message = f"must be the number of seeds (1 to {_MAX_SEEDS}), or a list such as 0,7,11; got {seeds!r}."
         raise ConfigError([Problem(source, "seeds", message)])
     return numbers

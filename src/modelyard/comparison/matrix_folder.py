@@ -1,4 +1,4 @@
-"""The folder of a matrix: its plan, the config of every cell, their runs and logs."""
+"""The folder of a matrix: its plan, the configs of its cells, their runs and logs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from modelyard import storage
-from modelyard.comparison.plan import NAME, Cell, counted, counts, make_cells
-from modelyard.comparison.request import Request
+from modelyard.comparison.plan import CELL_NAME, Cell, MatrixRequest, affects_results, make_cells, result_options
 from modelyard.config import resolve
 from modelyard.config.schema import Config
 from modelyard.config.yaml_file import dump, inline, read_flat
@@ -25,59 +24,59 @@ _VERSION, _VERSION_KEY = 1, "matrix_version"
 
 
 class MatrixFolder:
-    """Paths in the folder of a matrix.
+    """The files in the folder of a matrix.
 
     Args:
         path: the folder; it need not exist.
 
     Raises:
-        RunError: if it can't be one.
+        RunError: if it is a URL, a file, or a folder with other files.
     """
 
     def __init__(self, path: str | Path) -> None:
         if storage.is_remote(str(path)):
-            raise RunError(f"{path}: a matrix must be in a folder on this machine; only single runs may be at a URL.")
+            raise RunError(f"{path}: a matrix must be in a folder on this machine; only single runs can be at a URL.")
         self.path = Path(path).expanduser()
         self.plan = self.path / PLAN
         self.logs = self.path / LOGS
         if self.path.exists() and not self.path.is_dir():
-            raise RunError(f"{path} is a file; --output must name a folder.")
+            raise RunError(f"{path} is a file; --output must be a folder.")
         if self.path.is_dir() and not self.plan.exists():
-            ours = (LOGS, CONFIGS, CELLS)
-            strangers = sorted(p.name for p in self.path.iterdir() if p.name not in ours and p.name[0] != ".")
-            if strangers:
-                listed = ", ".join(strangers[:3])
-                raise RunError(f"{path} is not empty and is no matrix (it holds {listed}). Name another --output.")
+            expected = (LOGS, CONFIGS, CELLS)
+            unexpected = sorted(p.name for p in self.path.iterdir() if p.name not in expected and p.name[0] != ".")
+            if unexpected:
+                listed = ", ".join(unexpected[:3])
+                raise RunError(f"{path} is not empty and not a matrix: it holds {listed}. Choose another --output.")
 
     def config(self, name: str) -> Path:
-        """The config of a cell."""
+        """Returns the config file of a cell."""
         return self.path / CONFIGS / f"{name}.yaml"
 
     def run(self, name: str) -> RunDirectory:
-        """The run folder of a cell."""
+        """Returns the run folder of a cell."""
         return RunDirectory(self.path / CELLS / name)
 
     def log(self, name: str) -> Path:
-        """What the process of a cell wrote."""
+        """Returns the log of the process of a cell."""
         return self.logs / f"{name}.log"
 
     def create(self) -> None:
-        """Makes the folders, and clears away what a killed process left unfinished."""
+        """Creates the folders, and removes incomplete files that a killed process left."""
         with explain(self.path, "make the folder"):
             for folder in (self.path / CONFIGS, self.path / CELLS, self.logs):
                 folder.mkdir(parents=True, exist_ok=True)
         for folder in (self.path, self.path / CONFIGS):
             remove_partial(folder)
 
-    def known_cells(self, options: Mapping[str, Any] | None = None, source: str = "") -> list[Cell]:
-        """The cells of the plan that is there, with ``options`` changed.
+    def cells(self, options: Mapping[str, Any] | None = None, source: str = "") -> list[Cell]:
+        """Reads the cells of the plan, with ``options`` changed.
 
         Raises:
             ConfigError: if the plan or a config is damaged.
         """
         problems: list[Problem] = []
         cells = []
-        for name, axes in self.known_names().items():
+        for name, axes in self.cell_axes().items():
             given = {**(options or {}), "config_file": str(self.config(name))}
             try:
                 config = resolve(given, source=source or str(self.plan), pick_up_files=False)
@@ -88,8 +87,8 @@ class MatrixFolder:
             raise ConfigError(dict.fromkeys(problems))
         return cells
 
-    def known_names(self) -> dict[str, dict[str, Any]]:
-        """The names of the cells of the plan that is there, and what each has of the axes.
+    def cell_axes(self) -> dict[str, dict[str, Any]]:
+        """Reads the names of the cells of the plan, and the values of each on the axes.
 
         Raises:
             ConfigError: if the plan is damaged.
@@ -101,16 +100,17 @@ class MatrixFolder:
         listed = found["cells"].value if "cells" in found else None
         version = found[_VERSION_KEY].value if _VERSION_KEY in found else None
         if not problems and (version != _VERSION or not isinstance(listed, dict)):
-            problems.append(Problem(str(self.plan), "", f"is not a plan of version {_VERSION}, which is read here."))
+            message = f"is not a plan of version {_VERSION}, the only supported one."
+            problems.append(Problem(str(self.plan), "", message))
         for name, axes in listed.items() if isinstance(listed, dict) else ():
-            if not NAME.fullmatch(str(name)) or not isinstance(axes, dict):
-                problems.append(Problem(str(self.plan), str(name)[:80], "can't be the name of a cell."))
+            if not CELL_NAME.fullmatch(str(name)) or not isinstance(axes, dict):
+                problems.append(Problem(str(self.plan), str(name)[:80], "is not a valid name of a cell."))
         if problems or not isinstance(listed, dict):
             raise ConfigError(problems)
         return {str(name): axes for name, axes in listed.items()}
 
     def write(self, cells: list[Cell]) -> None:
-        """Writes the configs, then the plan, which makes them count."""
+        """Writes the configs, and then the plan that lists them."""
         for cell in cells:
             write_text(self.config(cell.name), config_text(cell.config))
         head = "# The cells of this matrix; their complete configs are in configs/, their runs in cells/.\n"
@@ -118,89 +118,90 @@ class MatrixFolder:
         write_text(self.plan, head + dump(plan))
 
     def failures(self) -> dict[str, str]:
-        """The cells that failed when they were last started, and why."""
+        """Reads which cells failed when they were last started, and why."""
         return {str(name): str(reason) for name, reason in read_json(self.path / FAILED).items()}
 
     def write_failures(self, failures: Mapping[str, str]) -> None:
-        """Replaces them."""
+        """Replaces the recorded failures."""
         write_text(self.path / FAILED, json.dumps(dict(failures), indent=1) + "\n")
 
 
-def settle(folder: MatrixFolder, request: Request) -> list[Cell]:
-    """The cells to run: those of the plan that is there, and new ones. Writes nothing.
+def merge_plan(folder: MatrixFolder, request: MatrixRequest) -> list[Cell]:
+    """Returns the cells to run: those of the plan in the folder, and new ones. Writes nothing.
 
     Raises:
-        ConfigError: with every mistake, and with what would change cells that are there.
+        ConfigError: with every problem, and with every option that would change existing cells.
     """
     if not request.axes and not request.problems:
-        known = folder.known_cells()
+        known = folder.cells()
         if not known:
-            message = "what varies? Give --models, --datasets and --seeds, or a file; this folder has no plan yet."
+            message = (
+                "there are none, and this folder has no plan yet. Give --models, --datasets and --seeds, or a file."
+            )
             raise ConfigError([Problem(request.source, "axes", message)])
-        changed = folder.known_cells(request.options, request.source) if request.options else known
+        changed = folder.cells(request.options, request.source) if request.options else known
         _refuse_changes(request, known, changed)
         return changed
-    known, wanted = folder.known_cells(), make_cells(request)
+    known, wanted = folder.cells(), make_cells(request)
     names = {cell.identity: cell.name for cell in known}
     wanted = [replace(cell, name=names.get(cell.identity, cell.name)) for cell in wanted]
     _refuse_changes(request, known, wanted)
     _refuse_forgotten(request, known, wanted)
-    there = {cell.name for cell in wanted}
-    return [*wanted, *(cell for cell in known if cell.name not in there)]
+    wanted_names = {cell.name for cell in wanted}
+    return [*wanted, *(cell for cell in known if cell.name not in wanted_names)]
 
 
-def _refuse_changes(request: Request, known: list[Cell], wanted: list[Cell]) -> None:
+def _refuse_changes(request: MatrixRequest, known: list[Cell], wanted: list[Cell]) -> None:
     before = {cell.name: cell.config for cell in known}
     problems: dict[str, Problem] = {}
     for cell in wanted:
         if cell.name in before:
-            for key, there, here in _differences(before[cell.name], cell.config):
-                message = f"is {inline(here)} here, {inline(there)} in the cell {cell.name}, which is in the plan."
+            for key, old, new in _differences(before[cell.name], cell.config):
+                message = f"is {inline(new)} here, but {inline(old)} in the cell {cell.name} of the plan."
                 problems.setdefault(key, Problem(request.where(key), key, message))
     if problems:
         error = ConfigError(problems.values())
-        error.add_hint("A plan may grow, but its cells stay as they are: name another --output for other options.")
+        error.add_hint("A plan can grow, but its cells do not change. Choose another --output for other options.")
         raise error
 
 
-def _refuse_forgotten(request: Request, known: list[Cell], wanted: list[Cell]) -> None:
-    """Refuses new cells that fell back to a default which no earlier cell has: they could not be compared."""
+def _refuse_forgotten(request: MatrixRequest, known: list[Cell], wanted: list[Cell]) -> None:
+    """Refuses new cells with a default that no earlier cell has: the two could not be compared."""
     flats = [cell.config.flat() for cell in known]
-    chosen = dict.fromkeys(key for cell in known for key in cell.config.changed() if counts(key))
+    chosen = dict.fromkeys(key for cell in known for key in cell.config.changed() if affects_results(key))
     before = {key: list(dict.fromkeys(inline(flat.get(key)) for flat in flats)) for key in chosen}
-    there = {cell.name for cell in known}
+    known_names = {cell.name for cell in known}
     problems: dict[str, Problem] = {}
     for cell in wanted:
-        here = cell.config.flat()
-        for key, found in before.items() if cell.name not in there else ():
+        new = cell.config.flat()
+        for key, found in before.items() if cell.name not in known_names else ():
             values = [value for value in found if value != inline(None)]
-            nobody = key in here and inline(here[key]) not in found
-            if values and nobody and cell.config.origin(key) == "default":
+            is_new = key in new and inline(new[key]) not in found
+            if values and is_new and cell.config.origin(key) == "default":
                 listed = " or ".join(values[:3]) + (" …" if len(values) > 3 else "")
                 message = f"is {listed} in the cells of this plan, but the new cell {cell.name} has the default"
-                problems.setdefault(key, Problem(request.source, key, f"{message}, {inline(here[key])}."))
+                problems.setdefault(key, Problem(request.source, key, f"{message}, {inline(new[key])}."))
     if problems:
         error = ConfigError(problems.values())
         error.add_hint(
-            "To grow this plan give these options again, or add to the axes of the file that it came from. "
-            "If you want the defaults for the new cells, say their values; for a new comparison name another --output."
+            "To add cells to this plan, give these options again, or extend the axes in its file. "
+            "To use the defaults, give their values. For a new comparison, choose another --output."
         )
         raise error
 
 
 def _differences(before: Config, now: Config) -> list[tuple[str, Any, Any]]:
-    there, here = counted(before), counted(now)
-    keys = [key for key in dict.fromkeys((*there, *here)) if counts(key) and there.get(key) != here.get(key)]
-    return [(key, there.get(key), here.get(key)) for key in keys]
+    old, new = result_options(before), result_options(now)
+    return [(key, old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)]
 
 
 def is_finished(directory: RunDirectory, tests: bool, exports: Sequence[str] = ()) -> bool:
-    """Whether a run has nothing left to do.
+    """Returns whether a run has nothing left to do.
 
     Args:
         directory: the run folder.
-        tests: whether the best model is to be tested at the end.
-        exports: the formats in which it is to be exported then.
+        tests: whether the best model is tested at the end.
+        exports: the formats in which it is exported then.
     """
     if not directory.exists() or summarize(directory)["status"] not in ("finished", "stopped early"):
         return False

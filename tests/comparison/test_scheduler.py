@@ -16,8 +16,8 @@ import pytest
 from made_runs import stand_in
 
 import modelyard
-from modelyard.comparison.run import MatrixResult
-from modelyard.comparison.work import reason_of, slots_of
+from modelyard.comparison.matrix import MatrixResult
+from modelyard.comparison.scheduler import failure_reason, make_slots
 from modelyard.errors import RunError
 
 AXES = {"model": ["mlp", "simple_cnn"], "dataset": ["digits"], "random_seed": [0, 1]}
@@ -166,38 +166,37 @@ def test_a_second_matrix_is_refused_and_nobody_outlives_one_that_is_killed(tmp_p
 
 
 def test_cores_and_gpus_are_dealt_out() -> None:
-    alone = slots_of(1, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, 8)
+    alone = make_slots(1, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, 8)
     assert [(slot.environ["CUDA_VISIBLE_DEVICES"], slot.threads) for slot in alone] == [("0,1,2,3", 8)]
-    two = slots_of(2, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, 8)
+    two = make_slots(2, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, 8)
     assert [(slot.environ["CUDA_VISIBLE_DEVICES"], slot.threads) for slot in two] == [("0,1", 4), ("2,3", 4)]
-    many = slots_of(3, {"CUDA_VISIBLE_DEVICES": "5"}, 2)
+    many = make_slots(3, {"CUDA_VISIBLE_DEVICES": "5"}, 2)
     assert [slot.environ["CUDA_VISIBLE_DEVICES"] for slot in many] == ["5", "5", "5"]
     assert many[0].environ["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
     assert [slot.threads for slot in many] == [1, 1, 1]
-    assert slots_of(2, {"CUDA_VISIBLE_DEVICES": "-1"}, 4)[0].environ == {"CUDA_VISIBLE_DEVICES": "-1"}
+    assert make_slots(2, {"CUDA_VISIBLE_DEVICES": "-1"}, 4)[0].environ == {"CUDA_VISIBLE_DEVICES": "-1"}
 
 
 def test_the_reason_of_a_failure_is_a_line() -> None:
-    assert reason_of(-9, []) == "killed by SIGKILL – perhaps out of memory"
-    assert reason_of(2, ["error: the data is gone.", "more"]) == "the data is gone."
+    assert failure_reason(-9, []) == "killed by SIGKILL – perhaps out of memory"
+    assert failure_reason(2, ["error: the data is gone.", "more"]) == "the data is gone."
     assert (
-        reason_of(1, ["Traceback", "  File x", "modelyard.errors.UserError: so", "note"])
+        failure_reason(1, ["Traceback", "  File x", "modelyard.errors.UserError: so", "note"])
         == "modelyard.errors.UserError: so"
     )
-    assert reason_of(1, ["something"]) == "ended with status 1"
-    assert reason_of(0, []) == "ended before it was finished"
+    assert failure_reason(1, ["something"]) == "exited with status 1"
+    assert failure_reason(0, []) == "exited before it was finished"
 
 
 def test_the_table_shows_where_each_cell_is(tmp_path: Path) -> None:
     from rich.console import Console
 
-    from modelyard.comparison.folder import MatrixFolder
-    from modelyard.comparison.view import cell_table
-    from modelyard.comparison.work import State
+    from modelyard.comparison.matrix_folder import MatrixFolder
+    from modelyard.comparison.scheduler import CellState, cell_table
 
     run(tmp_path)
     folder = MatrixFolder("m")
-    done, running, failed, waiting = (State(cell) for cell in folder.known_cells())
+    done, running, failed, waiting = (CellState(cell) for cell in folder.cells())
     done.state, done.was_done = "done", True
     running.state = "running"
     failed.state, failed.reason, failed.seconds = "failed", "[bold]out of luck[/]", 12.0

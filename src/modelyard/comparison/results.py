@@ -1,0 +1,253 @@
+"""The results of runs, read from their folders, and the entrants of a leaderboard that they belong to."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from modelyard import storage
+from modelyard.comparison.matrix_folder import PLAN, MatrixFolder, is_finished
+from modelyard.comparison.plan import DATASET, MODEL, SEED, affects_results
+from modelyard.config.schema import is_path
+from modelyard.config.yaml_file import inline, is_run_config
+from modelyard.errors import RunError, UserError
+from modelyard.registry import DATASETS
+from modelyard.run.checkpoint import best_first, step_of
+from modelyard.run.directory import CONFIG, RunDirectory, open_run_folder, read_json, run_options
+from modelyard.run.metrics import read_metrics
+from modelyard.run.summary import summarize
+
+_NOT_METRICS = ("step", "epoch", "split", "seconds")
+_ENDED = ("finished", "stopped early")
+_NOT_DISTINGUISHING = (MODEL, DATASET, SEED, "recipe", "best_model_dir", "best_metric", "test_at_end", "split_seed")
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The results of a run that has ended.
+
+    Args:
+        name: its folder, relative to the folder of all runs.
+        options: its config.
+        fingerprint: the fingerprint of its data.
+        scores: the metrics of each split, of the best model if one was kept.
+        parameters: the number of parameters of the model.
+        flops: the operations of the forward pass of one example.
+        seconds: the duration of training.
+        images_per_second: the speed of training.
+        started: when it was first started, as text that sorts by time.
+    """
+
+    name: str
+    options: Mapping[str, Any]
+    fingerprint: str
+    scores: Mapping[str, Mapping[str, float]]
+    parameters: int | None
+    flops: int | None
+    seconds: float | None
+    images_per_second: float | None
+    started: str
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """A run that is not counted: its name, its status, and the reason if known."""
+
+    name: str
+    status: str
+    reason: str = ""
+
+
+def read_results(folder: Path) -> tuple[list[RunResult], list[Unfinished]]:
+    """Reads all runs in ``folder`` and below, finished and unfinished ones, by name.
+
+    Raises:
+        RunError: if there is no such folder.
+    """
+    if storage.is_remote(str(folder)):
+        raise RunError(f"{folder}: a leaderboard needs a folder on this machine; copy the runs here first.")
+    if not folder.is_dir():
+        raise RunError(f"{folder} is not a folder. Give a folder of runs, such as runs or the output of a matrix.")
+    results: list[RunResult] = []
+    others: list[Unfinished] = []
+    found, matrices = _find_runs(folder)
+    failures = _failures(folder, matrices)
+    for path in found:
+        name = str(path.relative_to(folder))
+        reason = failures.pop(path.resolve(), "")
+        try:
+            directory = RunDirectory(path)
+            status = summarize(directory)["status"]
+            if status in _ENDED:
+                if is_finished(directory, bool(run_options(directory).get("test_at_end"))):
+                    results.append(_read_result(open_run_folder(path), name))
+                    continue
+                status = "interrupted"  # before the test
+        except (UserError, OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+            status, reason = "damaged", reason or str(error)
+        status, _, more = str(status).partition(": ")
+        others.append(Unfinished(name, "failed" if reason and status != "damaged" else status, reason or more))
+    others += [
+        Unfinished(str(path.relative_to(folder.resolve())), "failed" if reason else "not begun", reason)
+        for path, reason in failures.items()
+        if not (path / CONFIG).exists()
+    ]
+    return results, sorted(others, key=lambda one: one.name)
+
+
+def _find_runs(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Returns the run folders and the folders of matrices; does not search inside run folders."""
+    runs, matrices = [], []
+    for path, folders, files in os.walk(folder):
+        folders.sort()
+        if CONFIG in files and is_run_config(Path(path) / CONFIG):
+            folders.clear()
+            runs.append(Path(path))
+        elif PLAN in files:
+            matrices.append(Path(path))
+    return runs, matrices
+
+
+def _failures(folder: Path, matrices: list[Path]) -> dict[Path, str]:
+    """Returns the cells of these matrices, and of one that contains the folder: why they failed, if they did."""
+    found: dict[Path, str] = {}
+    around = [path for path in folder.resolve().parents[:2] if (path / PLAN).is_file()]
+    for path in (*around, *matrices):
+        with contextlib.suppress(UserError):  # an unreadable plan; the runs of its cells are found without it
+            matrix = MatrixFolder(path)
+            failed = matrix.failures()
+            for name in matrix.cell_axes():
+                cell = matrix.run(name).path.resolve()
+                if cell.is_relative_to(folder.resolve()):
+                    found[cell] = failed.get(name, "")
+    return found
+
+
+def _read_result(directory: RunDirectory, name: str) -> RunResult:
+    manifest = read_json(directory.manifest)
+    rows = [*read_metrics(directory.metrics), *read_metrics(directory.evaluations)]
+    best = best_first(directory.best)
+    scores = {}
+    for split in ("test", "validation"):
+        mine = [row for row in rows if row.get("split") == split]
+        of_best = [row for row in mine if best and row.get("step") == step_of(best[0])]
+        if mine:
+            row = (of_best or mine)[-1]
+            scores[split] = {
+                key: float(value)
+                for key, value in row.items()
+                if key not in _NOT_METRICS and isinstance(value, int | float) and math.isfinite(value)
+            }
+    speeds = [row["average_examples_per_second"] for row in rows if row.get("average_examples_per_second")]
+    size, starts = manifest.get("model") or {}, manifest.get("starts") or [{}]
+    return RunResult(
+        name,
+        run_options(directory),
+        str((manifest.get("dataset") or {}).get("fingerprint", "")),
+        scores,
+        _integer(size.get("parameters")),
+        _integer(size.get("flops")),
+        max((float(r["seconds"]) for r in rows if r.get("split") != "test" and r.get("seconds")), default=None),
+        float(speeds[-1]) if speeds else None,
+        str(starts[0].get("time", "")),
+    )
+
+
+def _integer(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+# -- entrants and datasets ------------------------------------------------------------------------------------------
+
+
+def group_by_entrant(
+    runs: Sequence[RunResult], datasets: Mapping[str, str], notes: list[str]
+) -> tuple[dict[str, str], dict[str, tuple[str, dict[str, Any]]]]:
+    """Returns the entrant of each run, by name, and the model and distinguishing options of each entrant.
+
+    Only options that differ on the same dataset make another entrant. An option that a model has different on each
+    dataset, as recipes set it, does not; it is added to ``notes``.
+    """
+    of_datasets = _dataset_options()
+    names: dict[str, str] = {}
+    options: dict[str, tuple[str, dict[str, Any]]] = {}
+    by_model: dict[str, list[RunResult]] = defaultdict(list)
+    for run in runs:
+        by_model[str(run.options.get(MODEL))].append(run)
+    for model, mine in by_model.items():
+        by_dataset: dict[str, list[RunResult]] = defaultdict(list)
+        for run in mine:
+            by_dataset[datasets[run.name]].append(run)
+        keys = [
+            key
+            for key in dict.fromkeys(key for run in mine for key in run.options)
+            if affects_results(key) and key not in _NOT_DISTINGUISHING and key not in of_datasets and _varies(mine, key)
+        ]
+        distinguishing: list[str] = []
+        for key in keys:
+            if any(_varies(group, key) for group in by_dataset.values()) and not _follows(mine, key, distinguishing):
+                distinguishing.append(key)
+        silent = [key for key in keys if key not in distinguishing and not _follows(mine, key, distinguishing)]
+        if silent:
+            notes.append(f"{model} does not have the same {', '.join(silent)} on all datasets.")
+        for run in mine:
+            own = {key: run.options.get(key) for key in distinguishing}
+            more = ", ".join(f"{key}={inline(value)}" for key, value in own.items())
+            names[run.name] = f"{model} ({more})" if more else model
+            options[names[run.name]] = (model, own)
+    return names, options
+
+
+def _dataset_options() -> set[str]:
+    return {key for entry in DATASETS.entries() for key in entry.options.model_fields}
+
+
+def _varies(runs: Sequence[RunResult], key: str) -> bool:
+    return len({inline(run.options.get(key)) for run in runs}) > 1
+
+
+def _follows(runs: Sequence[RunResult], key: str, others: Sequence[str]) -> bool:
+    """Returns whether an option follows from ``others``, such as the momentum that only SGD has."""
+    values: dict[tuple[str, ...], set[str]] = defaultdict(set)
+    for run in runs:
+        values[tuple(inline(run.options.get(other)) for other in others)].add(inline(run.options.get(key)))
+    return bool(others) and all(len(found) == 1 for found in values.values())
+
+
+def dataset_labels(runs: Sequence[RunResult]) -> dict[str, str]:
+    """Returns the label of the dataset of each run, by the name of the run. Different data has different labels."""
+    found: dict[str, dict[str, list[RunResult]]] = defaultdict(lambda: defaultdict(list))
+    for run in runs:
+        found[_short_name(run)][run.fingerprint].append(run)
+    labels = {}
+    for short, by_data in found.items():
+        for fingerprint, mine in by_data.items():
+            label = short if len(by_data) == 1 else f"{short} ({_difference(mine[0], by_data) or fingerprint[:8]})"
+            labels.update(dict.fromkeys((run.name for run in mine), label))
+    return labels
+
+
+def _short_name(run: RunResult) -> str:
+    name = str(run.options.get(DATASET, "–"))
+    return (Path(name.rstrip("/")).stem or name) if is_path(name) else name
+
+
+def _difference(run: RunResult, by_data: Mapping[str, list[RunResult]]) -> str:
+    """Returns the dataset options, or the folder, that distinguish this data from others of the same name."""
+    firsts = [mine[0] for mine in by_data.values()]
+    keys = [key for key in run.options if key in _dataset_options() and _varies(firsts, key)]
+
+    def identity(of: RunResult) -> str:
+        return inline([of.options.get(key) for key in keys] or [of.options.get(DATASET)])
+
+    text = ", ".join(f"{key}={inline(run.options[key])}" for key in keys)
+    folders = [str(Path(str(first.options.get(DATASET))).parent.name) for first in firsts]
+    if not text and len(set(folders)) == len(firsts):
+        text = Path(str(run.options.get(DATASET))).parent.name
+    return text if text and sum(identity(first) == identity(run) for first in firsts) == 1 else ""
