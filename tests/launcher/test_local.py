@@ -220,7 +220,7 @@ with log_to(Path("run/runlogs"), sys.argv[1]):
         wait_until(lambda: Path("worker-0.up").exists() and Path("worker-1.up").exists())
         said = stop("run", "--timeout_secs", "0.5", code=1)
         assert easy.wait(timeout=10) == -signal.SIGTERM
-        assert f"there still is worker-1 (process {deaf.pid})" in said
+        assert f"worker-1 (process {deaf.pid}) did not exit within" in said
         assert "--force" in said
         assert "killed" in stop("run", "--force")
         assert deaf.wait(timeout=10) == -signal.SIGKILL
@@ -232,7 +232,7 @@ with log_to(Path("run/runlogs"), sys.argv[1]):
         (("--workers", "2", "--model_dir", "run", *TRAIN, "--learning_rat", "1"), "'learning_rate'"),
         (("--workers", "0", *TRAIN), "--workers must be 1 or more"),
         (("--ps", "2", *TRAIN), "need workers"),
-        (("--workers", "2"), "launch what"),
+        (("--workers", "2"), "no command to launch"),
         (("--workers", "2", "--", "evaluate", "run"), "'evaluate' can't be run by several processes"),
         (("--wokers", "2", *TRAIN), "No such option"),
         (("--workers", "2", *TRAIN, "--cluster", "none"), "every process would train alone"),
@@ -260,13 +260,13 @@ def test_a_real_mistake_of_a_process_leaves_no_folder_behind() -> None:
     )
     assert done.returncode == 2
     assert done.stderr.rstrip().splitlines()[-1].startswith("  error:"), done.stderr
-    assert "worker-0 ended with status 2" in done.stderr
+    assert "worker-0 exited with status 2" in done.stderr
     assert not Path("run").exists()
 
 
 def test_the_library_launches_too_and_says_what_is_wrong() -> None:
     for _ in range(2):  # the second time, the package of that name is loaded
-        with pytest.raises(UserError, match="Name the run folder"):
+        with pytest.raises(UserError, match="Give the run folder"):
             modelyard.launch(["train"], workers=2)
     with pytest.raises(UserError, match="does not exist"):
         modelyard.stop("nowhere")

@@ -133,13 +133,13 @@ def test_the_run_folder_is_in_the_command_once(
 @pytest.mark.parametrize(
     ("words", "beside", "text"),
     [
-        ([], None, "launch what"),
+        ([], None, "no command to launch"),
         (["evaluate", "run"], None, "'evaluate' can't be run by several processes"),
-        (["--xla", "train"], None, "first after --: train"),
-        (["train", "--model_dir", "one"], "two", "two run folders are named, one and two"),
+        (["--xla", "train"], None, "must be one of: train"),
+        (["train", "--model_dir", "one"], "two", "two run folders are given, one and two"),
         (["resume", "one"], "two", "two run folders"),
-        (["train", "--model_dir"], None, "--model_dir names no folder"),
-        (["resume"], None, "resume which run"),
+        (["train", "--model_dir"], None, "--model_dir needs a folder"),
+        (["resume"], None, "resume needs the folder of a run"),
     ],
 )
 def test_a_command_that_can_not_be_launched_is_refused(words: list[str], beside: str | None, text: str) -> None:
@@ -150,7 +150,7 @@ def test_a_command_that_can_not_be_launched_is_refused(words: list[str], beside:
 @pytest.mark.parametrize(
     ("workers", "ps", "restarts", "text"),
     [
-        (0, 0, 3, "--workers must be 1 or more, not 0"),
+        (0, 0, 3, "--workers must be 1 or more, got 0"),
         (None, 1, 3, "need workers"),
         (1, -1, 3, "--ps must be 0 or more"),
         (1, 0, -1, "--max_restarts must be 0 or more"),

@@ -113,7 +113,7 @@ def test_a_job_that_is_requeued_warned_and_killed_ends_with_the_same_weights(
     assert end(slurm, job, folder) == "COMPLETED"
     log = log_of(folder)
     assert "worker 1 (127.0.0.2:" in log
-    assert log.count("the time is up and the run is saved: back into the queue") == 1
+    assert log.count("the time limit is reached and the run is saved: requeueing") == 1
     assert re.search(r"status (75|137): restart 1 of 10", log)
     assert log.count("saving, then exiting") >= 2
     assert final_state(folder) == final_state(undisturbed)
@@ -132,7 +132,7 @@ def test_a_job_out_of_time_goes_on_where_it_was(slurm: SlurmCluster, undisturbed
     slurm.wait_for_restart(job, 1)
     slurm.ask("scontrol", "update", f"JobId={job}", "TimeLimit=30")
     assert end(slurm, job, folder) == "COMPLETED"
-    assert "the time is up and the run is saved: back into the queue" in log_of(folder)
+    assert "the time limit is reached and the run is saved: requeueing" in log_of(folder)
     assert final_state(folder) == final_state(undisturbed)
 
 

@@ -106,7 +106,7 @@ def test_what_the_tool_says_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (done.submitted, done.answer) == (True, "Submitted batch job 12")
     assert Path("got.sh").read_text() == done.text
     tool("sbatch", "echo 'invalid partition' >&2; exit 1")
-    with pytest.raises(RunError, match=r"sbatch refused: invalid partition"):
+    with pytest.raises(RunError, match=r"sbatch failed: invalid partition"):
         submit("slurm", MINE, force=True)
 
 
@@ -133,7 +133,7 @@ def test_all_mistakes_come_at_once_with_near_names() -> None:
     assert "cluster.yaml:1: partitoin: slurm has no such resource. Did you mean 'partition'?" in text
     assert "cluster.yaml:2: cpus: must be a whole number" in text
     assert "write it as 12h" in text
-    assert "'lots' is no size such as 16G" in text
+    assert "'lots' is not a size such as 16G" in text
     assert "command line: image: slurm has no such resource" in text
 
 
@@ -153,13 +153,13 @@ def test_what_is_no_length_of_time(time: Any) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "what to run"),
+        ([], "the command is missing"),
         (["evaluate", "runs/mine"], "no command to submit 'evaluate'"),
-        (["train"], "Give --model_dir or a --name"),
-        (["resume"], "which run"),
+        (["train"], "Give --model_dir or --name"),
+        (["resume"], "needs the folder of a run"),
         (["resume", "--train_steps", "40", "runs/mine"], "right after it"),
-        ([*MINE, "a\0b"], "bytes that are no text"),
-        ([*MINE, "\udcff"], "bytes that are no text"),
+        ([*MINE, "a\0b"], "bytes that are not text"),
+        ([*MINE, "\udcff"], "bytes that are not text"),
     ],
 )
 def test_commands_that_cannot_be_submitted(words: list[str], message: str) -> None:
@@ -207,7 +207,7 @@ def test_unknown_and_missing_places_are_named(target: str) -> None:
     Path("bad").write_text("# one\nkey: '@NAMEE@'\n")
     with pytest.raises(ConfigError) as caught:
         dry(target, CLOUD, template="bad")
-    assert "bad:2: @NAMEE@: there is no value 'NAMEE'" in str(caught.value)
+    assert "bad:2: @NAMEE@: there is no placeholder 'NAMEE'" in str(caught.value)
     needed = {"slurm": "@COMMAND@", "kubernetes": "@ARGS@", "vertex": "@POOLS@"}[target]
     assert f"bad: {needed}: is missing" in str(caught.value)
 
@@ -324,7 +324,7 @@ def test_restarts_have_an_end(tmp_path: Path) -> None:
     done = run_script(text, "echo x >> starts; exit 75", tmp_path)
     assert done.returncode == 75
     assert len(Path("starts").read_text().split()) == 3
-    assert "status 75 after 2 restarts: given up" in done.stderr
+    assert "status 75 after 2 restarts: giving up" in done.stderr
 
 
 @pytest.mark.parametrize(("number", "requeued"), [("USR1", True), ("TERM", False)])

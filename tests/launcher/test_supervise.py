@@ -81,7 +81,7 @@ def test_the_first_failure_is_reported_and_not_those_it_caused(caplog: pytest.Lo
 
 
 def test_a_lost_peer_is_the_failure_only_where_nothing_else_happened() -> None:
-    with pytest.raises(LaunchError, match="worker-1 ended with status 75") as caught:
+    with pytest.raises(LaunchError, match="worker-1 exited with status 75") as caught:
         supervise(
             script("worker-0", "wait_for('lost'); time.sleep(0.2); sys.exit(75)", is_coordinator=True),
             script("worker-1", "mark('lost'); sys.exit(75)"),
@@ -99,11 +99,13 @@ def test_after_a_crash_all_are_started_again() -> None:
 
 
 def test_restarts_without_progress_are_counted_and_wait_longer_each_time(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(LaunchError, match="started again 3 times without progress") as caught:
+    with pytest.raises(LaunchError, match="after 3 restarts without progress") as caught:
         supervise(script("worker-0", "sys.exit(7)", is_coordinator=True))
     assert len(starts("worker-0")) == 4
     assert caught.value.status == 7
-    pauses = [record.args[0] for record in caplog.records if "again in" in record.msg and record.args]  # type: ignore[index]
+    pauses = [
+        record.args[0] for record in caplog.records if "restarting all processes in" in record.msg and record.args
+    ]  # type: ignore[index]
     assert pauses == [0.01, 0.02, 0.02]
     assert [Timeouts().pause(failures) for failures in (1, 2, 3, 6, 7, 99)] == [1, 2, 4, 32, 60, 60]
 
@@ -125,7 +127,7 @@ def test_a_mistake_of_the_user_stops_the_rest_and_is_not_tried_again() -> None:
 
 
 def test_a_mistake_that_is_told_after_others_lost_their_peer_is_still_a_mistake() -> None:
-    with pytest.raises(LaunchError, match="worker-1 ended with status 2"):
+    with pytest.raises(LaunchError, match="worker-1 exited with status 2"):
         supervise(
             script("worker-0", "mark('lost'); sys.exit(75)", is_coordinator=True),
             script("worker-1", "wait_for('lost'); time.sleep(0.2); sys.exit(2)"),
@@ -142,7 +144,7 @@ def test_whoever_does_not_end_after_a_crash_is_killed(caplog: pytest.LogCaptureF
         ),
         timeouts=replace(QUICK, peers=0.3),
     )
-    assert "worker-1 did not end by itself in 0.3 s; killed" in caplog.text
+    assert "worker-1 did not exit within 0.3 s; killed" in caplog.text
     assert len(starts("worker-1")) == 2
 
 
@@ -165,7 +167,7 @@ def test_with_parameter_servers_a_lost_server_starts_all_again() -> None:
 
 
 def test_a_worker_that_never_comes_back_ends_the_run_with_its_status() -> None:
-    with pytest.raises(LaunchError, match="worker-0 ended with status 9") as caught:
+    with pytest.raises(LaunchError, match="worker-0 exited with status 9") as caught:
         supervise(
             script("chief", WAITS, is_coordinator=True),
             script("worker-0", "sys.exit(9)", restarts_alone=True),
@@ -197,7 +199,7 @@ def test_an_evaluator_is_started_again_alone_and_waited_for() -> None:
 
 def test_an_evaluator_that_can_not_be_helped_does_not_end_training(caplog: pytest.LogCaptureFixture) -> None:
     wait = "while len((here / 'evaluator.starts').read_text().split()) < 2: time.sleep(0.01)\n"
-    with pytest.raises(LaunchError, match="evaluator ended with status 5") as caught:
+    with pytest.raises(LaunchError, match="evaluator exited with status 5") as caught:
         supervise(
             script(
                 "worker-0",
@@ -218,7 +220,7 @@ def test_leftovers_are_stopped_when_the_work_is_done(caplog: pytest.LogCaptureFi
         script("worker-2", "signal.signal(signal.SIGTERM, signal.SIG_IGN); mark('worker-2.up'); time.sleep(60)"),
         timeouts=replace(QUICK, finish=0.3),
     )
-    assert "worker-1 has not ended with the others" in caplog.text
+    assert "worker-1 has not exited with the others" in caplog.text
 
 
 def test_a_signal_goes_to_the_lead_which_tells_the_others() -> None:
@@ -249,7 +251,7 @@ def test_others_are_told_too_and_killed_in_the_end(caplog: pytest.LogCaptureFixt
             script("worker-0", WAITS, is_coordinator=True),
             script("worker-1", "def told(*_): mark('told'); sys.exit(143)\n" + WAITS.replace("leave", "told")),
             script("worker-2", "signal.signal(signal.SIGTERM, signal.SIG_IGN); mark('worker-2.up'); time.sleep(60)"),
-            timeouts=replace(QUICK, lead=0.2, stop=0.5),
+            timeouts=replace(QUICK, coordinator=0.2, stop=0.5),
         )
     assert Path("told").exists()
     assert "worker-2 killed: too slow" in caplog.text
@@ -266,7 +268,7 @@ def test_a_second_signal_kills(caplog: pytest.LogCaptureFixture) -> None:
                 is_coordinator=True,
             )
         )
-    assert "worker-0 killed: as told" in caplog.text
+    assert "worker-0 killed: signalled again" in caplog.text
 
 
 def test_a_process_that_was_told_to_stop_stops_all_without_a_new_start() -> None:
