@@ -1,14 +1,14 @@
-"""Two workers with one core each against one worker with one core: examples per second, and where the rest goes.
+"""Compares two workers with one core each to one worker with one core, in examples per second.
 
     python benchmarks/cluster.py [--quick]
 
-Every case is the ordinary command on loopback (`modelyard launch` for two workers), with processes bound to a core. The
-cases take turns, and each gives the throughput that its run folder reports, without the first chunk, which compiles.
-Four cases tell where the time goes that two workers do not save:
+Every case is the ordinary command on loopback (`modelyard launch` for two workers), with processes bound to a core.
+Cases take turns. Throughput is what the run folder reports, without the first chunk, which compiles. Four cases show
+where the time goes:
 
-- one worker with the whole batch of 128: what there is to beat;
+- one worker with the whole batch of 128: the baseline;
 - one worker with half the batch: a smaller batch may compute less per second;
-- two such at the same time that know nothing of each other: they share the memory and the caches of the machine;
+- two independent workers at the same time: they share the memory and the caches of the machine;
 - two workers that train together: they also wait for each other and sum their gradients.
 """
 
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def one_round(cores: list[int], steps: int) -> list[tuple[str, float]]:
-    """Every case once."""
+    """Runs every case once."""
     half = BATCH // 2
     speeds = []
     for synchronised in (False, True):
@@ -64,12 +64,12 @@ def one_round(cores: list[int], steps: int) -> list[tuple[str, float]]:
 
 
 def two_workers(synchronised: bool) -> str:
-    """The name of a case."""
+    """Returns the name of a case."""
     return f"two workers, batch-norm synchronisation {'on' if synchronised else 'off'}"
 
 
 def together(cores: list[int], steps: int, norm: list[str]) -> float:
-    """Two workers of one run, by `modelyard launch`, which gives each its core."""
+    """Runs two workers with `modelyard launch`, which binds each to a core."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "run")
         words = ["launch", "--workers", "2", "--model_dir", str(run), "--", "train", *OPTIONS, *norm]
@@ -80,7 +80,7 @@ def together(cores: list[int], steps: int, norm: list[str]) -> float:
 
 
 def apart(cores: list[int], steps: int, batch: int) -> list[float]:
-    """Runs of their own, one on each core, at the same time."""
+    """Runs independent workers at the same time, one per core."""
     with tempfile.TemporaryDirectory() as folder:
         runs = [Path(folder, f"run{core}") for core in cores]
         words = ["train", *OPTIONS, "--train_batch_size", str(batch), "--train_steps", str(steps)]
@@ -98,13 +98,13 @@ def apart(cores: list[int], steps: int, batch: int) -> list[float]:
 
 
 def throughput(run: Path) -> float:
-    """The average over the run, as its last training row says."""
+    """Returns the average over the run, from its last training row."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return float([row for row in rows if row["split"] == "train"][-1]["average_examples_per_second"])
 
 
 def report(speeds: dict[str, float]) -> None:
-    """Ratios to one worker, and the factors that make them up."""
+    """Prints ratios to one worker, and their factors."""
     one, half = speeds["one worker"], speeds["one worker, half the batch"]
     strangers = speeds["two strangers, half the batch each"]
     print()

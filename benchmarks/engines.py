@@ -1,9 +1,9 @@
-"""The engines side by side on a CPU: steps per second of the command with its usual hooks, in one run.
+"""Compares the engines on a CPU, in steps per second of the command with its default hooks.
 
     python benchmarks/engines.py [--quick] [--engines tensorflow,jax]
 
-Engines take turns, each case is a run of its own, and its speed is the average that its run folder reports, without
-what compiles. The last line says which engine `auto` should take on a machine like this one.
+Engines take turns. Each case is a separate run. Its speed is the average that its run folder reports, without
+compilation. The last line shows which engine `auto` should use on a machine like this one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Case:
-    """A training to measure."""
+    """A training run to measure."""
 
     name: str
     batch: int
@@ -45,7 +45,7 @@ CASES = (
 
 
 def main() -> None:
-    """Prints a row for each case and engine, and the engine to prefer."""
+    """Prints one row per case and engine, and the faster engine."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="few steps, one round: to see that it works")
     parser.add_argument("--engines", default="tensorflow,jax")
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def speed(case: Case, engine: str, steps: int) -> float:
-    """Steps per second of one run."""
+    """Returns the steps per second of one run."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "run")
         words = ["train", "--engine", engine, "--num_gpus", "0", *case.options, "--train_batch_size", str(case.batch)]

@@ -1,12 +1,12 @@
-"""Training on one GPU against Keras's `fit` on JAX and against PyTorch: images per second and their ratios, in one run.
+"""Compares training on one GPU with Keras's `fit` on JAX and with PyTorch, in images per second.
 
     python benchmarks/gpu.py [--data_dir DIR] [--only 1,3,loop] [--quick] [--no-peers] [--output FILE]
 
-Modelyard is measured through its own command with its usual hooks, by the wall clock that its metrics.jsonl notes: the
-time between late rows, in which nothing is compiled. Peers run in processes of their own, one after the other, keep
-their data on the GPU too (`fit` can't) and get the better of several ways to run them. The goal for `fit` stands beside
-what does the same, augmentation included; what augments nothing is shown, too. All speeds are medians of three
-chunks. A part that fails says so, and the others go on.
+Modelyard is measured through its command with the default hooks, by the wall-clock time in metrics.jsonl: the time
+between late rows, when nothing is compiled. Peers run in separate processes, one after the other. They keep their data
+on the GPU too (`fit` cannot), and the best of several configurations counts. The goal for `fit` applies to the case
+with the same augmentation; the case without augmentation is shown too. Speeds are medians of three chunks. If a part
+fails, the error is printed and the others continue.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CROPS = "pad_and_crop(padding=4), flip_left_right"
 
 @dataclass(frozen=True)
 class Case:
-    """A training to measure, and the ratios it must reach."""
+    """A training run to measure, and the ratios it must reach."""
 
     name: str
     model: str
@@ -55,7 +55,7 @@ class Case:
 
 
 EAGER = ("eager/contiguous/float32", "eager/channels_last/float32", "eager/channels_last")
-"""At small batches PyTorch is busy starting kernels, and mixed precision has more of them: it gets both."""
+"""PyTorch is measured in both precisions: at small batches kernel launches dominate, and mixed precision has more."""
 CASES = {
     "1": Case("ResNet-20, batch 128", "resnet20", 128, "bfloat16", EAGER, 4.0, fit_goal=2.5),
     "2": Case("ResNet-20, batch 1024", "resnet20", 1024, "bfloat16", (*EAGER[1:], "compiled/channels_last"), 1.4),
@@ -77,7 +77,7 @@ CASES = {
         side=224,
         examples=1024,
         augment="flip_left_right",
-        log_every="20 steps",  # of the usual hundred there would be one row in five seconds
+        log_every="20 steps",  # with the default of 100 there would be one row in five seconds
         learning_rate=0.01,
     ),
 }
@@ -85,11 +85,11 @@ LOOP_GOAL = 0.97
 
 
 class PartFailedError(Exception):
-    """A process ended with an error; the text is the end of what it said."""
+    """A process failed; the text is the end of its output."""
 
 
 class Bench:
-    """The settings of this run, and what was found so far."""
+    """The settings of this benchmark, and the results so far."""
 
     def __init__(self, arguments: argparse.Namespace, folder: Path) -> None:
         self.arguments, self.folder = arguments, folder
@@ -105,14 +105,14 @@ class Bench:
         self.environment.setdefault("KERAS_BACKEND", arguments.engine)
 
     def attempt(self, name: str, work: Callable[[], Any]) -> Any:
-        """What ``work`` returns; None if it failed, which is said."""
+        """Returns the result of ``work``, or prints the error and returns None."""
         left = self.arguments.minutes * 60 - (time.monotonic() - self.began)
         began = time.monotonic()
         try:
             if left <= 0:
                 raise PartFailedError(f"left out: {self.arguments.minutes} minutes are over.")
             result = work()
-        except Exception as error:  # whatever it is, the other parts are still worth measuring
+        except Exception as error:  # the other parts are still worth measuring
             self.failed.append(name)
             print(f"    {name} FAILED: {type(error).__name__}: {error}", flush=True)
             result = None
@@ -122,7 +122,7 @@ class Bench:
         return result
 
     def child(self, script: str, *words: str, python: str = sys.executable) -> Any:
-        """Runs one of the scripts beside this one and gives what it wrote."""
+        """Runs one of the scripts beside this one and returns what it wrote."""
         output = self.folder / "child.json"
         output.unlink(missing_ok=True)
         command = [python, str(HERE / script), *words, "--output", str(output)]
@@ -141,16 +141,16 @@ class Bench:
         return json.loads(output.read_text())
 
     def timing(self) -> list[str]:
-        """How long peers are to be measured."""
+        """Returns how long peers are measured."""
         return ["--seconds", str(self.seconds), "--warm_up", str(self.warm_up)]
 
     def npz(self) -> Path | None:
-        """The file of CIFAR-10, if it is there."""
+        """Returns the file of CIFAR-10, if it exists."""
         places = [] if self.arguments.tiny else [self.arguments.data_dir, self.arguments.data_dir / "cifar10"]
         return next((place / "cifar10.npz" for place in places if (place / "cifar10.npz").is_file()), None)
 
     def options(self, case: Case) -> dict[str, Any]:
-        """The options of Modelyard for a case."""
+        """Returns the options of Modelyard for a case."""
         npz = self.npz() if case.side == 32 else None
         data: dict[str, Any] = {"dataset": "cifar10", "data_dir": str(npz.parent)} if npz else {
             "dataset": "synthetic",
@@ -158,7 +158,7 @@ class Bench:
             "synthetic_shape": f"{case.side},{case.side},3",
         }  # fmt: skip
         model = {"model": case.model}
-        if case.model == "resnet50":  # the built-in one has its strides elsewhere, and so less to compute
+        if case.model == "resnet50":  # the built-in one has its strides elsewhere, so it computes less
             model = {"model": "benchmark_resnet50", "plugins": str(HERE / "gpu_resnet50.py")}
         return {
             **model,
@@ -173,7 +173,7 @@ class Bench:
 
 
 def tail(log: Path, lines: int = 15) -> str:
-    """The last lines of a log."""
+    """Returns the last lines of a log."""
     return "\n".join(f"      {line}" for line in log.read_text(errors="replace").splitlines()[-lines:])
 
 
@@ -181,7 +181,7 @@ def tail(log: Path, lines: int = 15) -> str:
 
 
 def modelyard_speeds(bench: Bench, case: Case) -> list[float]:
-    """Images per second in three chunks of a run of the command, which is ended by SIGTERM."""
+    """Runs the command, ends it with SIGTERM, and returns images per second in three chunks."""
     words = ["train", "--engine", bench.arguments.engine, "--log_every", case.log_every, "--train_steps", "10000000"]
     for key, value in bench.options(case).items():
         words += [f"--{key}", str(value)]
@@ -206,7 +206,7 @@ def modelyard_speeds(bench: Bench, case: Case) -> list[float]:
 
 
 def watch(bench: Bench, case: Case, process: subprocess.Popen[bytes], metrics: Path, log: Path) -> list[float]:
-    """Waits until the rows cover the time that is wanted. What comes soon after the first row is not used."""
+    """Waits until the rows cover the requested time. Rows soon after the first are not used."""
     settle, wanted, began = bench.seconds, 3 * bench.seconds, time.monotonic()
     while True:
         time.sleep(0.1)
@@ -221,13 +221,13 @@ def watch(bench: Bench, case: Case, process: subprocess.Popen[bytes], metrics: P
 
 
 def train_rows(metrics: Path) -> list[dict[str, Any]]:
-    """The training rows of a run that is under way; its last line may be half there."""
+    """Reads the training rows of an active run; its last line may be incomplete."""
     lines = metrics.read_text().split("\n")[:-1] if metrics.is_file() else []
     return [row for row in map(json.loads, lines) if row["split"] == "train"]
 
 
 def thirds(rows: list[dict[str, Any]], batch: int) -> list[float]:
-    """Images per second in three chunks of about equal length."""
+    """Returns images per second in three chunks of about equal length."""
     last = len(rows) - 1
     cuts = [rows[round(last * third / 3)] for third in range(4)]
     return [
@@ -237,7 +237,7 @@ def thirds(rows: list[dict[str, Any]], batch: int) -> list[float]:
 
 
 def torch_speeds(bench: Bench, case: Case) -> dict[str, Any]:
-    """Each way to run it in PyTorch, in one process."""
+    """Measures each PyTorch configuration, in one process."""
     npz = bench.npz() if case.side == 32 else None
     words = ["--model", case.model, "--variants", ",".join(case.torch), "--batch", str(case.batch)]
     words += ["--side", str(case.side), "--padding", str(case.padding), "--examples", str(case.examples)]
@@ -246,7 +246,7 @@ def torch_speeds(bench: Bench, case: Case) -> dict[str, Any]:
 
 
 def fit_speeds(bench: Bench, case: Case) -> dict[str, Any]:
-    """Keras's `fit` on the same model."""
+    """Measures Keras's `fit` on the same model."""
     options = json.dumps({**bench.options(case), "engine": bench.arguments.engine})
     return dict(
         bench.child(
@@ -267,14 +267,14 @@ def fit_speeds(bench: Bench, case: Case) -> dict[str, Any]:
 
 
 def show(name: str, speed: float, against: float, goal: float | None) -> None:
-    """One row."""
+    """Prints one row."""
     ratio = speed / against
     verdict = "–" if goal is None or math.isnan(ratio) else f"{goal:.2f} {'ok' if ratio >= goal else 'MISSED'}"
     print(f"{name:<52} {speed:10.0f} {against:10.0f} {ratio:7.3f}   {verdict}", flush=True)
 
 
 def show_peers(speed: float, peers: dict[str, Any], kind: str, goal: float, counted: int | None = None) -> None:
-    """A row for each way to run a peer; the goal stands beside the best of the first ``counted``."""
+    """Prints one row per configuration of a peer; the goal applies to the best of the first ``counted``."""
     middle = {name: statistics.median(values) for name, values in peers["speeds"].items()}
     eligible = list(middle)[:counted]
     best = max(eligible, key=lambda name: middle[name], default=None)
@@ -285,7 +285,7 @@ def show_peers(speed: float, peers: dict[str, Any], kind: str, goal: float, coun
 
 
 def bench_case(bench: Bench, number: str, case: Case) -> None:
-    """Modelyard, then its peers."""
+    """Measures Modelyard, then its peers."""
     print(f"{number} {case.name}, {case.precision}", flush=True)
     found: dict[str, Any] = {"name": case.name, "precision": case.precision}
     bench.found.setdefault("cases", {})[number] = found
@@ -302,7 +302,9 @@ def bench_case(bench: Bench, number: str, case: Case) -> None:
         peers = bench.attempt(f"{number} fit", lambda: fit_speeds(bench, case))
         if peers:
             found["fit"] = peers
-            show_peers(speed, peers, "Keras", case.fit_goal, counted=2)  # what does the same, in both precisions
+            show_peers(
+                speed, peers, "Keras", case.fit_goal, counted=2
+            )  # with the same augmentation, in both precisions
     peers = bench.attempt(f"{number} PyTorch", lambda: torch_speeds(bench, case))
     if peers:
         found["torch"] = peers
@@ -310,7 +312,7 @@ def bench_case(bench: Bench, number: str, case: Case) -> None:
 
 
 def show_use(bench: Bench, case: Case, speed: float) -> None:
-    """The share of the chip's peak that the network's own arithmetic takes."""
+    """Prints the fraction of the chip's peak that the network reaches."""
     work, peak = bench.found.get("work") or {}, bench.found.get("peak") or {}
     if case.model in work and peak:
         flops = work[case.model] * speed
@@ -319,7 +321,7 @@ def show_use(bench: Bench, case: Case, speed: float) -> None:
 
 
 def bench_loop(bench: Bench, case: Case) -> None:
-    """What the loop costs beside the bare steps."""
+    """Measures the cost of the loop against bare steps."""
     options = json.dumps(bench.options(case))
     words = ["--engine", bench.arguments.engine, "--options", options, *bench.timing()]
     words[words.index("--seconds") + 1] = str(2 * bench.seconds)
@@ -335,7 +337,7 @@ def bench_loop(bench: Bench, case: Case) -> None:
 
 
 def models(bench: Bench, cases: dict[str, Case]) -> dict[str, Any]:
-    """What each network has to compute, from the same options with little data."""
+    """Counts the FLOPs of each network, from the same options with little data."""
     small: dict[str, dict[str, Any]] = {}
     for case in cases.values():
         options = bench.options(case)
@@ -350,7 +352,7 @@ def models(bench: Bench, cases: dict[str, Case]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Runs what was asked for and prints a table."""
+    """Runs the requested cases and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="1,2,3,4,loop", help="parts to run (default: %(default)s)")
     parser.add_argument("--data_dir", type=Path, default=Path("data"), help="folder of cifar10.npz; else synthetic")
@@ -392,7 +394,7 @@ def main() -> None:
 
 
 def adapted(case: Case, arguments: argparse.Namespace) -> Case:
-    """A case as the command line wants it."""
+    """Parses a case from the command line."""
     if arguments.precision:
         case = replace(case, precision=arguments.precision)
     if arguments.tiny:

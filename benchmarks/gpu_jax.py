@@ -1,5 +1,6 @@
-"""The parts of `gpu.py` that need Keras or an engine in their own process: the chip's peak, the work in a network,
-Keras's `fit`, and Modelyard's loop beside its bare compiled steps.
+"""Parts of `gpu.py` that need Keras or an engine in a separate process.
+
+The chip's peak, the FLOPs of a network, Keras's `fit`, and Modelyard's loop against its bare compiled steps.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from modelyard.registry import ENGINES
 
 
 def main() -> None:
-    """Runs one part and writes what it found."""
+    """Runs one part and writes its result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part", choices=["peak", "work", "fit", "loop"])
     parser.add_argument("--engine", default="jax")
@@ -31,7 +32,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--warm_up", type=int, default=20)
-    parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no further way is measured")
+    parser.add_argument(
+        "--budget", type=float, default=1e9, help="seconds after which no further configuration is measured"
+    )
     parser.add_argument("--size", type=int, default=8192, help="of the matrices whose product is the peak")
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
@@ -45,7 +48,7 @@ def main() -> None:
 
 
 def peak(arguments: argparse.Namespace) -> dict[str, Any]:
-    """FLOP/s of a large product of bfloat16 matrices: what the chip gives in practice."""
+    """Returns the FLOP/s of a large product of bfloat16 matrices: the peak in practice."""
     import jax
     import jax.numpy as jnp
 
@@ -53,7 +56,7 @@ def peak(arguments: argparse.Namespace) -> dict[str, Any]:
     a = jax.random.normal(jax.random.key(0), (size, size), jnp.bfloat16)
     b = jax.random.normal(jax.random.key(1), (size, size), jnp.bfloat16) / math.sqrt(size)
 
-    # Each product needs the one before it, so none can be left out.
+    # Each product needs the one before it, so XLA cannot skip any.
     chain = jax.jit(lambda a, b: jax.lax.fori_loop(0, rounds, lambda _, x: x @ b, a))
     chain(a, b).block_until_ready()
     speeds = []
@@ -66,7 +69,7 @@ def peak(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def work(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Floating-point operations to train on one example: two a multiplication and addition, and three passes.
+    """Returns the FLOPs to train on one example: two per multiplication and addition, three passes.
 
     A backward pass is twice a forward one: gradients of the inputs and of the weights of each layer.
     """
@@ -80,7 +83,7 @@ def work(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def products(options: dict[str, Any]) -> int:
-    """Multiplications in the convolutions and dense layers of a model, for one example."""
+    """Counts multiplications in the convolutions and dense layers of a model, for one example."""
     import keras
 
     config = modelyard.load_config(**options)
@@ -95,7 +98,7 @@ def products(options: dict[str, Any]) -> int:
 
 
 def network(config: Config) -> Any:
-    """The Keras model of a config."""
+    """Builds the Keras model of a config."""
     from modelyard.data.open_dataset import load_dataset
     from modelyard.models.task_types import build_task
 
@@ -106,7 +109,7 @@ def network(config: Config) -> Any:
 
 
 def augmented(network: Any) -> Any:
-    """The network behind Keras's layers for moving by up to four pixels and flipping."""
+    """Adds Keras's layers for shifts of up to four pixels and flips before the network."""
     import keras
 
     inputs = keras.Input(network.input_shape[1:], dtype="uint8")
@@ -117,7 +120,7 @@ def augmented(network: Any) -> Any:
 
 
 def fit(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Images per second of `fit`: with the same augmentation, by Keras's layers, in both precisions; and with none."""
+    """Measures `fit` in both precisions, with the same augmentation by Keras's layers and with none."""
     import keras
     import numpy as np
 
@@ -148,7 +151,7 @@ def fit(arguments: argparse.Namespace) -> dict[str, Any]:
             rows = np.resize(np.arange(len(arrays["label"])), steps * batch)
             images, labels = arrays["image"][rows], arrays["label"][rows]
             began = time.perf_counter()
-            model.fit(images, labels, batch_size=batch, verbose=0)  # gives its metrics, so everything is done
+            model.fit(images, labels, batch_size=batch, verbose=0)  # returns metrics, so the work is done
             return time.perf_counter() - began
 
         name = f"fit, {policy}" + ("" if augments else ", no augmentation")
@@ -160,7 +163,7 @@ def fit(arguments: argparse.Namespace) -> dict[str, Any]:
         try:
             timed(warm_up)
             steps = max(3, round(arguments.seconds * warm_up / timed(warm_up)))
-            steps = -(-steps // together) * together  # a rest would be compiled anew
+            steps = -(-steps // together) * together  # a remainder would be compiled again
             found["speeds"][name] = [steps * batch / timed(steps) for _ in range(arguments.repeats)]
         except Exception as error:
             found["errors"][name] = f"{type(error).__name__}: {error}"
@@ -171,7 +174,7 @@ def fit(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def loop(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The trainer with all its usual hooks against the same compiled steps called at once, taking turns.
+    """Compares the trainer with its default hooks to the same compiled steps called directly, in turns.
 
     The checkpoint at the end of a run is not counted: it is one for a run, however long that is.
     """
@@ -188,7 +191,7 @@ def loop(arguments: argparse.Namespace) -> dict[str, Any]:
         engine.train(0, steps)
         return time.perf_counter() - began
 
-    # Whole reports, so that the number of steps that are compiled together is the same throughout.
+    # A multiple of log_every, so that the number of steps per compiled call does not change.
     report = int(config.log_every.period(run))
     unit = report if arguments.warm_up >= 20 else 4
     engine.prepare([unit, report])
@@ -214,9 +217,9 @@ def loop(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def make_clock() -> Any:
-    """A hook that notes when everything is set up, and when the last report is out."""
+    """Makes a hook that records when setup is done, and when the last log row is written."""
 
-    class Clock(modelyard.Hook):  # in here, since hooks come with Keras, whose backend is to be chosen first
+    class Clock(modelyard.Hook):  # defined here: hooks import Keras, and its backend must be chosen first
         began = ended = 0.0
 
         def next_step(self, loop: Any) -> int | None:
@@ -230,7 +233,7 @@ def make_clock() -> Any:
 
 
 def whole_loop(config: Config, engine: Any, steps: int) -> tuple[float, float]:
-    """Steps per second of the trainer, and the share of its time that it spends in the engine."""
+    """Returns the steps per second of the trainer, and the fraction of its time in the engine."""
     from modelyard.loop.hooks import build_hooks
     from modelyard.loop.trainer import Trainer
     from modelyard.run.directory import RunDirectory

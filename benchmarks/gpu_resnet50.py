@@ -25,7 +25,7 @@ def resnet50(data: Any, options: Any) -> Any:
 
     inputs, x = modelyard.image_input(data)
     x = conv(x, 64, 7, 2)
-    x = layers.MaxPooling2D(3, 2)(layers.ZeroPadding2D(1)(x))  # zeros are no maximum that matters: all are positive
+    x = layers.MaxPooling2D(3, 2)(layers.ZeroPadding2D(1)(x))  # after ReLU, padding zeros never win
     for stage, depth in enumerate((3, 4, 6, 3)):
         filters = 64 << stage
         for block in range(depth):

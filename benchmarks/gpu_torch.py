@@ -1,7 +1,7 @@
-"""The PyTorch side of `gpu.py`: the same networks, trained the way that is quick in PyTorch. A process of its own.
+"""The PyTorch side of `gpu.py`: the same networks, trained as fast as PyTorch can. Runs in a separate process.
 
-The whole dataset lies on the device, padded, as uint8; a batch is one gather that crops and flips. Convolutions may use
-TF32, cuDNN looks for its fastest algorithms, SGD is fused: the peer gets what makes it fast.
+The whole dataset is on the device, padded, as uint8. A batch is one gather that crops and flips. Convolutions may use
+TF32, cuDNN benchmarks its algorithms, and SGD is fused.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class CifarBlock(nn.Module):
         self.stride, self.missing = stride, filters - before
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block."""
+        """Applies the block."""
         y = functional.relu(self.norm1(self.conv1(x)))
         y = self.norm2(self.conv2(y))
         if self.stride > 1:
@@ -56,7 +56,7 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block."""
+        """Applies the block."""
         y = x
         last = len(self.convs) - 1
         for number, (convolve, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
@@ -75,7 +75,7 @@ class Network(nn.Module):
         self.dense = nn.Linear(features, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits."""
+        """Returns logits."""
         x = self.blocks(self.stem((images.float() - 120.0) * (1 / 64.0)))
         logits: Tensor = self.dense(x.mean((2, 3)))
         return logits
@@ -161,7 +161,7 @@ class Batches:
 
 
 def measure(arguments: argparse.Namespace, variant: str, batches: Batches) -> list[float]:
-    """Images per second, one number a repeat, after everything is compiled and warm."""
+    """Returns images per second, one number per repeat, after compilation and warmup."""
     device = batches.device
     mode, layout, *precision = variant.split("/")
     model: Any = build(arguments.model, 10).to(device)
@@ -198,20 +198,20 @@ def measure(arguments: argparse.Namespace, variant: str, batches: Batches) -> li
 
 
 def wait(device: torch.device) -> None:
-    """Until the device has done everything."""
+    """Waits for the device."""
     if device.type == "cuda":
         torch.cuda.synchronize()
 
 
 def repeat(timed: Callable[[int], float], warm_up: int, seconds: float, repeats: int, batch: int) -> list[float]:
-    """Warms up, finds how many steps fill the time, and gives the speed of each repeat."""
+    """Warms up, finds how many steps fill the time, and returns the speed of each repeat."""
     timed(warm_up)
     steps = max(3, round(seconds * warm_up / timed(warm_up)))
     return [steps * batch / timed(steps) for _ in range(repeats)]
 
 
 def main() -> None:
-    """Measures each variant, and writes what is known after each of them."""
+    """Measures each variant and writes the results after each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True)
     parser.add_argument("--variants", required=True, help="eager/channels_last, compiled/channels_last/float32, …")
@@ -238,7 +238,7 @@ def main() -> None:
         began = time.perf_counter()
         try:
             found["speeds"][variant] = measure(arguments, variant, batches)
-        except Exception as error:  # a compiler that fails must not take the eager numbers with it
+        except Exception as error:  # if the compiler fails, the eager numbers still count
             found["errors"][variant] = f"{type(error).__name__}: {error}"
         print(f"{variant}: {time.perf_counter() - began:.1f} s", flush=True)
         arguments.output.write_text(json.dumps(found))

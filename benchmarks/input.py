@@ -1,19 +1,18 @@
-"""JPEG records to batches of 224×224 random crops: Modelyard's input against others, in ratios, measured in one run.
+"""Compares Modelyard's input pipeline with peers: JPEG records to batches of 224×224 random crops.
 
     python benchmarks/input.py [--photos FOLDER] [--torch PYTHON] [--quick]
 
 The peers do the same work with the same number of threads or worker processes:
 - TensorFlow: a plain sequential `TFRecordDataset` over the same records, with decode-and-crop and a bilinear resize in
-  its map, which is how TensorFlow's own examples read photographs;
-- bare: libjpeg-turbo (simplejpeg) and the fastest resize found (OpenCV) on JPEGs that lie in memory; no records, no
-  order, no batches;
+  its map, as in TensorFlow's own examples;
+- bare: libjpeg-turbo (simplejpeg) and the fastest resize (OpenCV) on JPEGs in memory; no records, order or batches;
 - PyTorch: a `DataLoader` with Pillow, over the same JPEGs as files. It needs torch, numpy and pillow in the environment
   of PYTHON (default: this one).
 
 Without --photos, JPEGs are made of smooth noise. Modelyard, TensorFlow and the bare loop take turns of 1.5 seconds in
-one process, so that what else the machine does hits all alike; PyTorch has processes of its own, which take turns with
-processes of Modelyard. The ratios are medians of turns that follow each other. Then: memory with 1,000 and 100,000
-records, and the resident against the streaming path for a model that costs nothing.
+one process, so that other load affects all equally. PyTorch runs in separate processes, which take turns with
+processes of Modelyard. Ratios are medians of consecutive turns. Then come the memory with 1,000 and 100,000 records,
+and resident against streaming data for a model that costs nothing.
 """
 
 from __future__ import annotations
@@ -129,7 +128,7 @@ def _has_torch(python: str) -> bool:
 
 
 def _rate(read: Callable[[], int], seconds: float) -> dict[str, float]:
-    """Images a second after a warm-up; ``read`` reads some and says how many."""
+    """Returns images per second after a warmup; ``read`` reads some and returns how many."""
     warm = time.perf_counter()
     while time.perf_counter() - warm < 1.0:
         read()
@@ -143,7 +142,7 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-# -- the cases: each in a process of its own ------------------------------------------------------------------------
+# -- the cases, each in a separate process --------------------------------------------------------------------------
 
 
 def _pipeline(dataset: str, image_size: int) -> Any:
@@ -160,7 +159,7 @@ def _pipeline(dataset: str, image_size: int) -> Any:
 
 
 Reader = tuple[Callable[[], int], Callable[[], None]]
-"""Reads some images and says how many; and skips what was read ahead while others were measured."""
+"""Reads some images and returns how many; skips what was read ahead while others were measured."""
 
 
 def read_modelyard(folder: Path) -> Reader:
@@ -179,7 +178,7 @@ def read_modelyard(folder: Path) -> Reader:
         return BATCH * int(count)
 
     def skip() -> None:
-        # What the threads read ahead while others were measured; then they are as far ahead as they ever are here.
+        # Skip what the threads read ahead while others were measured.
         for _ in range(places_for(pipeline.features, BATCH, STREAM_BYTES)):
             read()
 
@@ -231,7 +230,7 @@ def read_bare(folder: Path) -> Reader:
     files = [path.read_bytes() for path in _jpegs(folder)]
     random = np.random.default_rng(0)
     sizes = [simplejpeg.decode_jpeg_header(data)[:2] for data in files]
-    # The very crops that Modelyard draws: their size decides what a resize costs.
+    # The same crops that Modelyard draws: their size decides the cost of a resize.
     drawn = [crop_box(random.random(4).tolist(), height, width, ops=SCALARS) for height, width in sizes]
     boxes = [[int(value) for value in box] for box in drawn]
     out = np.empty((_cores(), SIZE, SIZE, 3), np.uint8)
@@ -251,7 +250,7 @@ READERS = {"modelyard": read_modelyard, "tensorflow": read_tensorflow, "bare": r
 
 
 def case_turns(folder: Path, seconds: float) -> dict[str, list[float]]:
-    """All readers of this environment, one after the other and again."""
+    """Measures all readers of this environment in turns."""
     readers = {name: make(folder) for name, make in READERS.items()}
     speeds: dict[str, list[float]] = {name: [] for name in readers}
     for _ in range(round(4 * seconds) + 1):
@@ -263,7 +262,7 @@ def case_turns(folder: Path, seconds: float) -> dict[str, list[float]]:
             while time.perf_counter() - began < 1.5:
                 images += read()
             speeds[name].append(images / (time.perf_counter() - began))
-            time.sleep(1.0)  # until nothing is read ahead any more
+            time.sleep(1.0)  # until the read-ahead queue is full
     return {name: values[1:] for name, values in speeds.items()}  # the first turn warms up
 
 
@@ -302,7 +301,7 @@ def case_torch(folder: Path, seconds: float) -> dict[str, float]:
 
 
 def case_memory(folder: Path, seconds: float) -> dict[str, float]:
-    """The most memory that streaming takes."""
+    """Returns the peak memory of streaming."""
     pipeline = _pipeline(str(folder), 64)
     for step in range(200):
         with pipeline.training(step, 1):
@@ -313,7 +312,7 @@ def case_memory(folder: Path, seconds: float) -> dict[str, float]:
 
 
 def _train_for_nothing(dataset: str, resident: str, seconds: float, **options: Any) -> dict[str, float]:
-    """Examples a second through the engine, with a model that looks at one pixel."""
+    """Returns examples per second through the engine, with a model that reads one pixel."""
     import modelyard
     from modelyard.config import load_config
     from modelyard.config.backend import select_engine
@@ -384,7 +383,7 @@ def _box(random: Any, height: int, width: int) -> tuple[int, int, int, int]:
 
 
 def _make_photos(folder: Path, count: int = 360) -> Path:
-    """Noise in several sizes on top of each other compresses about as photographs do."""
+    """Makes noise at several scales, which compresses about as well as photographs."""
     from PIL import Image
 
     random = np.random.default_rng(0)
@@ -402,7 +401,7 @@ def _make_photos(folder: Path, count: int = 360) -> Path:
 
 
 def _make_thumbnails(folder: Path, count: int) -> None:
-    """Records of small JPEGs, as many as asked for, the same few over and over."""
+    """Writes records of small JPEGs, the same few repeated."""
     from PIL import Image
 
     from modelyard.data.raw_examples import RawExamples
@@ -416,20 +415,20 @@ def _make_thumbnails(folder: Path, count: int) -> None:
         files.append(buffer.getvalue())
 
     class Repeated(RawExamples):
-        """The same files over and over."""
+        """The same files, repeated."""
 
         labels = (np.arange(count) % 10).astype(np.int32)
 
         def load(self, index: int) -> bytes:
-            """One of them."""
+            """Returns one of them."""
             return files[index % len(files)]
 
         def name(self, index: int) -> str:
-            """Its number."""
+            """Returns its number."""
             return str(index)
 
         def fingerprint(self) -> str:
-            """How many."""
+            """Returns how many."""
             return str(count)
 
     folder.rmdir()

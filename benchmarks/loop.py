@@ -1,10 +1,10 @@
-"""Modelyard's loop against Keras's `fit`, and against its own bare compiled steps: ratios, measured in one run.
+"""Compares Modelyard's loop with Keras's `fit`, and with its own bare compiled steps.
 
     python benchmarks/loop.py [--quick]
 
-Both sides train the same Keras model with the same optimizer on the same arrays, in this process, taking turns, so
-that what else the machine does hits both alike. `fit` gets the better of `jit_compile="auto"`, its default, and False,
-and each case the number of threads that is best for `fit`. Cases have processes of their own.
+Both sides train the same Keras model with the same optimizer on the same arrays, in this process, in turns, so that
+other load affects both equally. `fit` uses the faster of `jit_compile="auto"`, its default, and False. Each case uses
+the number of threads that is best for `fit`. Cases run in separate processes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from modelyard.run.directory import RunDirectory  # noqa: E402
 
 @dataclass(frozen=True)
 class Case:
-    """Something to measure, and the ratio it must reach."""
+    """A case to measure, and the ratio it must reach."""
 
     name: str
     goal: float | None
@@ -51,15 +51,15 @@ class Case:
 
 
 CASES = (
-    # 32 is the batch size that `fit` takes when nothing is said.
+    # 32 is the default batch size of `fit`.
     Case(
         "small CNN (8, 16), digits, batch 32",
         2.0,
         2000,
-        1,  # both are faster than with two: the operations are too small to share
+        1,  # faster than two for both: the operations are too small to share
         {"dataset": "digits", "filters": "8,16", "dense_units": 32, "train_batch_size": 32},
     ),
-    # Here the convolution kernels take most of a step on a CPU, so there is less for a loop to win.
+    # Convolutions take most of a step on a CPU, so a faster loop gains less.
     Case("simple_cnn (32, 64), digits, batch 32", None, 1500, 0, {"dataset": "digits", "train_batch_size": 32}),
     Case(
         "resnet20, 32×32×3, batch 128",
@@ -94,7 +94,7 @@ def main() -> None:
 
 
 def bench_case(case: Case, rounds: int) -> None:
-    """One case: bare steps, the whole loop and `fit`, taking turns."""
+    """Measures one case: bare steps, the whole loop and `fit`, in turns."""
     config = modelyard.load_config(train_steps=10**6, threads=case.threads, **case.options)
     dataset = load_dataset(config)
     engine = TensorFlowEngine(config)
@@ -118,27 +118,27 @@ def bench_case(case: Case, rounds: int) -> None:
     ratio = statistics.median(pairs)
     show("  whole loop against bare steps", middle["loop"], middle["loop"] / ratio, 0.97)
     print(f"    of the pairs: {', '.join(f'{pair:.3f}' for pair in sorted(pairs))}", flush=True)
-    # Within one run, so without the noise between two; it does not see shorter calls or the writing in the background.
+    # Within one run, so without noise between runs; excludes shorter calls and background writes.
     share = statistics.median(shares)
     show("  time in the engine, of the loop's", middle["loop"], middle["loop"] / share, None)
 
 
 def show(name: str, speed: float, against: float, goal: float | None) -> None:
-    """One row."""
+    """Prints one row."""
     ratio = speed / against
     verdict = "–" if goal is None else f"{goal:.2f} {'ok' if ratio >= goal else 'MISSED'}"
     print(f"{name:<42} {speed:9.2f} {against:9.2f} {ratio:7.3f}   {verdict}", flush=True)
 
 
 def timed(work: Callable[[], object], steps: int) -> float:
-    """Steps per second."""
+    """Returns steps per second."""
     began = time.perf_counter()
     work()
     return steps / (time.perf_counter() - began)
 
 
 def loop_speed(config: Config, engine: TensorFlowEngine, steps: int, shares: list[float]) -> float:
-    """The trainer with all its usual hooks, its run folder and its checkpoints; adds the share of time in the steps."""
+    """Measures the trainer with its default hooks and checkpoints; adds the fraction of time in the steps."""
     with tempfile.TemporaryDirectory() as folder:
         directory = RunDirectory(Path(folder))
         directory.create()
@@ -154,7 +154,7 @@ def loop_speed(config: Config, engine: TensorFlowEngine, steps: int, shares: lis
 
 
 class _Clock(modelyard.Hook):
-    """Notes when everything is set up."""
+    """Records when setup is done."""
 
     def __init__(self, began: list[float]) -> None:
         super().__init__(modelyard.Options())
@@ -168,7 +168,7 @@ class _Clock(modelyard.Hook):
 
 
 def fit_side(config: Config, dataset: Any, steps: int, jit: bool | str) -> Callable[[], float]:
-    """Keras's own loop on the same model."""
+    """Measures Keras's own loop on the same model."""
     task = build_task(config, dataset)
     model = task.network()
     optimizer = (

@@ -1,10 +1,10 @@
-"""What `modelyard predict` costs beside the bare compiled model, and whether its memory stays flat.
+"""Compares `modelyard predict` with the bare compiled model, and checks that its memory stays flat.
 
     python benchmarks/predict.py [--examples 20000] [--engine tensorflow] [--tiny]
 
-One process a model: a short training run, then three rounds of two measurements in turn: all examples of an array
-through the compiled model alone, and through `predict` into a table (the start of the engine apart). The ratio is that
-of the medians. Memory: the process's own, after a tenth of the examples as image files and after all of them.
+One process per model: a short training run, then three rounds of two measurements. All examples of an array go through
+the compiled model alone, and through `predict` into a table (without the start of the engine). The ratio is that of
+the medians. Memory is that of the process, after a tenth of the examples as image files and after all of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def measure(model: str, engine: str, examples: int, side: int, folder: Path) -> 
 
     import modelyard
     from modelyard.data.dataset import TEST
-    from modelyard.serving.prediction import predict as room
+    from modelyard.serving.prediction import predict as prediction
     from modelyard.serving.run_model import OpenRun, open_run
 
     options: dict[str, Any] = {"synthetic_shape": f"{side},{side},3", "synthetic_examples": 100}
@@ -43,7 +43,7 @@ def measure(model: str, engine: str, examples: int, side: int, folder: Path) -> 
     def timed(self: OpenRun, *given: Any, **named: Any) -> Any:
         made, rows = original(self, *given, **named)
         for _ in made.predict(TEST, first=max(rows.size(TEST) - made.config.eval_batch_size, 0)):
-            pass  # compiled, before the clock runs
+            pass  # compile before the clock starts
         times.append(time.perf_counter())
         return made, rows
 
@@ -60,7 +60,7 @@ def measure(model: str, engine: str, examples: int, side: int, folder: Path) -> 
         np.asarray(last["class"])
         bare.append((examples // size * size) / (time.perf_counter() - began))
         made.close()
-        room.predict(folder / "run", folder / "images.npz", output=folder / f"{number}.csv")
+        prediction.predict(folder / "run", folder / "images.npz", output=folder / f"{number}.csv")
         whole.append(examples / (time.perf_counter() - times[-1]))
     OpenRun.engine = original  # type: ignore[method-assign]
     ratio = statistics.median(whole) / statistics.median(bare)
@@ -73,7 +73,7 @@ def measure(model: str, engine: str, examples: int, side: int, folder: Path) -> 
 
 
 def memory(engine: str, examples: int, side: int, folder: Path) -> None:
-    """Prints what a process takes after some image files, and after ten times as many."""
+    """Prints the memory of a process after some image files, and after ten times as many."""
     import numpy as np
     from PIL import Image
 
@@ -97,13 +97,13 @@ def memory(engine: str, examples: int, side: int, folder: Path) -> None:
 
 
 def resident_bytes() -> int:
-    """What this process has in memory now."""
+    """Returns the memory of this process."""
     text = Path("/proc/self/status").read_text(encoding="utf-8")
     return int(next(line for line in text.splitlines() if line.startswith("VmRSS")).split()[1]) * 1024
 
 
 def main() -> None:
-    """Starts a process for each measurement."""
+    """Starts one process per measurement."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--examples", type=int, default=20_000)
     parser.add_argument("--engine", choices=["tensorflow", "jax"], default="tensorflow")

@@ -1,8 +1,8 @@
-"""Time from the shell to the first new step, resuming at a near and at a very distant step; the two should be equal.
+"""Measures the time from the shell to the first new step, when resuming at an early and at a very late step.
 
     python benchmarks/resume.py
 
-There is no iterator to skip forward, so a run at step 10 million must come back as fast as one at step 100.
+Both should be equal: there is no iterator to skip forward.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def train(run: Path, steps: int) -> float:
-    """Trains up to ``steps`` and returns the seconds the whole command took."""
+    """Trains up to ``steps`` and returns the seconds of the whole command."""
     began = time.perf_counter()
     options = {**OPTIONS, "train_steps": str(steps), "model_dir": str(run)}
     words = ["train", *(f"--{name}={value}" for name, value in options.items())]

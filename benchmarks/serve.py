@@ -1,16 +1,15 @@
-"""A server under load from a second process on this machine, against the same model called in this process.
+"""Compares a server under load from a second process with the same model called in this process.
 
     python benchmarks/serve.py [--model resnet20] [--batch 32] [--seconds 4] [--rounds 3]
 
 Prints images per second in process and through HTTP, and their ratio; p50 and p99 of the latency at a quarter and half
-of that load against the bound; and how 1,000 requests fare while a new version is swapped in.
+of that load against the bound; and the result of 1,000 requests while a new version takes over.
 
-Latency is what the client sees: from the moment it begins to send a request to the last byte of the answer.
+Latency is measured at the client: from the start of the request to the last byte of the response.
 
-The client needs cores of the model, which it would not where clients are other machines. So there are two ratios: to
-the model alone on this machine, and to the model beside a process that does nothing but take as much of a core as the
-client did. Milliseconds of a core for each image, of the server, of the client and of the model in process, say where
-the rest goes, and change less when the machine has other work.
+The client takes CPU time from the model, which clients on other machines would not. So there are two ratios: to the
+model alone, and to the model beside a process that uses as much of a core as the client did. CPU milliseconds per
+image of the server, the client and the model in process show where the time goes. Other load affects them less.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ NAME = "loaded"
 DELAY_MS = 5.0
 
 
-# -- the client, a process of its own -------------------------------------------------------------------------------
+# -- the client, a separate process --------------------------------------------------------------------------------
 
 
 class Connection:
@@ -47,7 +46,7 @@ class Connection:
         self.streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def post(self, request: bytes) -> tuple[int, bytes]:
-        """Status and body."""
+        """Returns status and body."""
         if self.streams is None:
             self.streams = await asyncio.open_connection("127.0.0.1", self.port)
         reader, writer = self.streams
@@ -58,7 +57,7 @@ class Connection:
 
 
 def requests_of(shape: list[int], images: int, kind: str, count: int = 16) -> list[bytes]:
-    """Ready-made requests with random images."""
+    """Makes requests with random images."""
     rng = np.random.default_rng(0)
     made = []
     for _ in range(count):
@@ -83,7 +82,7 @@ def requests_of(shape: list[int], images: int, kind: str, count: int = 16) -> li
 
 
 async def closed_loop(port: int, made: list[bytes], connections: int, seconds: float) -> dict[str, Any]:
-    """Every connection sends its next request when the last is answered."""
+    """Sends the next request of each connection when the last is answered."""
     latencies: list[float] = []
     failed, cpu = 0, time.process_time()
     end = time.perf_counter() + seconds
@@ -104,7 +103,7 @@ async def closed_loop(port: int, made: list[bytes], connections: int, seconds: f
 
 
 async def open_loop(port: int, made: list[bytes], rate: float, seconds: float) -> dict[str, Any]:
-    """Requests at random times, ``rate`` a second, whatever the answers do."""
+    """Sends ``rate`` requests per second at random times, without waiting for responses."""
     latencies: list[float] = []
     failed = 0
     free: list[Connection] = []
@@ -112,7 +111,7 @@ async def open_loop(port: int, made: list[bytes], rate: float, seconds: float) -
     async def one(request: bytes) -> None:
         nonlocal failed
         connection = free.pop() if free else Connection(port)
-        sent = time.perf_counter()  # the client is late by itself where it has no core of its own
+        sent = time.perf_counter()  # the client itself is late if it has no core of its own
         status, _ = await connection.post(request)
         latencies.append(time.perf_counter() - sent)
         failed += status != 200
@@ -130,7 +129,7 @@ async def open_loop(port: int, made: list[bytes], rate: float, seconds: float) -
 
 
 async def during_swap(port: int, made: list[bytes], total: int, folder: str) -> dict[str, Any]:
-    """``total`` requests from 8 connections, while version 2 is moved to its place."""
+    """Sends ``total`` requests from 8 connections while version 2 takes over."""
     done, failed, new = 0, 0, Path(folder, ".partial-2")
     latencies: list[float] = []
     versions: set[int] = set()
@@ -159,7 +158,7 @@ async def during_swap(port: int, made: list[bytes], total: int, folder: str) -> 
 
 
 def summary(latencies: list[float], failed: int, seconds: float) -> dict[str, Any]:
-    """Rates and percentiles, in milliseconds."""
+    """Returns rates and percentiles, in milliseconds."""
     p50, p99 = np.percentile(latencies, [50, 99]) * 1000
     return {"requests": len(latencies), "failed": failed, "rate": len(latencies) / seconds, "p50": p50, "p99": p99}
 
@@ -203,14 +202,14 @@ def server(*words: str) -> Iterator[tuple[int, int]]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """What a process has had of the cores."""
+    """Returns the CPU seconds of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextlib.contextmanager
 def busy(share: float) -> Iterator[None]:
-    """A process that takes this share of a core."""
+    """Starts a process that uses this fraction of a core."""
     turn = f"""
 import time
 while True:
@@ -227,13 +226,13 @@ while True:
 
 
 def resident_mb(pid: int) -> float:
-    """Memory of a process."""
+    """Returns the memory of a process."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def write_version(folder: Path, classes: int, shape: list[int]) -> None:
-    """A SavedModel as `modelyard export` writes it."""
+    """Writes a SavedModel as `modelyard export` does."""
     import tensorflow as tf
 
     weights = tf.Variable(tf.random.normal((int(np.prod(shape)), classes)))
@@ -253,7 +252,7 @@ def write_version(folder: Path, classes: int, shape: list[int]) -> None:
 
 
 class InProcess:
-    """The same model called here, one batch after the other."""
+    """The same model called in this process, one batch after the other."""
 
     def __init__(self, run: Path, engine: str, batch: int) -> None:
         from modelyard.serving.run_model import open_run
@@ -265,18 +264,18 @@ class InProcess:
         self.rate(1)
 
     def rate(self, seconds: float) -> float:
-        """Images a second."""
+        """Images per second."""
         count, began, cpu = 0, time.perf_counter(), time.process_time()
         while time.perf_counter() < began + seconds:
             self.servable.predict(self.images)
             count += self.batch
         self.milliseconds = 1000 * (time.process_time() - cpu) / count
-        """Of a core, for an image."""
+        """CPU milliseconds per image."""
         return count / (time.perf_counter() - began)
 
 
 def main() -> None:
-    """All of it."""
+    """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="resnet20")
     parser.add_argument("--shape", default="32,32,3")
@@ -295,7 +294,7 @@ def main() -> None:
 
 
 def loaded(folder: Path, given: argparse.Namespace, shape: list[int]) -> None:
-    """Throughput and latency of a run; the model here and the server take turns, so that noise hits both alike."""
+    """Measures throughput and latency; model and server take turns, so that other load affects both equally."""
     train = ["train", "--model", given.model, "--dataset", "synthetic", "--synthetic_shape", given.shape]
     train += ["--train_steps", "1", "--engine", given.engine, "--model_dir", str(folder / "run")]
     subprocess.run([sys.executable, "-m", "modelyard", *train], check=True, capture_output=True)
@@ -322,7 +321,7 @@ def loaded(folder: Path, given: argparse.Namespace, shape: list[int]) -> None:
                 f"{images} images ({kind}) a request, {connections} connections: {rate:,.0f} images/s; in process "
                 f"beside a busy process {beside:,.0f}, ratio {ratio:.2f} ({', '.join(f'{t[0]:.2f}' for t in turns)}); "
                 f"alone {alone:,.0f}, ratio {to_alone:.2f} ({', '.join(f'{turn[1]:.2f}' for turn in turns)}); "
-                f"p50 {found['p50']:.0f} ms, p99 {found['p99']:.0f} ms; ms of a core for an image: "
+                f"p50 {found['p50']:.0f} ms, p99 {found['p99']:.0f} ms; CPU ms per image: "
                 f"{', '.join(f'{name} {1000 * each / count:.2f}' for name, each in cpu.items())}; "
                 f"{sum(turn[5]['failed'] for turn in turns)} failed",
                 flush=True,
@@ -341,7 +340,7 @@ def loaded(folder: Path, given: argparse.Namespace, shape: list[int]) -> None:
 
 
 def swapped(folder: Path, shape: list[int]) -> None:
-    """Requests while a version is swapped in."""
+    """Sends requests while a new version takes over."""
     export = folder / "export"
     write_version(export / "1", 10, shape)
     write_version(export / ".partial-2", 11, shape)
