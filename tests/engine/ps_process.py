@@ -92,7 +92,10 @@ class Chief:
 
     def placement(self) -> dict[str, Any]:
         """Where every variable lies, and its bytes."""
-        found = {**self.engine._weights, **{f"{name} (slot)": v for name, v in self.engine._slots.items()}}
+        found = {
+            **self.engine.network.weights,
+            **{f"{name} (slot)": v for name, v in self.engine.network.slots.items()},
+        }
         return {name: [v.value.device, v.value.dtype.size * int(np.prod(v.shape))] for name, v in found.items()}
 
 

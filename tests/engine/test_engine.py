@@ -279,10 +279,12 @@ def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(make: Make
 def test_a_batch_that_devices_cannot_share_is_refused(make: Make) -> None:
     with pytest.raises(UserError, match=r"train_batch_size: 33 examples can't be divided evenly over 2 devices"):
         make(cpu_devices=2, train_batch_size=33)
+    from modelyard.engine.base import check_divisible
+
     engine = make(cpu_devices=2)
     engine.config = engine.config.model_copy(update={"train_batch_size": 33})
     with pytest.raises(UserError, match=r"can't be divided evenly over 2 devices\. Use 32"):
-        engine.check_divisible()
+        check_divisible(engine.config, engine.replicas)
 
 
 def test_gpus_that_are_not_there_are_refused(make: Make) -> None:

@@ -136,7 +136,7 @@ def test_divided_parameters_learn_the_same_and_are_really_divided(make: Make, de
 
 
 def test_one_device_has_nothing_to_divide(make: Make) -> None:
-    with pytest.raises(UserError, match=r"shard_parameters divides .* and there is one"):
+    with pytest.raises(UserError, match=r"shard_parameters shards .* but there is one"):
         make(shard_parameters=True)
 
 

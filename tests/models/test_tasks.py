@@ -39,7 +39,7 @@ def task(data: Dataset, **options: Any) -> Any:
 def outputs_of(engine: Any) -> NDArray[np.float64]:
     """What the trained network gives for the validation split, outside the engine."""
     for name, value in engine.state().weights.items():
-        engine._weights[name].assign(value)
+        engine.network.weights[name].assign(value)
     return np.asarray(engine.model(VALUES[150:]), np.float64)
 
 

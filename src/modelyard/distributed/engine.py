@@ -6,7 +6,7 @@ What depends on the clock, a signal or a hook is decided by the coordinator alon
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,17 +43,6 @@ class CoordinatedEngine(Engine):
     def __getattr__(self, name: str) -> Any:
         return getattr(self.local, name)
 
-    @property
-    def training_batch(self) -> Any:
-        """Returns the first examples of a global batch, from this process alone."""
-        return self.local.training_batch
-
-    @contextlib.contextmanager
-    def model_scope(self) -> Iterator[None]:
-        """Creates variables where the local engine wants them."""
-        with self.local.model_scope():
-            yield
-
     def build(self, network: Network, dataset: Dataset, length: RunLength) -> None:
         """Builds the local engine; each process builds its own."""
         self.local.build(network, dataset, length)
@@ -80,6 +69,14 @@ class CoordinatedEngine(Engine):
 
     def train_chunk(self, step: int, count: int) -> StepMetrics:
         """Not called: `train` has the local engine train."""
+        raise NotImplementedError
+
+    def variable_scope(self) -> contextlib.AbstractContextManager[Any]:
+        """Creates variables where the local engine wants them."""
+        return self.local.variable_scope()
+
+    def set_up(self) -> None:
+        """Not called: `build` has the local engine do it."""
         raise NotImplementedError
 
     def evaluation_batches(self, split: str) -> Generator[tuple[Any, Any], None, None]:
@@ -120,17 +117,13 @@ class CoordinatedEngine(Engine):
         self.group.broadcast("load", save_safetensors(named))
         self.local.assign(weights, optimizer)
 
-    def shapes(self) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
-        """Returns the shapes of all weights and of all optimizer slots."""
-        return self.local.shapes()
+    def profile(self, folder: Path) -> contextlib.AbstractContextManager[Any]:
+        """Profiles this process."""
+        return self.local.profile(folder)
 
-    def start_profile(self, folder: Path) -> None:
-        """Starts a profile of this process."""
-        self.local.start_profile(folder)
-
-    def stop_profile(self) -> None:
-        """Ends the profile and writes it."""
-        self.local.stop_profile()
+    def run_on_host(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Calls a function in this process alone."""
+        return self.local.run_on_host(function, *arguments)
 
     def describe(self) -> dict[str, Any]:
         """Describes the devices of this process."""

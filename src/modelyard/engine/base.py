@@ -1,8 +1,11 @@
-"""The engine contract, and what every engine has in common.
+"""The engine contract.
 
-An engine trains: ``train`` runs a chunk of compiled steps; ``evaluate_batch`` and ``predict_batch`` compute one batch;
-``state`` and ``load`` return and take everything that is learned, as named NumPy arrays. An engine knows nothing of run
-folders, hooks or the clock.
+An engine trains and evaluates one network on the devices of this process. It knows nothing of run folders, hooks or the
+clock. State enters and leaves it as named NumPy arrays.
+
+    implement:     variable_scope, set_up, train_chunk, evaluate_batch, predict_batch, state, assign, profile, describe
+    may override:  initialize, prepare, compiles_at, evaluation_batches, evaluation_sums, fetch, run_on_host
+    for callers:   model_scope, build, train, evaluate, predict, load, close
 """
 
 from __future__ import annotations
@@ -17,16 +20,14 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras import ops
 from numpy.typing import NDArray
 
 from modelyard.cluster.description import ProcessGroup
 from modelyard.compat.keras import set_precision
 from modelyard.config.durations import RunLength
 from modelyard.config.schema import Config
-from modelyard.data.augment.build import build_augmentation, neighbours
+from modelyard.data.augment.build import build_augmentation
 from modelyard.data.dataset import Arrays, Dataset
-from modelyard.data.draws import halves
 from modelyard.data.pipeline import Pipeline, share_of_batch
 from modelyard.data.preprocess import batch_preprocessing
 from modelyard.engine import evaluation
@@ -42,14 +43,14 @@ StepMetrics = dict[str, NDArray[np.floating[Any]]]
 
 @dataclass(frozen=True)
 class State:
-    """Everything that is learned, as named arrays."""
+    """The state of training, as named arrays."""
 
     weights: dict[str, NDArray[Any]]
     optimizer: dict[str, NDArray[Any]]
 
 
 class Engine(ABC):
-    """Trains and evaluates one task. Subclasses: one for each framework.
+    """Trains and evaluates one task. There is one subclass per framework.
 
     Args:
         config: the resolved config.
@@ -78,27 +79,23 @@ class Engine(ABC):
         self.config, self.group = config, group or ProcessGroup()
         self.steps_per_call, self.process, self.processes, self.state_is_sharded = 1, 0, 1, False
 
-    # -- building ---------------------------------------------------------------------------------------------------
+    # -- for callers ------------------------------------------------------------------------------------------------
 
     @contextmanager
     def model_scope(self) -> Iterator[None]:
-        """Makes Keras create the next model as this engine needs it: names, precision, seed, place of the variables.
+        """Makes Keras create the next model as this engine needs it: names, precision, seed, devices.
 
         Raises:
-            UserError: if the batch size can't be divided over the devices.
+            UserError: if the batch size cannot be divided over the devices.
         """
-        self.check_divisible()
+        check_divisible(self.config, self.replicas)
         keras.utils.clear_session(free_memory=False)  # names must not depend on what was built before
         set_precision(self.config)  # which clear_session resets
         with self.variable_scope():
             yield
 
-    def variable_scope(self) -> AbstractContextManager[Any]:
-        """Seeds the initializers and creates variables where they belong. Engines override it."""
-        raise NotImplementedError
-
     def build(self, network: Network, dataset: Dataset, length: RunLength) -> None:
-        """Takes the network, which was made in `model_scope`, and makes the compiled steps.
+        """Takes the network, which was made in `model_scope`, and prepares to run it.
 
         Args:
             network: the task with its model and optimizer.
@@ -108,7 +105,7 @@ class Engine(ABC):
         config = self.config
         self.network, self.dataset = network, dataset
         self.task, self.model, self.phases = network.task, network.model, network.phases
-        self.optimizer, self._weights, self._slots = network.optimizer, network.weights, network.slots
+        self.optimizer = network.optimizer
         share = share_of_batch(length.batch_size, config.gradient_accumulation, self.processes, self.process)
         self.pipeline = Pipeline(config, dataset, length, share)
         per_replica = length.batch_size // (self.replicas * config.gradient_accumulation)
@@ -116,42 +113,111 @@ class Engine(ABC):
             config.augment, dataset, config.random_seed, per_replica, self.pipeline.crops_while_decoding
         )
         self.functions = BatchFunctions(config, network, augment, batch_preprocessing(config.preprocess))
-        self.schedule = self._scaled(self.phases.scaled(build_schedule(config, length)))
+        self.schedule = self.phases.scaled(build_schedule(config, length))
+        if config.scale_learning_rate and self.replicas > 1:
+            log.info("the learning rate is multiplied by %d, the number of devices", self.replicas)
+            unscaled = self.schedule
+            self.schedule = lambda step: unscaled(step) * self.replicas
         # The features that a step reads besides the inputs of the network: labels, and whatever else the task needs.
         self.feature_names = list(self.pipeline.features)
         self.set_up()
 
+    def train(self, step: int, count: int) -> StepMetrics:
+        """Trains ``count`` steps from ``step`` on. The step determines the global batch."""
+        chunks = []
+        for first, length in self.phases.cut(step, count):
+            if self.phases.begins_at(first):
+                self.assign({}, self.network.cleared_optimizer())
+            chunks.append(self.train_chunk(first, length))
+        if len(chunks) == 1:
+            return chunks[0]
+        return {name: np.concatenate([metrics[name] for metrics in chunks]) for name in chunks[0]}
+
+    def evaluate(self, split: str, progress: Callable[[int, int], None] | None = None) -> dict[str, float]:
+        """Returns the metrics over ``split``, every example counted exactly once."""
+        return evaluation.evaluate(self, split, progress)
+
+    def predict(self, split: str, first: int = 0) -> Generator[dict[str, NDArray[Any]], None, None]:
+        """Yields the predictions for the examples of ``split`` from ``first`` on, batch by batch."""
+        return evaluation.predict(self, split, first)
+
+    def load(self, state: State, *, weights_only: bool = False) -> None:
+        """Loads what `state` returned.
+
+        Args:
+            state: weights and optimizer slots.
+            weights_only: do not change the optimizer, except for averages of the weights, which belong to them. If
+                there are no slots at all, the averages begin as the weights.
+
+        Raises:
+            CheckpointError: if the names or shapes are not those of this model; nothing is changed then.
+        """
+        weights, slots = self.network.shapes()
+        check_names("weights", weights, state.weights)
+        optimizer = state.optimizer
+        if weights_only:
+            slots = {slot: shape for slot, shape in slots.items() if self.config.ema_decay and is_average(slot)}
+            optimizer = averages_to_load(slots, state.weights, optimizer)
+        check_names("optimizer slots", slots, optimizer)
+        self.assign(state.weights, optimizer)
+
+    def close(self) -> None:
+        """Stops reading ahead."""
+        self.pipeline.close()
+
+    # -- to implement -----------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def variable_scope(self) -> AbstractContextManager[Any]:
+        """Seeds the initializers and creates variables on the right devices while the block runs."""
+
+    @abstractmethod
     def set_up(self) -> None:
-        """Prepares to run the network, once everything else is built. Engines override it."""
-        raise NotImplementedError
+        """Prepares to run the network, at the end of `build`."""
+
+    @abstractmethod
+    def train_chunk(self, step: int, count: int) -> StepMetrics:
+        """Trains ``count`` steps of one phase from ``step`` on, on this process's part of their batches."""
+
+    @abstractmethod
+    def evaluate_batch(self, batch: Arrays, weights: NDArray[np.float64]) -> dict[str, Any]:
+        """Returns sums over a batch of each statistic times the example's weight; they may still be on the device.
+
+        Args:
+            batch: this process's part of the batch.
+            weights: 1 for every example in it, 0 for padding.
+
+        Returns:
+            Sums over the whole batch, the parts of all processes together.
+        """
+
+    @abstractmethod
+    def predict_batch(self, batch: Arrays) -> dict[str, Any]:
+        """Returns the predictions for each example of a batch; they may still be on the device."""
+
+    @abstractmethod
+    def state(self) -> State:
+        """Returns a copy of the state."""
+
+    @abstractmethod
+    def assign(self, weights: dict[str, NDArray[Any]], optimizer: dict[str, NDArray[Any]]) -> None:
+        """Sets the named variables."""
+
+    @abstractmethod
+    def profile(self, folder: Path) -> AbstractContextManager[Any]:
+        """Profiles while the block runs, and writes the profile to ``folder``."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """Describes devices and versions, for the log and the manifest."""
+
+    # -- may be overridden ------------------------------------------------------------------------------------------
 
     def initialize(self) -> None:
         """Starts a new run with the initial weights that its task asks for, if any."""
         first = self.task.first_weights(self.model)
         if first:
             self.load(State({**self.state().weights, **first}, {}), weights_only=True)
-
-    def check_divisible(self) -> None:
-        """Every replica gets an equal share of every batch."""
-        batch, pieces = self.config.train_batch_size, self.config.gradient_accumulation
-        if batch % (self.replicas * pieces):
-            by = f"{self.replicas} devices" + (f" × {pieces} pieces (gradient_accumulation)" if pieces > 1 else "")
-            fitting = max(batch // (self.replicas * pieces), 1) * self.replicas * pieces
-            numbers = [n for n in range(1, self.replicas) if batch % (n * pieces) == 0]
-            others = f", or {' or '.join(map(str, numbers[-3:]))} devices" if numbers else ""
-            raise UserError(f"train_batch_size {batch} can't be divided evenly over {by}. Use {fitting}{others}.")
-
-    def _scaled(self, schedule: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        if not self.config.scale_learning_rate or self.replicas == 1:
-            return schedule
-        log.info("the learning rate is multiplied by %d, the number of devices", self.replicas)
-        return lambda step: schedule(step) * self.replicas
-
-    def close(self) -> None:
-        """Stops reading ahead."""
-        self.pipeline.close()
-
-    # -- training ---------------------------------------------------------------------------------------------------
 
     def prepare(self, periods: Sequence[Any], splits: Sequence[str] = ()) -> float:
         """Compiles ahead of time, so that the first step does not.
@@ -166,55 +232,13 @@ class Engine(ABC):
         return 0.0
 
     def compiles_at(self, step: int) -> bool:
-        """Returns whether training compiles before it trains ``step``, so that its time says nothing of the speed."""
+        """Returns whether training compiles before it trains ``step``, so that its time does not measure the speed."""
         return False
 
-    def train(self, step: int, count: int) -> StepMetrics:
-        """Trains ``count`` steps from ``step`` on, on the global batches that those steps have."""
-        chunks = []
-        for first, length in self.phases.cut(step, count):
-            if self.phases.begins_at(first):
-                self.assign({}, self.network.cleared_optimizer())
-            chunks.append(self.train_chunk(first, length))
-        if len(chunks) == 1:
-            return chunks[0]
-        return {name: np.concatenate([metrics[name] for metrics in chunks]) for name in chunks[0]}
-
-    @abstractmethod
-    def train_chunk(self, step: int, count: int) -> StepMetrics:
-        """Trains ``count`` steps of one phase from ``step`` on, on this process's share of their batches."""
-
-    def training_batch(
-        self, step: int, most: int = 32, compiled: Callable[[Any], Any] = lambda function: function
-    ) -> dict[str, NDArray[Any]]:
-        """Returns the first examples of a global batch as the network sees them, augmented and preprocessed."""
-        together = neighbours(self.config.augment)
-        examples, positions = self.pipeline.training_examples(step, max(most - most % together, together))
-        batch = {name: ops.convert_to_tensor(array) for name, array in examples.items()}
-        low, high = (ops.convert_to_tensor(half) for half in halves(positions))
-        rows = ops.convert_to_tensor(self.pipeline.rows(step, 1)[0, : len(positions)].astype(np.int32))
-        epochs = ops.convert_to_tensor((positions // self.pipeline.run.examples).astype(np.int32))
-        function = compiled(lambda *given: self.functions.preprocess(given[0], True, *given[1:]))
-        return {name: ops.convert_to_numpy(value) for name, value in function(batch, low, high, rows, epochs).items()}
-
-    # -- evaluation and prediction ----------------------------------------------------------------------------------
-
-    def evaluate(self, split: str, progress: Callable[[int, int], None] | None = None) -> dict[str, float]:
-        """Returns the metrics over ``split``, every example counted exactly once."""
-        return evaluation.evaluate(self, split, progress)
-
-    def predict(self, split: str, first: int = 0) -> Generator[dict[str, NDArray[Any]], None, None]:
-        """Yields the predictions for the examples of ``split`` from ``first`` on, one batch after the other."""
-        return evaluation.predict(self, split, first)
-
-    def evaluation_batch_size(self, split: str) -> int:
-        """Returns the batch size of the config, rounded up so that every replica has an equal share."""
-        batch_size = min(self.config.eval_batch_size, self.dataset.size(split))
-        return -(-batch_size // self.replicas) * self.replicas
-
     def evaluation_batches(self, split: str) -> Generator[tuple[Any, Any], None, None]:
-        """Yields this process's shares of batches in storage order; the last is filled up with examples of weight 0."""
-        return self.pipeline.evaluation(split, self.evaluation_batch_size(split), self.process, self.processes)
+        """Yields this process's parts of batches in storage order, with weights; the last batch is padded."""
+        size = evaluation.batch_size(self, split)
+        return self.pipeline.evaluation(split, size, self.process, self.processes)
 
     def evaluation_sums(self, split: str) -> Generator[dict[str, Any], None, None]:
         """Yields the sums of one batch after the other."""
@@ -225,79 +249,30 @@ class Engine(ABC):
         finally:
             batches.close()
 
-    @abstractmethod
-    def evaluate_batch(self, batch: Arrays, weights: NDArray[np.float64]) -> dict[str, Any]:
-        """Returns sums over a batch of each statistic times the example's weight; they may still be on the device.
-
-        Args:
-            batch: this process's share of the batch.
-            weights: 1 for every example in it, 0 for those that only fill it up.
-
-        Returns:
-            Sums over the whole batch, the shares of all processes together.
-        """
-
-    @abstractmethod
-    def predict_batch(self, batch: Arrays) -> dict[str, Any]:
-        """Returns the predictions for each example of a batch; they may still be on the device."""
-
     def fetch(self, values: dict[str, Any]) -> dict[str, NDArray[Any]]:
-        """Brings results to the host."""
+        """Copies results to the host."""
         return {name: np.asarray(value) for name, value in values.items()}
 
-    # -- state ------------------------------------------------------------------------------------------------------
+    def run_on_host(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Calls a small function of tensors once, on the host, so that no device compiles anything for it."""
+        return function(*arguments)
 
-    @abstractmethod
-    def state(self) -> State:
-        """Returns a copy of everything that is learned."""
 
-    @abstractmethod
-    def assign(self, weights: dict[str, NDArray[Any]], optimizer: dict[str, NDArray[Any]]) -> None:
-        """Sets the named variables."""
+def check_divisible(config: Config, replicas: int) -> None:
+    """Raises `UserError` unless every replica gets an equal part of every batch."""
+    batch, pieces = config.train_batch_size, config.gradient_accumulation
+    if batch % (replicas * pieces):
+        by = f"{replicas} devices" + (f" × {pieces} pieces (gradient_accumulation)" if pieces > 1 else "")
+        fitting = max(batch // (replicas * pieces), 1) * replicas * pieces
+        numbers = [n for n in range(1, replicas) if batch % (n * pieces) == 0]
+        others = f", or {' or '.join(map(str, numbers[-3:]))} devices" if numbers else ""
+        raise UserError(f"train_batch_size {batch} can't be divided evenly over {by}. Use {fitting}{others}.")
 
-    def shapes(self) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
-        """Returns the shapes of all weights and of all optimizer slots."""
-        weights = {name: tuple(v.shape) for name, v in self._weights.items()}
-        return weights, {name: tuple(v.shape) for name, v in self._slots.items()}
 
-    def load(self, state: State, *, weights_only: bool = False) -> None:
-        """Takes back what `state` returned.
-
-        Args:
-            state: weights and optimizer slots.
-            weights_only: leave the optimizer as it is, except for averages of the weights, which belong to them: if
-                there are no slots at all, the averages begin as the weights.
-
-        Raises:
-            CheckpointError: if the names or shapes are not those of this model; nothing is changed then.
-        """
-        weights, slots = self.shapes()
-        check_names("weights", weights, state.weights)
-        optimizer = state.optimizer
-        if weights_only:
-            slots = {slot: shape for slot, shape in slots.items() if self.config.ema_decay and is_average(slot)}
-            optimizer = averages_to_load(slots, state.weights, optimizer)
-        check_names("optimizer slots", slots, optimizer)
-        self.assign(state.weights, optimizer)
-
-    # -- looking inside ---------------------------------------------------------------------------------------------
-
-    @abstractmethod
-    def start_profile(self, folder: Path) -> None:
-        """Starts a profile, to be written to ``folder``."""
-
-    @abstractmethod
-    def stop_profile(self) -> None:
-        """Ends the profile and writes it."""
-
-    @abstractmethod
-    def describe(self) -> dict[str, Any]:
-        """Describes devices and versions, for the log and the manifest."""
-
-    def out_of_memory(self) -> TrainingError:
-        """Returns the error for a device that has too little memory."""
-        return TrainingError(
-            f"the device ran out of memory at train_batch_size {self.config.train_batch_size} (eval_batch_size "
-            f"{self.config.eval_batch_size}). Try a smaller one, gradient_accumulation to keep the batch and save "
-            "memory, precision bfloat16, or resident never."
-        )
+def out_of_memory(config: Config) -> TrainingError:
+    """Returns the error for a device that has too little memory."""
+    return TrainingError(
+        f"the device ran out of memory at train_batch_size {config.train_batch_size} (eval_batch_size "
+        f"{config.eval_batch_size}). Try a smaller one, gradient_accumulation to keep the batch and save memory, "
+        "precision bfloat16, or resident never."
+    )

@@ -26,17 +26,17 @@ def parameter_server_problems(config: Config) -> list[Problem]:
     """Returns the options of ``config`` that asynchronous training does not support."""
     several = config.num_gpus == "all" or (config.num_gpus != "auto" and config.num_gpus > 1)
     asked = {
-        "deterministic": (config.deterministic, "workers race by design, so that no run repeats another."),
+        "deterministic": (config.deterministic, "asynchronous workers are not reproducible."),
         "scale_learning_rate": (
             config.scale_learning_rate,
-            "a step has one worker's batch, however many workers there are; set learning_rate itself.",
+            "a step has one worker's batch, however many workers there are; set learning_rate instead.",
         ),
         "precision": (
             config.precision == "float16",
-            "float16 needs a loss scale, which workers would change under each other; use bfloat16 or float32.",
+            "float16 needs a loss scale, which concurrent workers would overwrite; use bfloat16 or float32.",
         ),
-        "ema_decay": (config.ema_decay > 0, "workers would change the averages under each other."),
-        "xla": (config.xla, "it can't compile steps whose variables lie in other processes."),
+        "ema_decay": (config.ema_decay > 0, "concurrent workers would overwrite the averages."),
+        "xla": (config.xla, "it cannot compile steps whose variables are in other processes."),
         "num_gpus": (several, "a worker computes on one GPU; start a worker for each."),
     }
     return [

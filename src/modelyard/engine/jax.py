@@ -12,7 +12,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from modelyard.compat.keras import drawn_by_numpy, seed_initializers, use_one_pa
 from modelyard.config.schema import Config
 from modelyard.data.dataset import TRAIN, Arrays
 from modelyard.data.draws import fold
-from modelyard.engine.base import Engine, State, StepMetrics
+from modelyard.engine.base import Engine, State, StepMetrics, out_of_memory
 from modelyard.engine.jax_cache import compile_all, counted_compilations
 from modelyard.engine.jax_devices import Layout, set_up_devices
 from modelyard.engine.jax_step import StepInputs, TrainingStep, TrainState
@@ -38,19 +38,19 @@ from modelyard.system.machine import available_cores
 log = logging.getLogger("modelyard")
 _MOST_TOGETHER = 64
 _LEAST_TOGETHER = 8
-"""Steps in one program: enough that starting it costs nothing beside them."""
+"""Bounds of the steps in one program: enough that the cost of starting it does not matter."""
 _COPIED_BYTES = 1 << 30
-"""What is learned is copied for a first run only if it is smaller: a large model needs the memory."""
+"""The state is copied for a first run only if it is smaller: a large model needs the memory."""
 _WAITING = 2
-"""Batches that lie on the device before their turn, where they are read ahead."""
+"""Batches that wait on the device for their turn, if they are streamed."""
 
 
 _UNREACHABLE = ("UNAVAILABLE", "ABORTED", "CANCELLED", "DEADLINE_EXCEEDED", "Gloo", "NCCL", "Connection")
-"""What XLA's errors say when another process is gone."""
+"""Words in XLA's errors when another process is gone."""
 
 
 class JaxEngine(Engine):
-    """Many compiled steps a call, with state that never leaves the devices."""
+    """Many compiled steps per call, with state that never leaves the devices."""
 
     name = "jax"
     step: TrainingStep
@@ -66,15 +66,15 @@ class JaxEngine(Engine):
         self.layout = Layout(Mesh(np.array(every), ("batch",)), config.shard_parameters)
         self.state_is_sharded = self.layout.shards and self.processes > 1
         if config.xla:
-            log.debug("xla is what JAX always compiles with")
+            log.debug("xla has no effect: JAX always compiles with XLA")
         if config.shard_parameters and self.replicas == 1:
-            raise UserError("shard_parameters divides large parameters over several devices, and there is one.")
+            raise UserError("shard_parameters shards large parameters over several devices, but there is one device.")
         if config.shard_parameters and not config.sync_batch_norm:
-            raise UserError("shard_parameters needs sync_batch_norm, which is on unless you turn it off.")
+            raise UserError("shard_parameters needs sync_batch_norm, which is on by default.")
 
     @contextmanager
     def _types(self) -> Iterator[None]:
-        """64-bit numbers where the config asks for them; JAX has them off otherwise."""
+        """Enables 64-bit numbers while the block runs, if the config asks for them."""
         with jax.enable_x64(self.config.precision == "float64"):
             yield
 
@@ -93,23 +93,23 @@ class JaxEngine(Engine):
             yield
 
     def initialize(self) -> None:
-        """Starts a new run with the initial weights of its task, which may make other models to read them."""
+        """Starts a new run with the initial weights of its task, which may build other models to read them."""
         with self._on_host():
             super().initialize()
 
     def set_up(self) -> None:
-        """Brings the variables to the devices."""
-        self.functions.views_one_by_one = True  # convolutions of the size of a training batch, whose kernels XLA has
+        """Copies the variables to the devices."""
+        self.functions.views_one_by_one = True  # convolutions of a training batch's size, whose kernels XLA has
         self.step = TrainingStep(
             self.config, self.network, self.layout, self.functions, self.schedule, self.pipeline.run.examples
         )
-        self._places = {
+        self._index = {
             id(v): (part, number)
             for part, variables in enumerate(self.step.variables)
             for number, v in enumerate(variables)
         }
         with self._types():
-            values = [[self.layout.put_learned(np.asarray(v.value)) for v in vs] for vs in self.step.variables]
+            values = [[self.layout.put_state(np.asarray(v.value)) for v in vs] for vs in self.step.variables]
         self._state = TrainState(*values)
         self._seeds = self.step.seeds()
         self._programs: dict[str, Any] = {}
@@ -121,11 +121,11 @@ class JaxEngine(Engine):
     # -- compiling --------------------------------------------------------------------------------------------------
 
     def prepare(self, periods: Sequence[Any], splits: Sequence[str] = ()) -> float:
-        """Brings the data to the devices and compiles; returns the seconds that compiling took."""
+        """Copies the data to the devices and compiles; returns the seconds that compiling took."""
         resident = self.pipeline.resident(TRAIN)
         all_periods = [*periods, *self.phases.periods]
         self.steps_per_call, self._is_ready = 1, True
-        with self._types(), self._explained_by_xla():
+        with self._types(), self._explained_errors():
             if resident is not None:
                 self._data = {name: self.layout.put_everywhere(array) for name, array in resident.items()}
                 if not self.on_cpu and not self.config.deterministic:
@@ -148,7 +148,7 @@ class JaxEngine(Engine):
         return seconds
 
     def _run_once(self, batches: list[tuple[Any, Any]]) -> None:
-        """The programs' first runs, on copies: an accelerator loads its kernels and finds its memory then."""
+        """Runs the programs once, on copies: an accelerator loads kernels and allocates memory then."""
         small = sum(value.nbytes for part in self._state for value in part) < _COPIED_BYTES
         if self._data is not None and small:
             copies = jax.tree.map(jnp.copy, self._state)
@@ -159,7 +159,7 @@ class JaxEngine(Engine):
             jax.block_until_ready(self.evaluate_batch(batch, weights))
 
     def _compile(self, kind: str, lengths: set[int], batches: list[tuple[Any, Any]]) -> None:
-        """The programs of the run: of so many steps each, and of evaluation."""
+        """Compiles the programs of the run: for each number of steps in ``lengths``, and for evaluation."""
         which = [(kind, length, phase) for phase in range(len(self.phases)) for length in sorted(lengths)]
         lowered = {_name(*program): self._lowered(*program) for program in which}
         for batch, weights in batches:
@@ -168,7 +168,7 @@ class JaxEngine(Engine):
         self._programs.update(zip(lowered, compile_all(list(lowered.values()), self.config.autotune), strict=True))
 
     def _program(self, kind: str, count: int, phase: int) -> Any:
-        """The compiled program for ``count`` steps, on data that is resident or that is given with each step."""
+        """Returns the compiled program for ``count`` steps, on resident data or on data that is streamed."""
         name = _name(kind, count, phase)
         if name not in self._programs:
             (self._programs[name],) = compile_all([self._lowered(kind, count, phase)], self.config.autotune)
@@ -181,8 +181,7 @@ class JaxEngine(Engine):
         return self._programs[name]
 
     def _lowered(self, kind: str, count: int, phase: int) -> Any:
-        self.network.freezing.select(phase)
-        self.step.active = self.network.freezing.active[phase]
+        self.step.select(phase)
         inputs = StepInputs.shapes(count, self.config.train_batch_size, self.layout)
         state, seeds = jax.tree.map(self.layout.shape_of, (self._state, self._seeds))
         if kind == "resident":
@@ -193,7 +192,7 @@ class JaxEngine(Engine):
             function = self.step.over_given
         outputs = (jax.tree.map(lambda s: s.sharding, state), self.layout.everywhere)
 
-        def steps(*given: Any) -> Any:  # a function of its own: JAX may know the other from another phase
+        def steps(*given: Any) -> Any:  # a new function: JAX may have cached the other for another phase
             return function(*given)
 
         return jax.jit(steps, donate_argnums=0, out_shardings=outputs).lower(state, data, inputs, seeds)
@@ -203,20 +202,20 @@ class JaxEngine(Engine):
         return jax.jit(self.step.evaluate, out_shardings=self.layout.everywhere).lower(*shapes)
 
     @contextmanager
-    def _explained_by_xla(self) -> Iterator[None]:
-        """What XLA says when memory runs out, or when another process is gone, in words for people."""
+    def _explained_errors(self) -> Iterator[None]:
+        """Translates XLA's errors when memory runs out or another process is gone."""
         try:
             yield
         except (jax.errors.JaxRuntimeError, ValueError) as error:
             text = str(error)
             if "RESOURCE_EXHAUSTED" in text or "Out of memory" in text:
-                raise self.out_of_memory() from error
+                raise out_of_memory(self.config) from error
             if self.processes == 1 or not any(word in text for word in _UNREACHABLE):
                 raise
             reason = self.group.explain(error)
             if reason is not error:
                 raise reason from error
-            raise PeerLostError(f"another process of the run can't be reached: {error}") from error
+            raise PeerLostError(f"another process of the run cannot be reached: {error}") from error
 
     # -- training ---------------------------------------------------------------------------------------------------
 
@@ -224,7 +223,7 @@ class JaxEngine(Engine):
         """Trains ``count`` steps from ``step`` on."""
         if not self._is_ready:
             self.prepare([count])
-        with self._types(), self._explained_by_xla():
+        with self._types(), self._explained_errors():
             run = self._over_resident if self._data is not None else self._over_stream
             tables = [np.asarray(table) for table in run(step, count)]
         table = np.concatenate(tables)
@@ -239,7 +238,7 @@ class JaxEngine(Engine):
             self._state, table = program(self._state, self._data, inputs, self._seeds)
             tables.append(table)
             step, count = step + length, count - length
-        # While the device is busy with this chunk: which examples the next one has.
+        # While the device is busy with this chunk: the inputs of the next one.
         self._next_inputs = (
             (step, self.steps_per_call),
             StepInputs.of(step, self.steps_per_call, self.pipeline, self.layout),
@@ -251,7 +250,7 @@ class JaxEngine(Engine):
         return inputs if known == (step, count) else StepInputs.of(step, count, self.pipeline, self.layout)
 
     def _over_stream(self, step: int, count: int) -> list[Any]:
-        """Each batch is on its way to the device while those before it are trained on."""
+        """Copies each batch to the device while those before it are trained on."""
         tables: list[Any] = []
         waiting: deque[Any] = deque()
         program = self._program("streamed", 1, self.phases.of(step))
@@ -272,27 +271,27 @@ class JaxEngine(Engine):
         return tables
 
     def _piece_shape(self) -> tuple[int, int]:
-        """Pieces of a batch, and examples in each."""
+        """Returns the number of pieces of a batch, and of examples in each."""
         pieces = self.config.gradient_accumulation
         return pieces, self.config.train_batch_size // pieces
 
     # -- evaluation -------------------------------------------------------------------------------------------------
 
     def evaluate_batch(self, batch: Arrays, weights: NDArray[np.float64]) -> dict[str, Any]:
-        """Sums over a batch of each statistic times the example's weight; they may still be on their way."""
-        with self._types(), self._explained_by_xla():
+        """Returns sums over a batch of each statistic times the example's weight; they may still be computed."""
+        with self._types(), self._explained_errors():
             placed = self._placed(batch, weights)
             sums: dict[str, Any] = self._evaluation_program(*placed)(*self._state.evaluated, *placed)
             return sums
 
     def fetch(self, values: dict[str, Any]) -> dict[str, NDArray[Any]]:
-        """Brings results to the host; errors of the computation show up here."""
-        with self._explained_by_xla():
+        """Copies results to the host; errors of the computation are raised here."""
+        with self._explained_errors():
             return super().fetch(values)
 
     def predict_batch(self, batch: Arrays) -> dict[str, Any]:
-        """What the task predicts for each example of a batch; it may still be on its way."""
-        with self._types(), self._explained_by_xla():
+        """Returns the predictions for each example of a batch; they may still be computed."""
+        with self._types(), self._explained_errors():
             placed = {name: self.layout.put_batch(array) for name, array in batch.items()}
             name = _name("predict", next(iter(placed.values())).shape[0])
             if name not in self._programs:
@@ -309,7 +308,7 @@ class JaxEngine(Engine):
         return values, self.layout.put_batch(weights.astype(keras.config.floatx()))
 
     def evaluation_batches(self, split: str) -> Generator[tuple[Any, Any], None, None]:
-        """Those of a split that fits stay on the devices, for the next time."""
+        """Yields batches with weights; those of a split that fits stay on the devices for the next evaluation."""
         if split not in self._evaluation_data:
             if self.pipeline.resident(split) is None:
                 yield from super().evaluation_batches(split)
@@ -318,46 +317,41 @@ class JaxEngine(Engine):
                 self._evaluation_data[split] = [self._placed(*each) for each in super().evaluation_batches(split)]
         yield from self._evaluation_data[split]
 
+    def run_on_host(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Calls a function of tensors once, on the host, as one program."""
+        with self._types(), jax.default_device(jax.local_devices(backend="cpu")[0]):
+            return jax.jit(function)(*arguments)
+
     # -- state ------------------------------------------------------------------------------------------------------
 
-    def training_batch(
-        self, step: int, most: int = 32, compiled: Callable[[Any], Any] = jax.jit
-    ) -> dict[str, NDArray[Any]]:
-        """Returns the first examples of a global batch as the network sees them; on the host, with one program."""
-        with self._types(), jax.default_device(jax.local_devices(backend="cpu")[0]):
-            return super().training_batch(step, most, compiled)
-
     def state(self) -> State:
-        """Returns a copy of everything that is learned; integers as 64 bits, whatever JAX counts with."""
-        with self._types(), self._explained_by_xla():
+        """Returns a copy of the state; integers as 64 bits, whatever JAX counts with."""
+        with self._types(), self._explained_errors():
             values = [self.layout.fetch_all(part) for part in self._state]
 
         def named(variables: dict[str, Any]) -> dict[str, NDArray[Any]]:
-            found = {name: values[part][n] for name, v in variables.items() for part, n in [self._places[id(v)]]}
+            found = {name: values[part][n] for name, v in variables.items() for part, n in [self._index[id(v)]]}
             return {name: a.astype(np.int64) if a.dtype.kind in "iu" else a for name, a in found.items()}
 
-        return State(named(self._weights), named(self._slots))
+        return State(named(self.network.weights), named(self.network.slots))
 
     def assign(self, weights: dict[str, NDArray[Any]], optimizer: dict[str, NDArray[Any]]) -> None:
         """Sets the named variables on all devices."""
         state = [list(part) for part in self._state]
         with self._types():
-            for variables, values in ((self._weights, weights), (self._slots, optimizer)):
+            for variables, values in ((self.network.weights, weights), (self.network.slots, optimizer)):
                 for name, value in values.items():
-                    part, number = self._places[id(variables[name])]
-                    state[part][number] = self.layout.put_learned(value.astype(state[part][number].dtype))
+                    part, number = self._index[id(variables[name])]
+                    state[part][number] = self.layout.put_state(value.astype(state[part][number].dtype))
         self._state = TrainState(*state)
 
-    def start_profile(self, folder: Path) -> None:
-        """Begins a profile, to be written to ``folder``."""
-        jax.profiler.start_trace(str(folder))
-
-    def stop_profile(self) -> None:
-        """Ends the profile and writes it."""
-        jax.profiler.stop_trace()
+    def profile(self, folder: Path) -> AbstractContextManager[Any]:
+        """Profiles while the block runs, and writes the profile to ``folder``."""
+        context: AbstractContextManager[Any] = jax.profiler.trace(str(folder))
+        return context
 
     def describe(self) -> dict[str, Any]:
-        """Devices and versions."""
+        """Describes devices and versions."""
         return {
             "engine": self.name,
             "jax": jax.__version__,
@@ -373,13 +367,13 @@ def _name(kind: str, size: int, phase: int = 0) -> str:
 
 
 def _together(periods: Sequence[Any]) -> int:
-    """How many steps to compile together: a divisor of all periods, so that no others need a program of their own."""
+    """Returns the number of steps to compile together: a divisor of all periods if possible, so that none is left."""
     whole = [int(p) for p in periods if p == int(p) and p >= 1]
     if len(whole) == len(periods) and whole:
         common = math.gcd(*whole)
         fitting = max(n for n in range(1, _MOST_TOGETHER + 1) if common % n == 0)
         if fitting >= _LEAST_TOGETHER:
             return fitting
-    # Else a number that leaves few steps over, which are trained one by one.
+    # Otherwise a number that leaves few steps over, which are trained one by one.
     most = max(min([_MOST_TOGETHER, *(int(p) for p in periods)]), 1)
     return min(range((most + 1) // 2, most + 1), key=lambda n: (sum(int(p) % n / p for p in periods), -n))

@@ -1,4 +1,4 @@
-"""Compiling, and the cache in which what was compiled is found again."""
+"""Compiles programs, and caches them on disk."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from modelyard.config.schema import Config
 log = logging.getLogger("modelyard")
 _UNREADABLE = re.compile(r"Error reading persistent compilation cache entry for '([^']+)'")
 _own: set[str] = set()
-"""Folders of caches that are ours, not the user's."""
+"""Cache folders that are ours, not the user's."""
 
 
 def use_cache(config: Config) -> None:
-    """What was compiled once is found again by the next run, unless the user has set up JAX's cache already."""
+    """Turns on JAX's compilation cache in our own folder, unless the user has set one up."""
     if jax.config.jax_compilation_cache_dir is not None or not jax.config.jax_enable_compilation_cache:
         return
-    # Programs for a CPU hold its instructions: a home folder that different machines share has a cache for each kind.
+    # Programs for a CPU hold its instructions: a home folder shared by machines has a cache per type of CPU.
     kind = hashlib.sha256(f"{platform.machine()} {_cpu_flags()}".encode()).hexdigest()[:12]
     folder = storage.cache_folder(config.cache_dir) / "compiled" / kind
     try:
@@ -37,10 +37,10 @@ def use_cache(config: Config) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
         state = folder.stat()
     except OSError as error:
-        log.warning("compiled programs are not kept for the next run: %s can't be made (%s)", folder, error)
+        log.warning("compiled programs are not kept for the next run: cannot make %s (%s)", folder, error)
         return
     if state.st_mode & 0o022 or (hasattr(os, "getuid") and state.st_uid != os.getuid()):
-        log.warning("compiled programs are not kept for the next run: others may write to %s", folder)
+        log.warning("compiled programs are not kept for the next run: other users may write to %s", folder)
         return
     jax.config.update("jax_compilation_cache_dir", str(folder))
     _own.add(str(folder))
@@ -57,11 +57,11 @@ def _cpu_flags() -> str:
 
 
 def compile_all(lowered: Sequence[Any], autotune: bool = True) -> list[Any]:
-    """The compiled programs, made at the same time: much of compiling is one thread's work.
+    """Compiles programs in parallel, since much of compiling runs in one thread.
 
     Args:
-        lowered: what JAX has made of them.
-        autotune: whether kernels for GPUs are chosen by trying them out.
+        lowered: the lowered programs.
+        autotune: whether kernels for GPUs are chosen by measuring them.
     """
     options = _compiler_options(autotune)
 
@@ -74,29 +74,29 @@ def compile_all(lowered: Sequence[Any], autotune: bool = True) -> list[Any]:
             log.debug("compiled without our options, which this version of XLA does not know: %s", error)
             return program.compile()
 
-    with _mended_cache(), ThreadPoolExecutor(len(lowered)) as pool:
+    with _repaired_cache(), ThreadPoolExecutor(len(lowered)) as pool:
         return list(pool.map(compiled, lowered))
 
 
 def _compiler_options(autotune: bool) -> dict[str, int | bool]:
-    """How XLA looks for kernels on GPUs; what the user has in XLA_FLAGS stays."""
+    """Returns options of autotuning on GPUs, except those that the user has set in XLA_FLAGS."""
     if jax.default_backend() != "gpu":
         return {}
-    # Measured on an H200: 24 s instead of 30, and steps as fast. Level 1 leaves out comparing the results of kernels,
-    # which would lead to warnings only; fusions are XLA's own kernels, which gain nothing from Triton's being tried.
+    # Measured on an H200: 24 s instead of 30, and steps as fast. Level 1 does not compare the results of kernels, which
+    # only leads to warnings. Fusions are XLA's own kernels; trying Triton for them gains nothing.
     options = {"xla_gpu_autotune_level": 1, "xla_gpu_experimental_enable_fusion_autotuner": False}
     if not autotune:
-        options = {"xla_gpu_exclude_nondeterministic_ops": True}  # XLA takes the first kernel then that may be right
+        options = {"xla_gpu_exclude_nondeterministic_ops": True}  # XLA then takes the first kernel that fits
     flags = os.environ.get("XLA_FLAGS", "")
     return {name: value for name, value in options.items() if name not in flags}
 
 
 @contextmanager
-def _mended_cache() -> Iterator[None]:
-    """While this is open, entries of our cache that JAX can't read are removed.
+def _repaired_cache() -> Iterator[None]:
+    """Removes entries of our cache that JAX cannot read, while the block runs.
 
-    It writes them in place, so that a full disk or a kill can leave half of one. It then warns, compiles, and leaves
-    the entry as it is: every later run would do the same. The warning comes before the new program is written.
+    JAX writes entries in place, so a full disk or a kill can leave half of one. It then warns, compiles, and keeps the
+    entry, so that every later run compiles again. The warning comes before the new program is written.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("always", _UNREADABLE.pattern)
@@ -109,7 +109,7 @@ def _mended_cache() -> Iterator[None]:
                 shown(message, *rest, **named)
                 return
             log.warning("a program in the cache %s is damaged and is compiled again", folder)
-            # Its full name is not told; others of that name will be compiled once more, too.
+            # The warning does not have its full name; others with this prefix are compiled once more, too.
             for path in Path(folder).glob(f"{found[1]}-*"):
                 path.unlink(missing_ok=True)
 
@@ -122,7 +122,7 @@ _HIT, _MISS = "/jax/compilation_cache/cache_hits", "/jax/compilation_cache/cache
 
 @contextmanager
 def counted_compilations() -> Iterator[dict[str, int]]:
-    """How many programs were found in the cache, and how many had to be compiled, while this is open."""
+    """Counts the programs that are found in the cache and those that are compiled, while the block runs."""
     counts = {"found": 0, "compiled": 0}
 
     def note(event: str, **_: Any) -> None:

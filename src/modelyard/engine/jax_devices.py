@@ -1,4 +1,4 @@
-"""Devices, threads and processes of JAX, fixed before it starts; and where arrays lie on the devices."""
+"""Devices, threads and processes of JAX, fixed before it starts; and the placement of arrays on the devices."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from modelyard.system.machine import available_cores
 
 log = logging.getLogger("modelyard")
 _LARGE = 1 << 16
-"""Elements from which on a parameter is worth sharding."""
+"""The number of elements from which a parameter is worth sharding."""
 
 
 def set_up_devices(config: Config, group: ProcessGroup) -> list[Any]:
-    """The devices of all processes that train together, those of this one among them.
+    """Returns the devices of all processes that train together, this one included.
 
     Raises:
-        UserError: if those that are asked for are not there.
+        UserError: if the devices that the config asks for do not exist.
     """
     threads = str(config.threads or available_cores())
-    os.environ.update(PJRT_NPROC=threads, NPROC=threads)  # what the CPU client sizes its pool of threads by
+    os.environ.update(PJRT_NPROC=threads, NPROC=threads)  # the CPU client sizes its thread pool by these
     if config.deterministic:
         _add_xla_flag("--xla_gpu_deterministic_ops=true")
     if config.num_gpus == 0:
@@ -50,7 +50,7 @@ def set_up_devices(config: Config, group: ProcessGroup) -> list[Any]:
     elif config.num_gpus == "auto" and group.size == 1:
         _before_start("jax_cuda_visible_devices", "0")  # JAX takes most of the memory of every GPU that it sees
     elif isinstance(config.num_gpus, int) and config.num_gpus > 0:
-        # JAX takes most of the memory of every GPU that it sees, and those of all processes are taken as it lists them.
+        # JAX takes most of the memory of every GPU that it sees, so it sees only as many as are used.
         _before_start("jax_cuda_visible_devices", ",".join(map(str, range(config.num_gpus))))
     use_cache(config)
     if group.size > 1:
@@ -59,7 +59,7 @@ def set_up_devices(config: Config, group: ProcessGroup) -> list[Any]:
     wanted = [name for name in platforms if name not in ("", "cpu")]
     if wanted and "cpu" not in platforms and config.num_gpus != 0 and all(d.platform == "cpu" for d in local):
         raise UserError(
-            f"JAX_PLATFORMS={','.join(wanted)} asks for an accelerator, and JAX sees none. Unset it to train on the "
+            f"JAX_PLATFORMS={','.join(wanted)} asks for an accelerator, but JAX sees none. Unset it to train on the "
             "CPU, or install one of JAX's builds for it (pip install 'modelyard[jax-gpu]'); `modelyard doctor` checks "
             "the machine."
         )
@@ -74,7 +74,7 @@ def wake_devices(config: Config) -> None:
     waiting = [d for d in set_up_devices(config, ProcessGroup()) if d.platform != "cpu"]
 
     def begin() -> None:
-        with contextlib.suppress(Exception):  # whoever needs them is told then
+        with contextlib.suppress(Exception):  # whoever needs them gets the error
             jax.block_until_ready([jax.device_put(np.zeros(1, np.float32), d) for d in waiting])
 
     if waiting:
@@ -82,11 +82,11 @@ def wake_devices(config: Config) -> None:
 
 
 def _before_start(option: str, value: Any) -> None:
-    """Sets what JAX reads when it starts; where it runs already, the devices that are there are looked at."""
+    """Sets an option that JAX reads when it starts; if it already runs, its devices are checked later."""
     try:
         jax.config.update(option, value)
     except RuntimeError:
-        log.debug("JAX runs already; %s stays as it is", option)
+        log.debug("JAX already runs; %s does not change", option)
 
 
 def _add_xla_flag(flag: str) -> None:
@@ -99,7 +99,7 @@ def _local_devices(config: Config, several: bool) -> list[Any]:
     try:
         devices = jax.local_devices()
     except RuntimeError as error:
-        raise UserError(f"JAX can't start: {str(error).strip()} `modelyard doctor` checks the machine.") from error
+        raise UserError(f"JAX cannot start: {str(error).strip()} `modelyard doctor` checks the machine.") from error
     accelerators = [d for d in devices if d.platform != "cpu"]
     wanted = config.num_gpus
     if config.gpu_id is not None or wanted not in ("auto", 0):
@@ -107,7 +107,7 @@ def _local_devices(config: Config, several: bool) -> list[Any]:
         if len(accelerators) < max(count, 1):
             asked = f"gpu_id {config.gpu_id}" if config.gpu_id is not None else f"num_gpus {wanted}"
             raise UserError(
-                f"{asked} asks for an accelerator, and JAX sees {len(accelerators) or 'none'} "
+                f"{asked} asks for an accelerator, but JAX sees {len(accelerators) or 'none'} "
                 f"(its devices: {', '.join(map(str, devices))}). Install one of JAX's builds for it "
                 "(pip install 'modelyard[jax-gpu]'), or leave the option out; `modelyard doctor` checks the machine."
             )
@@ -124,18 +124,18 @@ def _local_devices(config: Config, several: bool) -> list[Any]:
 
 
 class Layout:
-    """How the arrays of a run are laid out.
+    """The placement of a run's arrays on the devices.
 
     Args:
-        mesh: all devices, in one row called "batch".
-        shards: whether large parameters are divided over the devices.
+        mesh: all devices, along one axis named "batch".
+        shards: whether large parameters are sharded over the devices.
     """
 
     def __init__(self, mesh: Mesh, shards: bool) -> None:
         self.mesh, self.shards = mesh, shards
         self.everywhere = NamedSharding(mesh, PartitionSpec())
-        self.divided = NamedSharding(mesh, PartitionSpec("batch"))
-        self.divided_pieces = NamedSharding(mesh, PartitionSpec(None, "batch"))
+        self.sharded = NamedSharding(mesh, PartitionSpec("batch"))
+        self.sharded_pieces = NamedSharding(mesh, PartitionSpec(None, "batch"))
 
     @property
     def on_cpu(self) -> bool:
@@ -144,53 +144,53 @@ class Layout:
 
     @property
     def replicas(self) -> int:
-        """How many devices there are, over all processes."""
+        """The number of devices, over all processes."""
         return int(self.mesh.devices.size)
 
     def split(self, value: Any) -> Any:
-        """Inside a program: has a batch divided over the devices."""
-        return jax.lax.with_sharding_constraint(value, self.divided) if self.replicas > 1 else value
+        """Inside a program: shards a batch over the devices."""
+        return jax.lax.with_sharding_constraint(value, self.sharded) if self.replicas > 1 else value
 
     def put_everywhere(self, array: NDArray[Any]) -> Any:
-        """The whole array on every device."""
+        """Copies an array to every device."""
         return self._put(array, self.everywhere)
 
     def put_batch(self, array: NDArray[Any]) -> Any:
-        """A batch, divided over the devices; ``array`` is this process's share of it."""
-        return self._put_share(array, self.divided)
+        """Shards a batch over the devices; ``array`` is this process's part of it."""
+        return self._put_part(array, self.sharded)
 
     def put_pieces(self, array: NDArray[Any], shape: tuple[int, int]) -> Any:
-        """A batch in pieces, each divided over the devices; ``array`` is this process's share of all pieces."""
-        return self._put_share(array.reshape(shape[0], -1, *array.shape[1:]), self.divided_pieces)
+        """Shards each piece of a batch over the devices; ``array`` is this process's part of all pieces."""
+        return self._put_part(array.reshape(shape[0], -1, *array.shape[1:]), self.sharded_pieces)
 
-    def put_learned(self, array: NDArray[Any]) -> Any:
-        """A parameter or a slot: divided along its longest fitting side if it is large and that was asked for."""
-        return self._put(array, self._of_learned(array.shape))
+    def put_state(self, array: NDArray[Any]) -> Any:
+        """Copies a parameter or a slot; sharded along its longest divisible axis if it is large and `shards` is set."""
+        return self._put(array, self._state_sharding(array.shape))
 
     def shape_of(self, value: Any) -> jax.ShapeDtypeStruct:
-        """What a program needs to know of an array."""
+        """Returns the shape, type and sharding of an array, to compile a program for it."""
         return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=value.sharding)
 
     def batch_shapes(self, features: Mapping[str, Feature], shape: tuple[int, int]) -> dict[str, jax.ShapeDtypeStruct]:
-        """The same for a batch in pieces, before there is one."""
+        """Returns the same for a batch in pieces, before there is one."""
         return {
-            name: jax.ShapeDtypeStruct((*shape, *feature.shape), feature.dtype, sharding=self.divided_pieces)
+            name: jax.ShapeDtypeStruct((*shape, *feature.shape), feature.dtype, sharding=self.sharded_pieces)
             for name, feature in features.items()
         }
 
     def fetch(self, value: Any) -> NDArray[Any]:
-        """A copy on the host; where other processes hold parts of it, all must ask together."""
+        """Copies to the host; if other processes hold parts of it, all must call this together."""
         if not value.is_fully_addressable and not value.is_fully_replicated:
             value = multihost_utils.process_allgather(value, tiled=True)
         return np.array(value)
 
     def fetch_all(self, values: list[Any]) -> list[NDArray[Any]]:
-        """Copies of many, all on their way at once."""
+        """Copies many arrays to the host at once."""
         for value in values:
             value.copy_to_host_async()
         return [self.fetch(value) for value in values]
 
-    def _of_learned(self, shape: tuple[int, ...]) -> NamedSharding:
+    def _state_sharding(self, shape: tuple[int, ...]) -> NamedSharding:
         if not self.shards or np.prod(shape) < _LARGE:
             return self.everywhere
         sides = [(size, axis) for axis, size in enumerate(shape) if size % self.replicas == 0]
@@ -200,13 +200,13 @@ class Layout:
         return NamedSharding(self.mesh, PartitionSpec(*[None] * axis, "batch"))
 
     def _put(self, array: NDArray[Any], sharding: NamedSharding) -> Any:
-        """Every process has the whole array; a copy, since JAX may else use the memory it is in."""
+        """Copies an array that every process has in whole; JAX could otherwise share its memory."""
         array = np.array(array)
         if jax.process_count() == 1:
             return jax.device_put(array, sharding)
         return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
-    def _put_share(self, array: NDArray[Any], sharding: NamedSharding) -> Any:
+    def _put_part(self, array: NDArray[Any], sharding: NamedSharding) -> Any:
         copied = np.array(array)
         if jax.process_count() > 1:
             return jax.make_array_from_process_local_data(sharding, copied)

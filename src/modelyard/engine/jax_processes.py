@@ -1,8 +1,8 @@
-"""JAX's own ties between the processes of a run, kept from ending a process before ours has told why.
+"""JAX's own connections between the processes of a run.
 
-JAX runs a service in the coordinator that all processes keep in touch with. JAX ends a process that can't reach the
-service at once, with a C++ trace. So followers reach it through a relay of their own, which never hangs up: they learn
-of a loss from the process group, which knows who is gone, and exit with its message.
+JAX runs a service in the coordinator. It ends a process that cannot reach the service at once, with a C++ trace and no
+reason. So followers connect through a relay of their own, which never hangs up: they learn of a lost process from the
+process group, which knows which one it is, and exit with its message.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from modelyard.errors import PeerLostError, UserError
 from modelyard.system.network import connect, is_loopback, join_address, listen, split_address
 
 _JOINING_SECONDS = 60
-"""How long JAX's processes may take to find each other, after ours have met."""
+"""The time that JAX may take to connect the processes, after ours have joined."""
 _GRACE_SECONDS = 5.0
-"""Nothing ends a computation that waits for a process that hangs; one that died ends it at once."""
+"""The time before this process exits: a computation that waits for a process that hangs never ends by itself."""
 _PIECE = 1 << 16
 _GREETING = re.compile(rb"^\[Gloo\] Rank .*\n", re.M)
 
@@ -39,10 +39,10 @@ def join_processes(config: Config, group: ProcessGroup) -> None:
 
     Raises:
         UserError: if JAX has started already.
-        PeerLostError: if they don't find each other.
+        PeerLostError: if they cannot connect.
     """
     address = group.spec["worker"][0]
-    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM for itself
+    jax.config.update("jax_enable_preemption_service", False)  # it would handle SIGTERM
     group.grace_seconds = _GRACE_SECONDS
     relay = Relay(address) if group.rank else None
     try:
@@ -53,7 +53,7 @@ def join_processes(config: Config, group: ProcessGroup) -> None:
             initialization_timeout=_JOINING_SECONDS,
             heartbeat_timeout_seconds=int(
                 config.peer_timeout_secs * 3 + ProcessGroup.grace_seconds * 2
-            ),  # ours is to be first
+            ),  # ours is first
             shutdown_timeout_seconds=_JOINING_SECONDS,
             coordinator_bind_address=join_address(_interface(address), split_address(address)[1])
             if group.rank == 0
@@ -63,19 +63,19 @@ def join_processes(config: Config, group: ProcessGroup) -> None:
     except RuntimeError as error:
         if "must be called before" in str(error) or "only be called once" in str(error):
             raise UserError(
-                f"JAX already runs in this process and can't join a cluster any more: {error} Start a new process."
+                f"JAX already runs in this process and cannot join a cluster any more: {error} Start a new process."
             ) from error
         raise _explained(group, error) from error
     if relay is not None:
         relay.holds = True
-    atexit.register(_leave, group)  # before what JAX does then, which was registered when it was imported
+    atexit.register(_leave, group)  # runs before JAX's own handler, which was registered earlier
 
 
 def meet(group: ProcessGroup) -> None:
-    """Connects the devices of all processes. They would do so at the first step, and say so on standard output.
+    """Connects the devices of all processes now, without the message that JAX prints at the first step.
 
     Raises:
-        PeerLostError: if one is gone.
+        PeerLostError: if a process is gone.
     """
     try:
         with without_lines(sys.stdout, 1, _GREETING):
@@ -86,20 +86,19 @@ def meet(group: ProcessGroup) -> None:
 
 def _explained(group: ProcessGroup, error: Exception) -> Exception:
     reason = group.explain(error)
-    return reason if reason is not error else PeerLostError(f"JAX's processes did not find each other: {error}")
+    return reason if reason is not error else PeerLostError(f"JAX could not connect the processes: {error}")
 
 
 def _interface(address: str) -> str:
-    """Where the service listens: on all interfaces, for a name may stand for an address in front of it."""
+    """Returns the interface to listen on: all of them, since a name may resolve to a proxy's address."""
     host, _ = split_address(address)
     return host if is_loopback(host) else "::"
 
 
 def _leave(group: ProcessGroup) -> None:
-    """At the end of the process: JAX would wait for all others to be there for a farewell.
+    """Leaves JAX's service at exit, without its barrier: our processes have already left in order.
 
-    Ours have said goodbye already. After a loss nothing of JAX is waited for at all, not even for computations: they
-    may be waiting for the one that is gone.
+    After a loss the process exits at once: computations may wait for the process that is gone.
     """
     if group.failure is not None and group.lost:
         logging.shutdown()
@@ -111,7 +110,7 @@ def _leave(group: ProcessGroup) -> None:
 
 
 class Relay:
-    """Passes bytes between JAX in this process and the service in the coordinator. When that is gone, it is silent.
+    """Passes bytes between JAX in this process and the service in the coordinator; silent when the service is gone.
 
     Args:
         target: host:port of the service.
@@ -122,7 +121,7 @@ class Relay:
         self._listener = listen("127.0.0.1:0")
         self.address = join_address(*self._listener.getsockname())
         self.holds = False
-        """Whether the end of the service is kept from JAX; before that, it may try again."""
+        """Whether to hide the end of the service from JAX; before the processes have joined, JAX may retry."""
         threading.Thread(target=self._accept, name="relay", daemon=True).start()
 
     def _accept(self) -> None:
@@ -137,8 +136,8 @@ class Relay:
             outer.settimeout(None)
             for source, sink, from_service in ((inner, outer, False), (outer, inner, True)):
                 sink.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                words = (source, sink, from_service)
-                threading.Thread(target=self._pass_on, args=words, name="relay", daemon=True).start()
+                arguments = (source, sink, from_service)
+                threading.Thread(target=self._pass_on, args=arguments, name="relay", daemon=True).start()
 
     def _pass_on(self, source: socket.socket, sink: socket.socket, from_service: bool) -> None:
         with contextlib.suppress(OSError):

@@ -44,7 +44,7 @@ class StepInputs(NamedTuple):
     rows: Any
     """Indices of the examples in the training split, int32 [steps, batch]."""
     numbers: Any
-    """uint32 [steps, 5]: the step, both halves of its first position in the stream, the epoch and the place in it."""
+    """uint32 [steps, 5]: the step, both halves of its first position in the stream, the epoch, the index in it."""
 
     @classmethod
     def of(cls, step: int, count: int, pipeline: Pipeline, layout: Layout) -> StepInputs:
@@ -79,7 +79,7 @@ class TrainingStep:
     Args:
         config: the resolved config.
         network: the task with its model and optimizer.
-        layout: where arrays lie on the devices.
+        layout: the placement of arrays on the devices.
         functions: the functions of the task on a batch.
         schedule: the learning rate at a step.
         examples: the number of training examples.
@@ -102,17 +102,22 @@ class TrainingStep:
         self.trained, self.statistics = network.trained, network.statistics
         self.generators = seed_states(network.model)
         self.active = [True] * len(self.trained)
-        """Which of them are trained in the phase that is traced."""
+        """Which variables are trained in the phase that is traced."""
         self._owners = slot_owners(network.optimizer, network.weights, network.slots, network.trained)
         self.variables = TrainState(self.trained, self.statistics, list(self.optimizer.variables), network.averages)
         self._kernels = [i for i, v in enumerate(self.trained) if v.path.endswith("kernel")]
         self._inputs = [tensor.name for tensor in self.model.inputs]
-        # Batch norm that sees only its own device's examples needs each device to run a program of its own.
+        # Batch norm over the examples of one device needs a program per device.
         self.apart = not self.config.sync_batch_norm and self.layout.replicas > 1
         self._parts = self.config.gradient_accumulation * (self.layout.replicas if self.apart else 1)
 
+    def select(self, phase: int) -> None:
+        """Selects the phase of fine-tuning whose step is traced next."""
+        self.network.freezing.select(phase)
+        self.active = self.network.freezing.active[phase]
+
     def seeds(self) -> Seeds:
-        """The seeds of this run."""
+        """Returns the seeds of this run."""
         seed, parts = self.config.random_seed, range(self._parts)
         noise = [
             [fold(seed, 2, generator, part) & 0x7FFFFFFF for part in parts] for generator in range(len(self.generators))
@@ -125,7 +130,7 @@ class TrainingStep:
     def over_resident(
         self, state: TrainState, data: dict[str, Any], inputs: StepInputs, seeds: Seeds
     ) -> tuple[TrainState, Any]:
-        """As many steps as ``inputs`` has rows, on examples of ``data``."""
+        """Trains a step for each row of ``inputs``, on examples of ``data``."""
 
         def one(state: TrainState, inputs: StepInputs) -> tuple[TrainState, Any]:
             return self._step(state, data, None, inputs, seeds)
@@ -139,7 +144,7 @@ class TrainingStep:
     def over_given(
         self, state: TrainState, pieces: dict[str, Any], inputs: StepInputs, seeds: Seeds
     ) -> tuple[TrainState, Any]:
-        """One step on the examples that are given, in pieces."""
+        """Trains one step on the examples that are given, in pieces."""
         state, metrics = self._step(state, None, pieces, StepInputs(inputs.rows[0], inputs.numbers[0]), seeds)
         return state, metrics[None]
 
@@ -172,7 +177,7 @@ class TrainingStep:
         return TrainState(list(trained), statistics, list(slots), averages), metrics
 
     def _applied(self, gradients: list[Any], state: TrainState) -> tuple[list[Any], list[Any]]:
-        """Weights and slots after the optimizer; those of frozen weights as they were, whatever it makes of zeros."""
+        """Returns weights and slots after the optimizer; those of frozen weights do not change."""
         trained, slots = self.optimizer.stateless_apply(
             state.slots, self._merged(gradients, [jnp.zeros_like(w) for w in state.trained]), state.trained
         )
@@ -183,12 +188,12 @@ class TrainingStep:
         return kept, [new if on else old for new, old, on in zip(slots, state.slots, moved, strict=True)]
 
     def _merged(self, active: list[Any], others: list[Any]) -> list[Any]:
-        """``active`` in the places of what is trained in this phase, ``others`` in the rest."""
+        """Returns ``active`` for the variables that this phase trains, ``others`` for the rest."""
         given = iter(active)
         return [next(given) if on else other for on, other in zip(self.active, others, strict=True)]
 
     def _where(self, inputs: StepInputs) -> dict[str, Any]:
-        """Where each example of a batch stands, cut into pieces."""
+        """Returns the position, row and epoch of each example of a batch, cut into pieces."""
         _, low, high, epoch, place = inputs.numbers
         index = jnp.arange(inputs.rows.shape[0], dtype=jnp.uint32)
         lows = low + index
@@ -204,7 +209,7 @@ class TrainingStep:
     def _gradients(
         self, state: TrainState, data: Any, given: Any, where: Any, step: Any, seeds: Seeds
     ) -> tuple[Any, Any, Any]:
-        """New statistics, gradients of the mean loss, and means of loss and metrics, over all pieces of the batch."""
+        """Returns new statistics, gradients of the mean loss, and means of loss and metrics, over all pieces."""
 
         def piece(carried: Any, inputs: Any) -> tuple[Any, Any]:
             statistics, gradients, sums = carried
@@ -247,31 +252,31 @@ class TrainingStep:
             losses = list(self.model.losses)
             kernels = [trained[i] for i in self._kernels if self.active[i]]
             objective = Objective(self.task, self.config, self._parts)
-            total, shares = objective(outputs, batch, losses, kernels)
+            total, means = objective(outputs, batch, losses, kernels)
             total = self.optimizer.scale_loss(total)
         changed = [scope.get_current_value(v) for v in self.statistics]
-        # Others are the same on every device, and their mean would not be, to the last bit.
+        # The others are equal on every device; their mean would differ in the last bit.
         self._moved = [
             new is not old and jnp.issubdtype(new.dtype, jnp.floating)
             for new, old in zip(changed, statistics, strict=True)
         ]
-        self.metric_names = [*shares, "learning_rate"]
-        return total, (changed, jnp.stack(list(shares.values())))
+        self.metric_names = [*means, "learning_rate"]
+        return total, (changed, jnp.stack(list(means.values())))
 
     def _noise(self, step: Any, piece: Any, words: Any) -> list[Any]:
-        """The states of the random generators: a function of seed, step, piece, and device where each has its own."""
+        """Returns the states of the random generators: a function of seed, step, piece and, if apart, device."""
         part = piece * self.layout.replicas + lax.axis_index(_AXIS) if self.apart else piece
         # Room for many draws before the next step's.
         return [jnp.stack([words[i, part], step * jnp.uint32(1009)]) for i in range(len(self.generators))]
 
     def _clipped(self, gradients: list[Any], most: float, slots: list[Any]) -> list[Any]:
-        """Gradients of the whole batch, with a norm of at most ``most``."""
+        """Clips gradients of the whole batch to a norm of at most ``most``."""
         norm = jnp.sqrt(sum(jnp.sum(jnp.square(g)) for g in gradients))
         scale = getattr(self.optimizer, "dynamic_scale", None)
         if scale is not None:
-            place = next(i for i, v in enumerate(self.optimizer.variables) if v is scale)
-            most = most * slots[place]
-        # A norm that is no number makes the gradients none, too, and the step is found.
+            index = next(i for i, v in enumerate(self.optimizer.variables) if v is scale)
+            most = most * slots[index]
+        # A norm that is not finite makes the gradients NaN, so that the step is detected.
         factor = jnp.where(jnp.isfinite(norm), jnp.minimum(most / jnp.maximum(norm, 1e-30), 1), jnp.nan)
         return [g * factor.astype(g.dtype) for g in gradients]
 
@@ -284,7 +289,7 @@ class TrainingStep:
     # -- evaluation -------------------------------------------------------------------------------------------------
 
     def evaluate(self, trained: Any, statistics: Any, batch: dict[str, Any], weights: Any) -> dict[str, Any]:
-        """Sums over a batch of each statistic times the example's weight."""
+        """Returns sums over a batch of each statistic times the example's weight."""
         mapping = [*zip(self.trained, trained, strict=True), *zip(self.statistics, statistics, strict=True)]
         with keras.StatelessScope(state_mapping=mapping):
             values = self._functions.statistics(lambda seen: self.outputs(seen, training=False), batch)

@@ -1,4 +1,4 @@
-"""What an engine trains: a task, its Keras model and optimizer, and names for all their tensors.
+"""The network that an engine trains: a task, its Keras model and optimizer, and names for all their tensors.
 
 The names are the same on every engine and in every process. Weights are named by their layer paths, optimizer slots by
 the weight they belong to: ``conv1/kernel/momentum``. With ``ema_decay`` there are averages of the weights over steps,
@@ -31,7 +31,7 @@ _AVERAGE = "/average"
 
 
 class LearningRate:
-    """The learning rate of the step that is traced. Keras's optimizer calls it."""
+    """Passes the learning rate of a step to Keras's optimizer, which calls it while the step is traced."""
 
     def __init__(self) -> None:
         self._value: Any = None
@@ -42,9 +42,12 @@ class LearningRate:
 
     @contextmanager
     def set_to(self, value: Any) -> Iterator[None]:
-        """Gives the optimizer this learning rate while the block runs."""
+        """Sets the learning rate while the block applies gradients."""
         self._value = value
-        yield
+        try:
+            yield
+        finally:
+            self._value = None
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class Network:
         phases: the phases of fine-tuning.
         freezing: the variables that are trained in each phase.
         weights: the model's variables by name.
-        averages: averages of what is trained, in its order; none without ema_decay.
+        averages: averages of the trained variables, in their order; none without ema_decay.
         slots: the optimizer's variables by name, the averages among them.
     """
 
@@ -80,15 +83,20 @@ class Network:
 
     @property
     def statistics(self) -> list[Any]:
-        """Those that have none."""
-        state = {id(v) for v in self.trained}
-        return [v for v in self.weights.values() if id(v) not in state]
+        """The variables without gradients."""
+        trained = {id(v) for v in self.trained}
+        return [v for v in self.weights.values() if id(v) not in trained]
+
+    def shapes(self) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
+        """Returns the shapes of all weights and of all optimizer slots."""
+        weights = {name: tuple(v.shape) for name, v in self.weights.items()}
+        return weights, {name: tuple(v.shape) for name, v in self.slots.items()}
 
     def cleared_optimizer(self) -> dict[str, NDArray[Any]]:
-        """The optimizer's variables as they begin: what it knows of weights, and counts of steps; no loss scales.
+        """Returns zeros for the optimizer's slots of weights and its step counts, but not for loss scales.
 
-        It begins anew with each phase. Its means are of gradients that are over; and where it corrects for how few
-        steps it has seen, layers that were frozen until then would be moved several times too far.
+        The optimizer is reset at each phase: its means are of gradients of the phase before, and its bias correction
+        would move layers that were frozen until then several times too far.
         """
         averages = {id(v) for v in self.averages}
         own = {name: v for name, v in self.slots.items() if id(v) not in averages}
@@ -121,17 +129,17 @@ def build_network(config: Config, task: Task, length: RunLength) -> Network:
 
 
 def name_weights(model: Any) -> dict[str, Any]:
-    """The model's variables by name. States of random generators are left out: noise is computed from the step."""
+    """Returns the model's variables by name, without states of random generators: noise is computed from the step."""
     return _unique((_without_prefix(v.path, model.name), v) for v in model.variables if not v.path.endswith(SEED_STATE))
 
 
 def seed_states(model: Any) -> list[Any]:
-    """The states of the model's random generators (dropout and the like), in a fixed order."""
+    """Returns the states of the model's random generators (dropout and the like), in a fixed order."""
     return [v for v in model.variables if v.path.endswith(SEED_STATE)]
 
 
 def name_optimizer_slots(optimizer: Any, weights: dict[str, Any], averages: dict[str, Any]) -> dict[str, Any]:
-    """The optimizer's variables by name, and ``averages``, which have names already."""
+    """Returns the optimizer's variables by name, and ``averages``, which have names already."""
     # Keras joins the path of the weight and the slot with underscores; longer paths first, since one may begin another.
     owners = sorted(((v.path.replace("/", "_") + "_", name) for name, v in weights.items()), key=lambda o: -len(o[0]))
     inner = getattr(optimizer, "inner_optimizer", optimizer)
@@ -148,9 +156,9 @@ def name_optimizer_slots(optimizer: Any, weights: dict[str, Any], averages: dict
 
 
 def slot_owners(optimizer: Any, weights: dict[str, Any], slots: dict[str, Any], trained: list[Any]) -> list[int | None]:
-    """For each of the optimizer's variables, which of ``trained`` it belongs to; None for those that serve all."""
-    places = {id(v): place for place, v in enumerate(trained)}
-    numbers = {name: places[id(v)] for name, v in weights.items() if id(v) in places}
+    """Returns, for each of the optimizer's variables, the index in ``trained`` of its weight; None if it has none."""
+    indices = {id(v): index for index, v in enumerate(trained)}
+    numbers = {name: indices[id(v)] for name, v in weights.items() if id(v) in indices}
     names = {id(v): name for name, v in slots.items()}
     return [numbers.get(names[id(v)].rpartition("/")[0]) for v in optimizer.variables]
 
@@ -159,12 +167,12 @@ def check_names(what: str, expected: dict[str, tuple[int, ...]], given: dict[str
     """Refuses tensors that are not those of this model.
 
     Args:
-        what: they are, for the message.
-        expected: the shapes of the model's by name.
+        what: the kind of tensors, for the message.
+        expected: the model's shapes by name.
         given: the tensors.
 
     Raises:
-        CheckpointError: naming those that are missing, too many, or of another shape.
+        CheckpointError: with names that are missing, unexpected, or of another shape.
     """
     missing = sorted(set(expected) - set(given))
     extra = sorted(set(given) - set(expected))
@@ -190,7 +198,7 @@ def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     named: dict[str, Any] = {}
     for name, variable in pairs:
         if name in named:
-            raise UserError(f"two tensors of the model are called {name!r}. Give its layers different names.")
+            raise UserError(f"two tensors of the model are named {name!r}. Give its layers different names.")
         named[name] = variable
     return named
 
@@ -199,11 +207,11 @@ def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def make_averages(weights: dict[str, Any], trained: Iterable[Any]) -> dict[str, Any]:
-    """A variable for each weight that is trained, by the name of its slot; each begins as the weight does.
+    """Makes a variable per trained weight, named as its slot, with the same initial value.
 
     Args:
         weights: all weights by name.
-        trained: those that have gradients.
+        trained: the weights that have gradients.
     """
     names = {id(variable): name for name, variable in weights.items()}
     return {
@@ -215,31 +223,31 @@ def make_averages(weights: dict[str, Any], trained: Iterable[Any]) -> dict[str, 
 
 
 def next_average(average: Any, weight: Any, step: Any, decay: float) -> Any:
-    """The average after a step. The first steps count for more, so that it soon forgets how training began.
+    """Returns the average after a step. The decay grows over the first steps, so that the initial weights fade soon.
 
     Args:
-        average: the one before it.
+        average: the average before the step.
         weight: the weight after the step.
         step: the step, from 0 on.
-        decay: the share of ``average`` in it, in the end.
+        decay: the decay that is reached in the end.
     """
     t = ops.cast(step, average.dtype)
-    share = ops.minimum(ops.cast(decay, average.dtype), (1 + t) / (10 + t))
-    return average * share + weight * (1 - share)
+    kept = ops.minimum(ops.cast(decay, average.dtype), (1 + t) / (10 + t))
+    return average * kept + weight * (1 - kept)
 
 
 def is_average(slot: str) -> bool:
-    """Whether the optimizer slot of this name is an average, in a run that has them."""
+    """Returns whether the optimizer slot of this name is an average, in a run that has averages."""
     return slot.endswith(_AVERAGE)
 
 
 def averages_to_load(slots: Iterable[str], weights: Arrays, optimizer: Arrays) -> Arrays:
-    """What the averages become when weights are loaded and the rest of the optimizer stays as it is.
+    """Returns the values of the averages when weights are loaded and the rest of the optimizer is not.
 
     Args:
         slots: the names of the averages.
         weights: the weights that are loaded.
-        optimizer: the slots that came with them; weights from elsewhere have none, and the averages begin as they do.
+        optimizer: the slots that were saved with them; if there are none, the averages begin as the weights.
     """
     given = optimizer or {slot: weights[slot.removesuffix(_AVERAGE)] for slot in slots}
     return {slot: given[slot] for slot in slots if slot in given}

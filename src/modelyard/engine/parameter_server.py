@@ -1,8 +1,8 @@
-"""Asynchronous training with parameter servers: the chief hands out steps, workers compute them as they come free.
+"""Asynchronous training with parameter servers: the chief schedules steps, idle workers compute them.
 
-The variables lie on the parameter servers. Step k is global batch k, computed in whole by one worker and applied when
-it is done, whatever the others have changed meanwhile. The chief counts: a chunk is so many steps, each applied at
-least once. A step whose worker dies under way is given to another, and what the first had already applied of it stays.
+The variables are on the parameter servers. Step k is global batch k, computed in whole by one worker and applied when
+it is done, whatever the others have changed meanwhile. The chief counts: each step of a chunk is applied at least once.
+A step whose worker dies is given to another; updates that the first has already applied stay.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ log = logging.getLogger("modelyard")
 _WORKER = re.compile(r"/job:worker/replica:0/task:(\d+)")
 _LOST = re.compile(r"from remote target /job:(ps|worker)/replica:0/task:(\d+)")
 SERVERS_SECONDS = 60
-"""How long the others' servers may take to answer, after all processes have met."""
+"""The time that the other servers may take to answer, after all processes have joined."""
 AHEAD = 4
-"""Steps for each worker that are handed out or wait to be: enough to keep it busy, few enough to fit into memory."""
+"""Steps per worker that are scheduled ahead: enough to keep it busy, few enough to fit into memory."""
 
 
 class _Workers(logging.Filter):
-    """What TensorFlow logs of workers, in words. What else its coordinator logs is raised as an error as well."""
+    """Replaces TensorFlow's log messages about workers by ours. Its other messages are raised as errors as well."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether TensorFlow's own words are to be logged too."""
+        """Returns whether TensorFlow's own message is logged too."""
         message = record.getMessage()
         worker = _WORKER.search(message)
         if worker is not None and record.msg.startswith("Worker %s failed"):
             log.warning(
-                "worker %s was lost: its step goes to another, and it is taken back once all workers are there",
+                "worker %s was lost: its step goes to another worker, and it can rejoin once all workers are there",
                 worker[1],
             )
         elif worker is not None and record.msg.startswith("Worker %s has been recovered"):
@@ -61,7 +61,7 @@ class _Workers(logging.Filter):
 
 
 class ParameterServerEngine(TensorFlowEngine):
-    """The chief's side: makes the variables on the parameter servers and hands out steps.
+    """The chief's engine: makes the variables on the parameter servers and schedules steps.
 
     Args:
         config: the resolved config.
@@ -82,7 +82,7 @@ class ParameterServerEngine(TensorFlowEngine):
         self._results: queue.SimpleQueue[Any] = queue.SimpleQueue()
         group.on_loss(self.abort)
         set_precision(config)
-        with self._talking():
+        with self._explained_errors():
             addresses = tuple((role, tuple(at)) for role, at in self.spec.items())
             self.strategy, self.coordinator = _connect(addresses, self.threads)
 
@@ -96,7 +96,7 @@ class ParameterServerEngine(TensorFlowEngine):
 
     @contextlib.contextmanager
     def variable_scope(self) -> Iterator[None]:
-        """Each variable goes to the server that has the fewest bytes; an optimizer's slots go with their variable."""
+        """Places each variable on the server with the fewest bytes; an optimizer's slots go with their variable."""
         held = [0] * len(self.spec[PS])
 
         def place(make: Callable[..., Any], **options: Any) -> Any:
@@ -105,22 +105,22 @@ class ParameterServerEngine(TensorFlowEngine):
             held[tf.DeviceSpec.from_string(variable.device).task] += variable.dtype.size * variable.shape.num_elements()
             return variable
 
-        with self._talking(), super().variable_scope(), tf.variable_creator_scope(place):
+        with self._explained_errors(), super().variable_scope(), tf.variable_creator_scope(place):
             yield
 
     # -- training ---------------------------------------------------------------------------------------------------
 
     def train_chunk(self, step: int, count: int) -> StepMetrics:
-        """Trains ``count`` steps from ``step`` on, each on whichever worker is free."""
+        """Trains ``count`` steps from ``step`` on, each on an idle worker."""
         function = self.function_for(step, self._trace)
-        with self._talking():
+        with self._explained_errors():
             table = np.stack(list(self._spread(lambda *_: function, self._training_batches(step, count))))
             for counter in self._counters:
                 counter.assign(step + count - self.phases.start(step))
         return {name: table[:, column] for column, name in enumerate(self._metric_names)}
 
     def _trace(self) -> Any:
-        """A step, traced here, since workers can't."""
+        """Traces a step here, since workers cannot."""
         features = self.pipeline.features.items()
         batch = {name: tf.TensorSpec([self.config.train_batch_size, *f.shape], f.dtype) for name, f in features}
         numbers = tf.TensorSpec([self.config.train_batch_size], tf.int32)
@@ -130,7 +130,7 @@ class ParameterServerEngine(TensorFlowEngine):
         return traced
 
     def _training_batches(self, step: int, count: int) -> Iterator[tuple[dict[str, Any], Any, Any]]:
-        """The global batches from ``step`` on, one at a time, with the numbers of their examples and their steps."""
+        """Yields the global batches from ``step`` on, with the row numbers of their examples and their steps."""
         held = self.pipeline.resident(TRAIN)
         if held is not None:
             for number, rows in enumerate(self.pipeline.rows(step, count)):
@@ -144,25 +144,25 @@ class ParameterServerEngine(TensorFlowEngine):
         while count:
             with self.pipeline.training(step, count) as (arrays, length):
                 for number, rows in enumerate(self.pipeline.rows(step, length)):
-                    # Copied: the stream reads the next batches into the same places.
+                    # Copied: the stream reads the next batches into the same memory.
                     batch = {name: array[number * size : (number + 1) * size].copy() for name, array in arrays.items()}
                     yield _tensors(batch), tf.constant(rows, tf.int32), tf.constant(step + number, tf.int64)
             step, count = step + length, count - length
 
     def _train_step(self, batch: dict[str, Any], numbers: Any, step: Any) -> Any:
-        """One step, as a worker runs it."""
+        """Computes one step on a worker."""
         learning_rate = self.schedule(step)
         sums = self._replica_step([batch], tf.range(self.config.train_batch_size), numbers, step, learning_rate)
         return tf.concat([sums, [tf.cast(learning_rate, sums.dtype)]], axis=0)
 
     def apply_gradients(self, gradients: list[Any], step: Any) -> None:
-        """Changes the variables. The optimizer is told which step this is: its own count would miss steps, since
-        workers read and write it at the same time.
+        """Applies the gradients with the optimizer's step count set to ``step``: its own count would miss steps,
+        since workers read and write it at the same time.
         """
         counted = step - self._phase_start
         with keras.StatelessScope(state_mapping=[(counter, counted) for counter in self._counters]) as scope:
             super().apply_gradients(gradients, step)
-        # Slots were changed in place. What an optimizer changes by Keras's own means was only collected.
+        # Slots were changed in place. Variables that an optimizer assigns through Keras were only collected.
         counters = {id(counter) for counter in self._counters}
         for variable in self.optimizer.variables:
             value = scope.get_current_value(variable)
@@ -172,7 +172,7 @@ class ParameterServerEngine(TensorFlowEngine):
     # -- evaluation -------------------------------------------------------------------------------------------------
 
     def evaluate_batch(self, batch: Arrays, weights: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
-        """Sums over a batch of each statistic times the example's weight."""
+        """Returns sums over a batch of each statistic times the example's weight."""
         (sums,) = self._evaluated([(batch, weights)])
         return sums
 
@@ -183,33 +183,33 @@ class ParameterServerEngine(TensorFlowEngine):
     def _evaluated(
         self, batches: Iterable[tuple[Arrays, NDArray[np.float64]]]
     ) -> Iterator[dict[str, NDArray[np.float64]]]:
-        # Copied: batches that are read ahead are overwritten when the next is asked for.
+        # Copied: batches that are read ahead are overwritten when the next one is read.
         calls = ((_tensors({name: a.copy() for name, a in batch.items()}), tf.constant(w)) for batch, w in batches)
-        with self._talking():
+        with self._explained_errors():
             yield from self._spread(self._evaluate_function.get_concrete_function, calls)
 
     # -- workers and servers ----------------------------------------------------------------------------------------
 
     def _spread(self, traced: Callable[..., Any], calls: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
-        """Runs a function for each of ``calls``, on whichever worker is free. Gives the results in order.
+        """Runs a function for each of ``calls`` on an idle worker. Yields the results in order.
 
         Args:
-            traced: gives the function for the arguments of a call.
-            calls: the arguments; taken one by one, only a few ahead of the workers.
+            traced: returns the function for the arguments of a call.
+            calls: the arguments; read one by one, only a few ahead of the workers.
         """
         scheduled: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._results = queue.SimpleQueue()  # one for each chunk: after an error, late results are nobody's
+        self._results = queue.SimpleQueue()  # one per chunk: after an error, late results are dropped
         threading.Thread(target=_fetch, args=(scheduled, self._results), daemon=True).start()
-        under_way, most = 0, AHEAD * len(self.spec[WORKER])
+        pending, most = 0, AHEAD * len(self.spec[WORKER])
         try:
             for arguments in calls:
                 call = partial(_computed, traced(*arguments), arguments)
                 scheduled.put(schedule_python(self.coordinator, call))
-                under_way += 1
-                if under_way == most:
+                pending += 1
+                if pending == most:
                     yield self._next_result()
-                    under_way -= 1
-            for _ in range(under_way):
+                    pending -= 1
+            for _ in range(pending):
                 yield self._next_result()
         finally:
             scheduled.put(None)
@@ -223,15 +223,15 @@ class ParameterServerEngine(TensorFlowEngine):
         return result
 
     def abort(self, message: str) -> None:
-        """Ends what the engine waits for, now or from now on, with a `PeerLostError`. Called from another thread.
+        """Raises a `PeerLostError` where the engine waits, now or later. Called from another thread.
 
-        TensorFlow itself waits for ever for a worker that is there and does not answer.
+        TensorFlow itself waits forever for a worker that is alive and does not answer.
         """
         self._lost = PeerLostError(message)
         self._results.put(self._lost)
 
     @contextlib.contextmanager
-    def _talking(self) -> Iterator[None]:
+    def _explained_errors(self) -> Iterator[None]:
         """Explains errors that come from other processes."""
         try:
             yield
@@ -254,32 +254,32 @@ class ParameterServerEngine(TensorFlowEngine):
     def _who_was_lost(self, error: str) -> str:
         named = sorted(_LOST.findall(error))  # a parameter server before the workers that miss it
         if not named:
-            return "TensorFlow lost a process of the run and does not say which."
+            return "TensorFlow lost a process of the run and does not report which."
         role, index = named[0][0], int(named[0][1])
         what, kept = ("parameter server", ", and with it its part of the variables") if role == PS else (role, "")
-        return f"{what} {index} at {self.spec[role][index]} was lost{kept}. The run goes on from its last checkpoint."
+        return f"{what} {index} at {self.spec[role][index]} was lost{kept}. Resume the run from its last checkpoint."
 
     # -- state ------------------------------------------------------------------------------------------------------
 
     def state(self) -> State:
-        """A copy of everything that is learned."""
-        with self._talking():
+        """Returns a copy of the state."""
+        with self._explained_errors():
             return super().state()
 
     def assign(self, weights: dict[str, NDArray[Any]], optimizer: dict[str, NDArray[Any]]) -> None:
         """Sets the named variables."""
-        with self._talking():
+        with self._explained_errors():
             super().assign(weights, optimizer)
 
     def describe(self) -> dict[str, Any]:
-        """Devices and versions."""
+        """Describes devices and versions."""
         named = {role: [f"{Member(role, i)} at {a}" for i, a in enumerate(self.spec[role])] for role in (WORKER, PS)}
         return {**super().describe(), "devices": named[WORKER], "parameter_servers": named[PS]}
 
 
 @lru_cache
 def _connect(spec: tuple[tuple[str, tuple[str, ...]], ...], threads: int) -> tuple[Any, Any]:
-    """The strategy and the coordinator; one for a process, which is part of the cluster from then on."""
+    """Returns the strategy and the coordinator; one per process, which is part of the cluster from then on."""
     addresses = {role: list(at) for role, at in spec}
     try:
         tf.config.threading.set_intra_op_parallelism_threads(threads)
@@ -287,14 +287,14 @@ def _connect(spec: tuple[tuple[str, tuple[str, ...]], ...], threads: int) -> tup
         tf.config.set_visible_devices([], "GPU")  # the chief does not compute
     except RuntimeError as error:
         raise UserError(
-            f"TensorFlow already runs in this process and can't join a cluster any more: {error} Start a new process."
+            f"TensorFlow already runs in this process and cannot join a cluster any more: {error} Start a new process."
         ) from error
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(addresses), rpc_layer="grpc", task_type=CHIEF, task_id=0
     )
     tf.get_logger().addFilter(_Workers())
-    tf.get_logger().setLevel(logging.INFO)  # that a worker is back is only an information
-    # While TensorFlow waits for the servers no other thread of Python runs, so nothing would notice that one is dead.
+    tf.get_logger().setLevel(logging.INFO)  # it logs at this level that a worker is back
+    # TensorFlow holds the GIL while it waits for the servers, so our own health check cannot run meanwhile.
     faulthandler.dump_traceback_later(SERVERS_SECONDS, exit=True)
     try:
         strategy = tf.distribute.ParameterServerStrategy(resolver)
@@ -304,16 +304,16 @@ def _connect(spec: tuple[tuple[str, tuple[str, ...]], ...], threads: int) -> tup
 
 
 def _computed(function: Any, arguments: tuple[Any, ...]) -> Any:
-    """Runs ``function`` on the worker whose turn it is, and brings what it gives here."""
+    """Runs ``function`` on the current worker and copies its result here."""
     return tf.nest.map_structure(lambda value: value.numpy(), function(*arguments))
 
 
 def _fetch(scheduled: queue.SimpleQueue[Any], results: queue.SimpleQueue[Any]) -> None:
-    """Waits for one result after the other, in a thread, so that whoever wants them can be woken by something else."""
+    """Waits for the results in order, in a thread, so that the main thread can be woken by something else."""
     while (remote := scheduled.get()) is not None:
         try:
             results.put(remote.fetch())
-        except Exception as error:  # raised by whoever takes it
+        except Exception as error:  # raised in `_next_result`
             results.put(error)
 
 
@@ -324,14 +324,14 @@ def _tensors(batch: Arrays) -> dict[str, Any]:
 # -- the servers of workers and parameter servers -----------------------------------------------------------------
 
 _running: list[tf.distribute.Server] = []
-"""Kept: Python would ask a server that nobody refers to any more to stop."""
+"""Servers of this process. Without a reference, Python would stop them."""
 
 
 def waiting_threads(spec: dict[str, list[str]]) -> int:
-    """Threads for what waits on other processes.
+    """Returns the number of threads for operations that wait for other processes.
 
-    A step that runs over several processes holds a thread of each of them until it is through. With too few, all wait
-    for each other and no step ends: with one, the first step hangs.
+    A step over several processes holds a thread of each until it is done. With too few threads the steps deadlock;
+    with one thread, the first step does.
     """
     return 4 + 2 * len(spec[WORKER])
 
@@ -342,11 +342,11 @@ def serve_tensorflow(cluster: Cluster, spec: dict[str, list[str]], threads: int 
     Args:
         cluster: the processes of the run; this one is a worker or a parameter server.
         spec: TensorFlow's cluster spec: addresses by role, with the port that the chief's own server has.
-        threads: threads that compute; 0: as many as there are cores.
-        gpu: the GPU that a worker computes on, if it is there; None for the CPU.
+        threads: the number of threads that compute; 0: one per core.
+        gpu: the GPU that a worker uses, if it exists; None for the CPU.
 
     Raises:
-        ClusterError: if its address can't be listened on.
+        ClusterError: if it cannot listen on its address.
     """
     me = cluster.me
     threads = threads or available_cores()
@@ -364,6 +364,6 @@ def serve_tensorflow(cluster: Cluster, spec: dict[str, list[str]], threads: int 
         )
     except tf.errors.OpError as error:
         raise ClusterError(
-            f"{me} can't listen on {spec[me.role][me.index]}: {error.message}. Is another process using that port?"
+            f"{me} cannot listen on {spec[me.role][me.index]}: {error.message}. Is another process using that port?"
         ) from error
     _running.append(server)

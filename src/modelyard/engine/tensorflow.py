@@ -20,13 +20,13 @@ from modelyard.compat.tensorflow import local_value
 from modelyard.config.schema import Config
 from modelyard.data.dataset import TRAIN, Arrays
 from modelyard.data.draws import fold
-from modelyard.engine.base import Engine, State, StepMetrics
+from modelyard.engine.base import Engine, State, StepMetrics, out_of_memory
 from modelyard.engine.network import next_average, seed_states
 from modelyard.engine.objective import Objective
 from modelyard.engine.tensorflow_strategy import all_reduce, one_machine, set_up_devices, several_machines
 from modelyard.errors import PeerLostError, TrainingError, UserError
 
-tf.get_logger().setLevel("ERROR")  # its advice on retracing is for those who write the loop themselves
+tf.get_logger().setLevel("ERROR")  # its advice on retracing does not apply here
 _UNREACHABLE = (
     tf.errors.UnavailableError,
     tf.errors.AbortedError,
@@ -36,7 +36,7 @@ _UNREACHABLE = (
 
 
 class TensorFlowEngine(Engine):
-    """Many compiled steps a call: a `tf.while_loop` around `strategy.run`, over data that lies on the devices."""
+    """Many compiled steps per call: a `tf.while_loop` around `strategy.run`, over data that lies on the devices."""
 
     name = "tensorflow"
 
@@ -51,9 +51,9 @@ class TensorFlowEngine(Engine):
         self.replicas = len(self.devices) * self.processes
         self.threads = tf.config.threading.get_intra_op_parallelism_threads()
         if config.xla and self.replicas > 1:
-            raise UserError("xla works on one device with the tensorflow engine; leave it off for several.")
+            raise UserError("xla needs one device with the tensorflow engine. Turn it off, or use one device.")
         if config.shard_parameters:
-            raise UserError("shard_parameters is the JAX engine's: use --engine jax, or --no_shard_parameters.")
+            raise UserError("shard_parameters needs the JAX engine: use --engine jax, or --no_shard_parameters.")
         if config.deterministic:
             tf.config.experimental.enable_op_determinism()
 
@@ -104,7 +104,7 @@ class TensorFlowEngine(Engine):
                 pieces.append(self._run_chunk(function, self._resident, numbers, numbers, step))
             else:
                 with self.pipeline.training(step, count) as (arrays, length):
-                    data, rows = self._dealt_out(arrays, length)
+                    data, rows = self._distributed(arrays, length)
                     numbers = self.pipeline.rows(step, length).astype(np.int32)
                     pieces.append(self._run_chunk(function, data, rows, numbers, step))
             step, count = step + length, count - length
@@ -112,14 +112,14 @@ class TensorFlowEngine(Engine):
         return {name: table[:, column] for column, name in enumerate(self._metric_names)}
 
     def compiles_at(self, step: int) -> bool:
-        """Each phase is traced in its first chunk."""
+        """Returns True for the first chunk of each phase, which is traced then."""
         return self.phases.of(step) not in self._train_functions
 
     def function_for(self, step: int, make: Callable[[], Any]) -> Any:
-        """The compiled function of the phase that ``step`` belongs to; ``make`` gives one that is not traced yet."""
+        """Returns the compiled function of the phase of ``step``; ``make`` makes one that is not traced yet."""
         phase = self.phases.of(step)
         if phase not in self._train_functions:
-            # It is traced in its first call, and finds these then.
+            # It is traced in its first call, which reads these.
             freezing = self.network.freezing
             freezing.select(phase)
             self._phase_start, self._changing = self.phases.start(step), {}
@@ -127,21 +127,21 @@ class TensorFlowEngine(Engine):
             self._train_functions[phase] = make()
         return self._train_functions[phase]
 
-    def _dealt_out(self, arrays: Arrays, count: int) -> tuple[list[dict[str, Any]], NDArray[np.int32]]:
-        """Each device's shares of ``count`` batches, and the rows that find them there."""
+    def _distributed(self, arrays: Arrays, count: int) -> tuple[list[dict[str, Any]], NDArray[np.int32]]:
+        """Returns each device's parts of ``count`` batches, and the rows of the examples in them."""
         pieces, replicas = self.config.gradient_accumulation, len(self.devices)
         share = self.config.train_batch_size // (pieces * self.replicas)
         local = np.arange(count * pieces * share, dtype=np.int32).reshape(count, pieces, 1, share)
         rows = np.broadcast_to(local, (count, pieces, self.replicas, share)).reshape(count, -1)
-        dealt = []
+        distributed = []
         for replica, device in enumerate(self.devices):
             with tf.device(device):
                 mine = {}
                 for name, array in arrays.items():
                     cut = array.reshape(count, pieces, replicas, share, *array.shape[1:])[:, :, replica]
                     mine[name] = tf.convert_to_tensor(cut.reshape(-1, *array.shape[1:]))
-                dealt.append(mine)
-        return dealt, rows
+                distributed.append(mine)
+        return distributed, rows
 
     def _run_chunk(
         self, function: Any, data: list[dict[str, Any]], rows: NDArray[np.int32], numbers: NDArray[np.int32], step: int
@@ -150,23 +150,23 @@ class TensorFlowEngine(Engine):
             table: NDArray[Any] = function(data, rows, numbers, np.int64(step)).numpy()
             return table
         except tf.errors.ResourceExhaustedError as error:
-            raise self.out_of_memory() from error
+            raise out_of_memory(self.config) from error
         except _UNREACHABLE as error:
             if self.processes == 1:
                 raise
             reason = self.group.explain(error)
             if reason is not error:
                 raise reason from error
-            raise PeerLostError(f"another process of the run can't be reached: {error}") from error
+            raise PeerLostError(f"another process of the run cannot be reached: {error}") from error
         except tf.errors.UnimplementedError as error:
             what = str(error.message).strip().splitlines()[-1 if self.config.xla else 0]
             hints = [name for name in ("xla", "deterministic") if getattr(self.config, name)]
             raise TrainingError(
-                f"TensorFlow can't run this model with {' and '.join(hints) or 'this engine'}: {what}"
+                f"TensorFlow cannot run this model with {' and '.join(hints) or 'this engine'}: {what}"
             ) from error
 
     def _copies(self, arrays: Arrays) -> list[dict[str, Any]]:
-        """The arrays on every device."""
+        """Copies the arrays to every device."""
         copies = []
         for device in self.devices:
             with tf.device(device):
@@ -186,7 +186,7 @@ class TensorFlowEngine(Engine):
         return tf.function(self._train_steps, input_signature=signature, autograph=False)
 
     def _train_steps(self, data: list[dict[str, Any]], rows: Any, numbers: Any, first: Any) -> Any:
-        """The compiled loop: one row of ``rows`` and ``numbers`` a step."""
+        """Trains one step per row of ``rows`` and ``numbers``, in one compiled loop."""
         count = tf.shape(rows)[0]
         run_step = tf.function(self._replica_step, jit_compile=True) if self.config.xla else self._replica_step
 
@@ -194,7 +194,7 @@ class TensorFlowEngine(Engine):
             step = first + tf.cast(i, tf.int64)
             learning_rate = self.schedule(step)
             sums = self.strategy.run(run_step, args=(data, rows[i], numbers[i], step, learning_rate))
-            metrics = self.strategy.experimental_local_results(sums)[0]  # every replica has the sums of all
+            metrics = self.strategy.experimental_local_results(sums)[0]  # every replica has the sums over all
             metrics = tf.concat([metrics, [tf.cast(learning_rate, metrics.dtype)]], axis=0)
             return i + 1, table.write(i, metrics)
 
@@ -205,7 +205,7 @@ class TensorFlowEngine(Engine):
         return table.stack()
 
     def _replica_step(self, data: list[dict[str, Any]], rows: Any, numbers: Any, step: Any, learning_rate: Any) -> Any:
-        """Computes one replica's share of one step. Returns the means of loss and metrics over the global batch.
+        """Computes one replica's part of one step. Returns the means of loss and metrics over the global batch.
 
         Args:
             data: for each device, the arrays that hold its examples.
@@ -244,7 +244,7 @@ class TensorFlowEngine(Engine):
         return sums
 
     def apply_gradients(self, gradients: list[Any], step: Any) -> None:
-        """Changes the variables."""
+        """Applies the gradients and updates the averages."""
         self.optimizer.apply(gradients, self._active)
         # Every replica has the same weights by now, and computes the same averages of them.
         for weight, average in self._averages:
@@ -254,25 +254,25 @@ class TensorFlowEngine(Engine):
             local_value(average).assign(value)
 
     def _gradients(self, batch: dict[str, Any], step: Any, noise: int) -> tuple[list[Any], Any]:
-        """Gradients of the loss summed over the examples, over the global batch size; and sums of loss and metrics."""
+        """Returns gradients and sums of loss and metrics, each divided by the global batch size."""
         objective = Objective(self.task, self.config, self.replicas * self.config.gradient_accumulation)
         seeds = [(state, self._seed_value(i, step, noise)) for i, state in enumerate(self._seeds)]
         with tf.GradientTape() as tape:
-            # Within the scope nothing is assigned: what the layers would assign is collected.
+            # Within the scope nothing is assigned: the values that layers would assign are collected.
             with keras.StatelessScope(state_mapping=seeds, collect_losses=True) as scope:
                 outputs = self._outputs(batch, training=True)
                 losses = list(self.model.losses)
-            total, shares = objective(
+            total, means = objective(
                 outputs, batch, losses, [v.value for v in self._active if v.path.endswith("kernel")]
             )
             total = self.optimizer.scale_loss(total)
         gradients = tape.gradient(total, [v.value for v in self._active])
         self._assign_statistics(scope)
-        self._replica_metric_names = list(shares)
-        return gradients, tf.stack(list(shares.values()))
+        self._replica_metric_names = list(means)
+        return gradients, tf.stack(list(means.values()))
 
     def _clipped(self, gradients: list[Any], most: float) -> list[Any]:
-        """Gradients of the whole global batch, with a norm of at most ``most``."""
+        """Clips gradients of the global batch to a norm of at most ``most``."""
         scale = getattr(self.optimizer, "dynamic_scale", None)
         limit = most if scale is None else most * tf.cast(scale.value, tf.float32)
         clipped, _ = tf.clip_by_global_norm([g for g in gradients if g is not None], limit)
@@ -280,13 +280,13 @@ class TensorFlowEngine(Engine):
         return [None if g is None else next(remaining) for g in gradients]
 
     def _outputs(self, batch: dict[str, Any], training: bool) -> Any:
-        """What the network gives, in full precision."""
+        """Returns the outputs of the network, in full precision."""
         inputs = {name: batch[name] for name in self._input_names}
         outputs = self.model(inputs if len(inputs) > 1 else next(iter(inputs.values())), training=training)
         return tf.nest.map_structure(lambda x: tf.cast(x, keras.config.floatx()), outputs)
 
     def _seed_value(self, generator: int, step: Any, noise: int) -> Any:
-        """The state of a random generator: a function of seed, step and replica, so that replicas share no noise."""
+        """Returns the state of a random generator: a function of seed, step and replica, so that no two share noise."""
         first = fold(self.config.random_seed, 2, generator, noise) & 0x7FFFFFFF
         return tf.stack([tf.constant(first, tf.int64), step * 1009])  # room for many draws before the next step's
 
@@ -298,14 +298,14 @@ class TensorFlowEngine(Engine):
                 self._changing[id(variable)] = variable
 
     def _summed(self, context: Any, gradients: list[Any], sums: Any) -> tuple[list[Any], Any]:
-        """Gradients and metrics of all replicas together, in one operation: between machines each one costs a journey.
+        """Sums gradients and metrics over all replicas in one operation: between machines each costs a round trip.
 
-        Moving averages go with them unless batch norm is synchronised: those of all replicas are averaged, so that no
-        replica has a state of its own. They are linear in what they have seen, so once a step is as good.
+        Unless batch norm is synchronised, moving averages are averaged over the replicas with them, so that all
+        replicas have the same state. They are linear in the batches, so once per step is enough.
         """
         present = [tf.convert_to_tensor(g) for g in gradients if g is not None]
         averages = [] if self.config.sync_batch_norm else [local_value(v) for v in self._changing.values()]
-        # Those that were just assigned are read after that: TensorFlow keeps the order within a function.
+        # TensorFlow keeps the order within a function: these reads follow the assignments above.
         tensors = [*present, sums, *(average.read_value() for average in averages)]
         reduced = all_reduce(context, tensors)
         for average, total in zip(averages, reduced[len(present) + 1 :], strict=True):
@@ -316,7 +316,7 @@ class TensorFlowEngine(Engine):
     # -- evaluation -------------------------------------------------------------------------------------------------
 
     def evaluate_batch(self, batch: Arrays, weights: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
-        """Sums over a batch of each statistic times the example's weight."""
+        """Returns sums over a batch of each statistic times the example's weight."""
         tensors = {name: tf.convert_to_tensor(array) for name, array in batch.items()}
         sums = self._evaluate_function(tensors, tf.convert_to_tensor(weights))
         return {name: value.numpy() for name, value in sums.items()}
@@ -334,15 +334,15 @@ class TensorFlowEngine(Engine):
         mine = slice(replica * share, (replica + 1) * share)
         weights = weights[mine]
         with self._averaged():
-            shares = {name: array[mine] for name, array in batch.items()}
-            statistics = self.functions.statistics(partial(self._outputs, training=False), shares)
+            part = {name: array[mine] for name, array in batch.items()}
+            statistics = self.functions.statistics(partial(self._outputs, training=False), part)
         return {
             name: tf.tensordot(weights, tf.cast(value, tf.float64), axes=[[0], [0]])
             for name, value in statistics.items()
         }
 
     def predict_batch(self, batch: Arrays) -> dict[str, NDArray[Any]]:
-        """What the task predicts for each example of a batch."""
+        """Returns the predictions for each example of a batch."""
         found = self._predict_function({name: tf.convert_to_tensor(array) for name, array in batch.items()})
         return {name: values.numpy() for name, values in found.items()}
 
@@ -363,17 +363,17 @@ class TensorFlowEngine(Engine):
             )
 
     def predict_tensors(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """What the task predicts for a batch of raw examples, as tensors outside of replicas: for exports."""
+        """Returns the predictions for a batch of raw examples, as tensors outside of replicas: for exports."""
         return self.functions.predictions(partial(self._outputs, training=False), batch)
 
-    def settle_averages(self) -> None:
-        """The averages of the weights, if there are any, become the weights: for what only predicts from now on."""
+    def use_averages_as_weights(self) -> None:
+        """Replaces the weights by their averages, if there are any: for exports, which only predict."""
         for weight, average in self._averages:
             weight.assign(average.value)
         self._averages = []
 
     def _averaged(self) -> AbstractContextManager[Any]:
-        """While this is open, the network computes with the averages of its weights, if there are any."""
+        """Makes the network compute with the averages of its weights while the block runs, if there are any."""
         if not self._averages:
             return nullcontext()
         scope: AbstractContextManager[Any] = keras.StatelessScope(
@@ -384,28 +384,25 @@ class TensorFlowEngine(Engine):
     # -- state ------------------------------------------------------------------------------------------------------
 
     def state(self) -> State:
-        """A copy of everything that is learned."""
+        """Returns a copy of the state."""
         return State(
-            {name: np.array(v.value.numpy()) for name, v in self._weights.items()},
-            {name: np.array(v.value.numpy()) for name, v in self._slots.items()},
+            {name: np.array(v.value.numpy()) for name, v in self.network.weights.items()},
+            {name: np.array(v.value.numpy()) for name, v in self.network.slots.items()},
         )
 
     def assign(self, weights: dict[str, NDArray[Any]], optimizer: dict[str, NDArray[Any]]) -> None:
         """Sets the named variables on all devices."""
-        for variables, values in ((self._weights, weights), (self._slots, optimizer)):
+        for variables, values in ((self.network.weights, weights), (self.network.slots, optimizer)):
             for name, value in values.items():
                 variables[name].assign(value.astype(variables[name].dtype))
 
-    def start_profile(self, folder: Path) -> None:
-        """Begins a profile, to be written to ``folder``."""
-        tf.profiler.experimental.start(str(folder))
-
-    def stop_profile(self) -> None:
-        """Ends the profile and writes it."""
-        tf.profiler.experimental.stop()
+    def profile(self, folder: Path) -> AbstractContextManager[Any]:
+        """Profiles while the block runs, and writes the profile to ``folder``."""
+        context: AbstractContextManager[Any] = tf.profiler.experimental.Profile(str(folder))
+        return context
 
     def describe(self) -> dict[str, Any]:
-        """Devices and versions."""
+        """Describes devices and versions."""
         return {
             "engine": self.name,
             "tensorflow": tf.__version__,
@@ -417,13 +414,13 @@ class TensorFlowEngine(Engine):
 
 
 def _replica_number(context: Any) -> int:
-    """Which replica is being traced; each gets code for its own share of the batch."""
+    """Returns the replica that is being traced; each gets code for its own part of the batch."""
     number = tf.get_static_value(context.replica_id_in_sync_group)
     if number is None:
-        raise RuntimeError("the number of the replica is not known while its code is made")
+        raise RuntimeError("the replica id is not known while its code is traced")
     return int(number)
 
 
 def _added(some: list[Any], others: list[Any]) -> list[Any]:
-    """Gradients of two pieces of a batch; None stays None."""
+    """Adds gradients of two pieces of a batch; None stays None."""
     return [one if other is None else one + other for one, other in zip(some, others, strict=True)]

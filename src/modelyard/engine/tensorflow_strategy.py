@@ -18,17 +18,17 @@ from modelyard.errors import UserError
 from modelyard.system.machine import available_cores
 
 _SERVERS_SECONDS = 60
-"""How long TensorFlow's servers may take to find each other, after all processes have met."""
+"""The time that TensorFlow's servers may take to connect, after all processes have joined."""
 
 
 def set_up_devices(config: Config) -> list[str]:
-    """Threads and devices of one process; both are fixed for the process once TensorFlow has started."""
+    """Sets threads and devices of the process; both are fixed once TensorFlow has started. Returns the devices."""
     _set_threads(config)
     gpus = _choose_gpus(config, several=False)
     if gpus:
         return [device.name for device in tf.config.list_logical_devices("GPU")][:gpus]
     cpu = tf.config.list_physical_devices("CPU")[0]
-    with contextlib.suppress(RuntimeError):  # already running, with as many devices as it began with
+    with contextlib.suppress(RuntimeError):  # already running: the devices cannot change
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * config.cpu_devices)
     names = [device.name for device in tf.config.list_logical_devices("CPU")]
     if len(names) < config.cpu_devices:
@@ -41,8 +41,8 @@ def set_up_devices(config: Config) -> list[str]:
 
 @lru_cache
 def one_machine(devices: tuple[str, ...]) -> Any:
-    """One strategy for each set of devices: a second one in a process would count its collectives from the start
-    again, and TensorFlow would take them for those of the first.
+    """Returns the strategy for a set of devices. It is cached: TensorFlow numbers the collectives of a second one from
+    the start, and would confuse them with those of the first.
     """
     if len(devices) == 1:
         return tf.distribute.OneDeviceStrategy(devices[0])
@@ -50,23 +50,22 @@ def one_machine(devices: tuple[str, ...]) -> Any:
 
 
 def several_machines(config: Config, group: ProcessGroup) -> tuple[Any, list[str]]:
-    """The strategy for several processes that train together, and the devices of this one: all its GPUs, or its CPU."""
+    """Returns the strategy for several processes, and the devices of this one: all its GPUs, or its CPU."""
     _set_threads(config)
     _choose_gpus(config, several=True)
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(group.spec), task_type="worker", task_id=group.rank, rpc_layer="grpc"
     )
     group.on_loss(abort_collectives)
-    # TensorFlow's own watch over the processes is slower than ours, which knows who is gone and says so in words.
+    # TensorFlow's own health check is slower than ours, which knows which process is gone.
     configure_coordination(group.size, _SERVERS_SECONDS, config.peer_timeout_secs * 3)
-    # It waits for the others' servers and lets no other thread of Python run meanwhile, so that nothing of ours would
-    # notice if one of them died just now.
+    # It holds the GIL while it waits for the other servers, so our own health check cannot run meanwhile.
     faulthandler.dump_traceback_later(_SERVERS_SECONDS, exit=True)
     try:
         strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
     except RuntimeError as error:
         raise UserError(
-            f"TensorFlow already runs in this process and can't join a cluster any more: {error} Start a new process."
+            f"TensorFlow already runs in this process and cannot join a cluster any more: {error} Start a new process."
         ) from error
     except tf.errors.OpError as error:
         raise group.explain(error) from error
@@ -84,13 +83,13 @@ def _set_threads(config: Config) -> None:
         running = tf.config.threading.get_intra_op_parallelism_threads()
         if config.threads and running != threads:
             raise UserError(
-                f"TensorFlow already runs with {running} threads in this process; it can't change to {threads}. "
+                f"TensorFlow already runs with {running} threads in this process; it cannot change to {threads}. "
                 "Start a new process."
             ) from None
 
 
 def _choose_gpus(config: Config, several: bool) -> int:
-    """Makes TensorFlow see the GPUs that are wanted; how many."""
+    """Makes the GPUs that the config asks for visible to TensorFlow. Returns their number."""
     if not config.autotune:
         os.environ["TF_CUDNN_USE_AUTOTUNE"] = "0"  # read at the first convolution
     gpus = tf.config.list_physical_devices("GPU")
@@ -106,11 +105,11 @@ def _choose_gpus(config: Config, several: bool) -> int:
 
 
 def _wanted_gpus(config: Config, available: int, several: bool) -> list[int]:
-    """Numbers of the GPUs to use; a process among several takes all that it sees."""
+    """Returns the indices of the GPUs to use; a process among several uses all that it sees."""
     if config.gpu_id is not None:
         if config.gpu_id >= available:
             raise UserError(
-                f"gpu_id {config.gpu_id} is not there: TensorFlow{_why(config)} sees {available} GPU(s)"
+                f"gpu_id {config.gpu_id} does not exist: TensorFlow{_why(config)} sees {available} GPU(s)"
                 + (f", 0 to {available - 1}." if available else "; `modelyard doctor` checks the machine.")
             )
         return [config.gpu_id]
@@ -128,7 +127,7 @@ def _wanted_gpus(config: Config, available: int, several: bool) -> list[int]:
 
 
 def _why(config: Config) -> str:
-    """Why it is TensorFlow that looks for GPUs, where nobody asked for it."""
+    """Explains why the engine is TensorFlow, if the config does not name one."""
     return f" (engine {choose_engine(config.engine)[1]})" if config.engine == "auto" else ""
 
 
@@ -136,10 +135,10 @@ def all_reduce(context: Any, tensors: list[Any]) -> list[Any]:
     """Returns the sums over all replicas, with one message for all tensors of a type."""
     reduced: dict[int, Any] = {}
     for dtype in sorted({t.dtype.name for t in tensors}):
-        places = [place for place, t in enumerate(tensors) if t.dtype.name == dtype]
-        flat = tf.concat([tf.reshape(tensors[place], [-1]) for place in places], axis=0)
+        indices = [index for index, t in enumerate(tensors) if t.dtype.name == dtype]
+        flat = tf.concat([tf.reshape(tensors[index], [-1]) for index in indices], axis=0)
         total = context.all_reduce(tf.distribute.ReduceOp.SUM, flat)
-        sizes = [tensors[place].shape.num_elements() for place in places]
-        for place, part in zip(places, tf.split(total, sizes), strict=True):
-            reduced[place] = tf.reshape(part, tensors[place].shape)
-    return [reduced[place] for place in range(len(tensors))]
+        sizes = [tensors[index].shape.num_elements() for index in indices]
+        for index, part in zip(indices, tf.split(total, sizes), strict=True):
+            reduced[index] = tf.reshape(part, tensors[index].shape)
+    return [reduced[index] for index in range(len(tensors))]

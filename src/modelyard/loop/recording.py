@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -114,7 +115,9 @@ class TensorBoard(Hook):
             if self.wanted.graph:
                 writer.graph(loop.engine.model)
             if self.wanted.images:
-                images = loop.engine.task.summary_images(loop.engine.training_batch(0))
+                from modelyard.engine.evaluation import training_batch
+
+                images = loop.engine.task.summary_images(training_batch(loop.engine, 0))
                 if images is not None:
                     writer.images(0, "train/images", np.asarray(images))
             writer.flush()
@@ -149,6 +152,7 @@ class Profiler(Hook):
         super().__init__(options)
         self.wanted = options
         self._state = "waiting"
+        self._profile = ExitStack()
 
     def on_begin(self, loop: Trainer) -> None:
         """Counts from the step this process continues from."""
@@ -162,7 +166,7 @@ class Profiler(Hook):
     def on_steps(self, loop: Trainer, metrics: StepMetrics) -> None:
         """Starts or ends the profile."""
         if self._state == "waiting" and loop.step >= self._start:
-            loop.engine.start_profile(loop.directory.profile)
+            self._profile.enter_context(loop.engine.profile(loop.directory.profile))
             self._state = "running"
         elif self._state == "running" and loop.step >= self._stop:
             self._finish(loop)
@@ -175,7 +179,7 @@ class Profiler(Hook):
             log.warning("no profile was made: it begins at step %d, training ended at %d", self._start, loop.step)
 
     def _finish(self, loop: Trainer) -> None:
-        loop.engine.stop_profile()
+        self._profile.close()
         self._state = "done"
         log.info("profile of steps %d to %d: %s", self._start + 1, loop.step, loop.directory.profile)
 

@@ -44,7 +44,7 @@ def warm_start(engine: Engine, weights: NamedWeights) -> Matched:
     from modelyard.engine.network import name_weights
 
     config = engine.config
-    expected = engine.shapes()[0]
+    expected = engine.network.shapes()[0]
     try:
         matched = match(
             weights,

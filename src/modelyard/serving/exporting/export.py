@@ -108,7 +108,7 @@ def _export(run: OpenRun, form: Format, target: Path, overwrite: bool, options: 
     model = make_exportable(run)
     examples = check.check_examples(model)
     expected = check.expected_predictions(model, examples, options)
-    model.engine.settle_averages()
+    model.engine.use_averages_as_weights()
     if not model.takes_files and form == "saved_model":
         log.warning("the export takes image tensors only, not image files: %s", _why_no_files(model))
     write, load = _format_functions(form)
