@@ -82,4 +82,4 @@ def test_a_lost_server_costs_what_was_done_since_the_last_checkpoint(tmp_path: P
     assert result["step"] == 400
     assert [row["step"] for row in rows(run, "train")] == list(range(1, 401)), "no step is missing or there twice"
     assert re.search(r"ps-0 .*killed by SIGKILL", said)
-    assert re.search(r"going on at step (1|2|3)\d\d of 400", said)
+    assert re.search(r"resuming at step (1|2|3)\d\d of 400", said)

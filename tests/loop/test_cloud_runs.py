@@ -116,14 +116,14 @@ def killed(beside: object, tmp_path_factory: pytest.TempPathFactory) -> str:
     process.send_signal(signal.SIGTERM)
     done = finish(process)
     assert done.returncode == 143, done.stderr
-    assert f"going on at step {reached} " in done.stderr
+    assert f"resuming at step {reached} " in done.stderr
     assert f"modelyard resume {RUN}" in done.stderr
     stopped_at = int(done.stderr.split("stopped at step ")[1].split(".")[0])
     assert max(committed(RUN)) == stopped_at < STEPS
     assert not storage.exists(f"{RUN}/checkpoints/step-00000079")
     done = finish(train(RUN, third))
     assert done.returncode == 0, done.stderr
-    assert f"going on at step {stopped_at} " in done.stderr
+    assert f"resuming at step {stopped_at} " in done.stderr
     return RUN
 
 
@@ -203,10 +203,10 @@ def test_a_new_run_gets_a_name_under_a_remote_runs_dir(killed: str, tmp_path: Pa
         (["evaluate", "s3://nobucket/x"], "s3://nobucket/x: The specified bucket does not exist"),
         (
             ["train", "--model_dir", f"s3://{BUCKET}/y", "--best_model_dir", "b"],
-            "best_model_dir: 'b' can't be used with cloud storage",
+            "best_model_dir: 'b' is not supported with cloud storage",
         ),
-        (["train", "--best_model_dir", f"s3://{BUCKET}/b"], "can't be used with cloud storage"),
-        (["train", "--model_dir", f"s3://{BUCKET}/full"], "is not empty and is no run folder (it holds a.txt)"),
+        (["train", "--best_model_dir", f"s3://{BUCKET}/b"], "is not supported with cloud storage"),
+        (["train", "--model_dir", f"s3://{BUCKET}/full"], "is not empty and not a run folder (it holds a.txt)"),
     ],
     ids=["no bucket", "no run", "no bucket to read", "best elsewhere", "best remote", "not empty"],
 )

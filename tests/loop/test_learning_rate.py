@@ -146,7 +146,7 @@ class TestOnAnEngine:
     def test_what_makes_no_sense_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"lowest 1 and highest 0.1 must be more than 0, and lowest the smaller"):
             modelyard.find_learning_rate(lowest=1.0, highest=0.1)
-        with pytest.raises(UserError, match="steps is 3; fewer than 10 show nothing"):
+        with pytest.raises(UserError, match="steps is 3; at least 10 are needed"):
             modelyard.find_learning_rate(steps=3)
         (tmp_path / "thesis.tex").write_text("years of work")
         with pytest.raises(UserError, match=r"holds thesis.tex; name a new folder"):

@@ -231,7 +231,7 @@ def test_resume_never_and_must() -> None:
 def test_a_folder_that_is_no_run_is_left_alone() -> None:
     Path("thesis").mkdir()
     Path("thesis/chapter1.txt").write_text("dear to me")
-    with pytest.raises(RunError, match="not empty and is no run folder"):
+    with pytest.raises(RunError, match="not empty and not a run folder"):
         go("thesis")
     assert [path.name for path in Path("thesis").iterdir()] == ["chapter1.txt"]
 
@@ -325,7 +325,7 @@ def test_changed_data_is_refused_on_resume() -> None:
     save(1)
     go(dataset="mine.npz")
     save(2)
-    with pytest.raises(DataError, match="is not the data this run began with"):
+    with pytest.raises(DataError, match="is not the data this run started with"):
         go(dataset="mine.npz", train_steps=50)
 
 
@@ -584,7 +584,7 @@ def test_data_may_move_but_not_change(tmp_path: Path, two_devices: None) -> None
     shutil.move(first, tmp_path / "moved")
     assert modelyard.resume(made.model_dir, dataset=str(tmp_path / "moved"), train_steps=4).step == 4
     save_photo(tmp_path / "moved" / "cat" / "new.jpg", 50)
-    with pytest.raises(DataError, match=r"not the data this run began with: \d+ train"):
+    with pytest.raises(DataError, match=r"not the data this run started with: \d+ train"):
         modelyard.resume(made.model_dir, dataset=str(tmp_path / "moved"), train_steps=6)
 
 

@@ -13,7 +13,7 @@ import pytest
 import modelyard
 from conftest import Make
 from modelyard.errors import CheckpointError, ConfigError, UserError
-from modelyard.loop.warm_start import read_warm, warm_start
+from modelyard.loop.start import read_initial_weights, warm_start
 from modelyard.run.checkpoint import read_checkpoint
 from weight_files import FORMATS, keras_objects
 
@@ -56,7 +56,7 @@ class Source:
 def started(make: Make, path: Path, **options: Any) -> dict[str, float]:
     """The validation metrics of a model that starts from ``path``."""
     engine = make(checkpoint_path=str(path), random_seed=9, strict=True, **options)
-    weights = read_warm(engine.config)
+    weights = read_initial_weights(engine.config)
     assert weights is not None
     warm_start(engine, weights)
     found = engine.evaluate("validation")
@@ -179,8 +179,8 @@ def test_weights_that_are_no_numbers_are_refused_at_the_load_unless_left_out(tmp
 
 def test_options_without_checkpoint_path_are_said_to_have_no_use(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "modelyard"):
-        assert read_warm(modelyard.load_config(strict=True, checkpoint_exclude="logits/*")) is None
+        assert read_initial_weights(modelyard.load_config(strict=True, checkpoint_exclude="logits/*")) is None
     assert [r.message for r in caplog.records] == [
-        "checkpoint_exclude (Python) has no use without checkpoint_path",
-        "strict (Python) has no use without checkpoint_path",
+        "checkpoint_exclude (Python) has no effect without checkpoint_path",
+        "strict (Python) has no effect without checkpoint_path",
     ]

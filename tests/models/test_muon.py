@@ -48,12 +48,12 @@ def updated(steps: int = 2, rate: float = 0.5, **options: Any) -> tuple[list[Any
 
 
 def test_matrices_in_batches_become_what_they_become_alone() -> None:
-    from modelyard.models.muon import orthogonalize, orthogonalize_together, share_batches
+    from modelyard.models.muon import group_into_batches, orthogonalize, orthogonalize_together
 
     random = np.random.default_rng(0)
     matrices = [random.normal(size=shape).astype(np.float32) for shape in SHAPES]
     wide = [tuple(sorted(shape)) for shape in SHAPES]
-    assert len(share_batches(wide, 5)) == 1  # all of them padded to 64 × 216
+    assert len(group_into_batches(wide, 5)) == 1  # all of them padded to 64 × 216
     for matrix, together in zip(matrices, orthogonalize_together(matrices, 5), strict=True):
         alone = np.asarray(orthogonalize(matrix, 5))
         np.testing.assert_allclose(np.asarray(together), alone, atol=2e-5)
@@ -63,12 +63,12 @@ def test_matrices_in_batches_become_what_they_become_alone() -> None:
 
 
 def test_batches_are_shared_only_where_zeros_cost_little() -> None:
-    from modelyard.models.muon import share_batches
+    from modelyard.models.muon import group_into_batches
 
     shapes = [(64, 64), (2048, 2048), (64, 80), (2048, 2048)]
-    assert sorted(share_batches(shapes, 5)) == [[0, 2], [1, 3]]
-    assert sorted(share_batches(shapes, 5, worth=0)) == [[0], [1, 3], [2]]
-    assert share_batches(shapes, 5, worth=1e15) == [[0, 1, 2, 3]]
+    assert sorted(group_into_batches(shapes, 5)) == [[0, 2], [1, 3]]
+    assert sorted(group_into_batches(shapes, 5, worth=0)) == [[0], [1, 3], [2]]
+    assert group_into_batches(shapes, 5, worth=1e15) == [[0, 1, 2, 3]]
 
 
 def test_a_normalised_kernel_moves_from_a_norm_of_the_root_of_its_outputs() -> None:

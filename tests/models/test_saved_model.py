@@ -80,7 +80,7 @@ def test_a_run_trains_and_saves_only_the_head_and_goes_on() -> None:
     assert f"saved_model_path: {Path('hub').absolute()}" in Path("run/config.yaml").read_text()
     before = modelyard.evaluate("run", checkpoint="latest").metrics
     Path("hub").rename("moved")
-    with pytest.raises(UserError, match=r"hub is no SavedModel: there is no file saved_model.pb"):
+    with pytest.raises(UserError, match=r"hub is not a SavedModel: there is no file saved_model.pb"):
         modelyard.evaluate("run")
     assert modelyard.evaluate("run", checkpoint="latest", saved_model_path="moved").metrics == before
     assert modelyard.resume("run", train_steps=5, saved_model_path="moved").step == 5
@@ -90,11 +90,11 @@ def test_a_run_trains_and_saves_only_the_head_and_goes_on() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"saved_model_path": "nowhere"}, "nowhere is no SavedModel"),
+        ({"saved_model_path": "nowhere"}, "nowhere is not a SavedModel"),
         ({"signature": "embed"}, r"no signature 'embed'. It has: files, fours, maps, serving_default"),
-        ({"signature": "maps"}, r"gives float32 of the shape \?×12×12×3, not features \[batch, features\]"),
-        ({"signature": "fours"}, r"takes float32 of the shape 4×12×12×3; floats of batch×height"),
-        ({"signature": "files"}, r"takes string of the shape \?;"),
+        ({"signature": "maps"}, r"returns float32 of shape \?×12×12×3, not features \[batch, features\]"),
+        ({"signature": "fours"}, r"takes float32 of shape 4×12×12×3; it must take floats of batch×height"),
+        ({"signature": "files"}, r"takes string of shape \?;"),
         ({"synthetic_shape": "8,8,2"}, "takes 3 channels; the images have 2"),
     ],
 )
@@ -108,7 +108,7 @@ def test_what_does_not_fit_is_said(options: dict[str, Any], message: str) -> Non
 def test_a_damaged_saved_model_is_an_error() -> None:
     save("hub")
     Path("hub/saved_model.pb").write_bytes(b"\xff\xff nothing")
-    with pytest.raises(UserError, match=r"hub can't be loaded by TensorFlow"):
+    with pytest.raises(UserError, match=r"hub cannot be loaded by TensorFlow"):
         build()
 
 

@@ -1,1 +1,1 @@
-"""What computes: TensorFlow, and whatever else can."""
+"""Engines: TensorFlow and JAX."""

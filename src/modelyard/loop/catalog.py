@@ -10,31 +10,31 @@ from modelyard.registry import HOOKS, Options
 
 
 class EarlyStopOptions(Options):
-    """When to give up."""
+    """Options of early stopping."""
 
     metric: str = Field("loss", description="validation metric to watch")
-    mode: Literal["auto", "max", "min"] = Field("auto", description="whether more or less is better")
+    mode: Literal["auto", "max", "min"] = Field("auto", description="whether higher or lower is better")
     patience: int = Field(5, ge=1, description="evaluations without improvement before training stops")
-    min_delta: float = Field(0.0, ge=0, description="the least change that counts as improvement")
+    min_delta: float = Field(0.0, ge=0, description="the minimum change that counts as improvement")
 
 
 class StopAtOptions(Options):
-    """When it is good enough."""
+    """The value to stop at."""
 
     metric: str = Field("accuracy", description="validation metric to watch")
     value: float = Field(description="stop once it is reached")
-    mode: Literal["auto", "max", "min"] = Field("auto", description="whether more or less is better")
+    mode: Literal["auto", "max", "min"] = Field("auto", description="whether higher or lower is better")
 
 
 class ProfilerOptions(Options):
-    """What to profile."""
+    """The steps to profile."""
 
     start: int = Field(10, ge=1, description="first step to profile, counted from the step this process continues from")
-    steps: int = Field(10, ge=1, description="how many steps")
+    steps: int = Field(10, ge=1, description="number of steps")
 
 
 class TensorBoardOptions(Options):
-    """What to write."""
+    """Optional contents of the event files."""
 
     images: bool = Field(True, description="a sheet of the first training images")
     graph: bool = Field(True, description="the layers of the model")

@@ -2,7 +2,7 @@
 
     for hook in hooks: hook.on_begin(loop)
     while steps are left:
-        train a chunk of steps, up to the next boundary      # a boundary: log, evaluation, hook.next_step, phase, end
+        train a chunk of steps, up to the next boundary      # log, evaluation, hook.cadence, phase, end
         on_steps(loop, metrics)                              # after every chunk
         on_log(loop, row)                                    # when log_every is due
         on_evaluation(loop, split, row)                      # after an evaluation
@@ -28,6 +28,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from modelyard.config.calls import Call
+from modelyard.config.durations import InSteps
 from modelyard.config.schema import edit_hooks
 from modelyard.errors import UserError
 from modelyard.registry import HOOKS
@@ -62,6 +63,8 @@ class Hook:
     """The name it is registered under."""
     order = 0
     """Hooks are called from the lowest to the highest."""
+    cadence: InSteps | None = None
+    """The steps at which this hook must be called; set it in `on_begin`. Chunks end at these steps."""
     needs_training = True
     """Whether it must run where steps are trained. A separate evaluator process leaves such hooks out."""
     needs_evaluation = False
@@ -78,8 +81,8 @@ class Hook:
         """Called before the first step of this process; ``loop.step`` is the step it continues from."""
 
     def next_step(self, loop: Trainer) -> int | None:
-        """Returns the next step after which this hook must be called, or None."""
-        return None
+        """Returns the next step after which this hook must be called, or None; by default that of `cadence`."""
+        return self.cadence.next_after(loop.step) if self.cadence is not None else None
 
     def on_steps(self, loop: Trainer, metrics: StepMetrics) -> None:
         """Called after a chunk of steps, with the metrics of each step."""

@@ -1,6 +1,6 @@
-"""Finds a learning rate: trains a few steps with a growing one and looks at the loss (L. Smith, 2015).
+"""Finds a learning rate: trains a few steps with a growing learning rate and inspects the loss (L. Smith, 2015).
 
-It trains a fresh model with the schedule ``range_test``; no run folder is made or touched.
+It trains a new model with the schedule ``range_test``, without a run folder.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from modelyard.system.files import whole_folder
 log = logging.getLogger("modelyard")
 
 DIVERGED = 4.0
-"""A smoothed loss that is so many times the best has diverged."""
+"""Training has diverged if the smoothed loss is this many times the best."""
 _CERTAIN = 4.0
-"""A fall of so many times what chance does to it is one."""
+"""A fall of the loss is significant if it is this many standard errors."""
 TABLE, PLOT = "learning_rates.csv", "learning_rates.svg"
 _WIDTH, _HEIGHT = 760, 440
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 24, 62, 56
@@ -43,17 +43,17 @@ _STYLE = (
 
 @dataclass(frozen=True)
 class LearningRates:
-    """What came out.
+    """The result of a search.
 
     Args:
-        learning_rates: of each step.
-        losses: of each step's batch; the last may be infinite or no number.
-        smoothed: the same, averaged over neighbouring steps.
-        steepest: where the smoothed loss falls fastest; None where it never falls.
-        diverged: where it diverged; None if it did not.
-        tenth: one tenth of that.
-        suggestion: the smaller of ``steepest`` and ``tenth``; None where there is neither.
-        folder: of table and plot.
+        learning_rates: the learning rate of each step.
+        losses: the loss of each step's batch; the last may be infinite or NaN.
+        smoothed: the losses, averaged over neighbouring steps.
+        steepest: the learning rate at which the smoothed loss falls fastest; None if it never falls.
+        diverged: the learning rate at which training diverged; None if it did not.
+        tenth: one tenth of ``diverged``.
+        suggestion: the smaller of ``steepest`` and ``tenth``; None if there is neither.
+        folder: the folder of table and plot.
     """
 
     learning_rates: tuple[float, ...]
@@ -66,7 +66,7 @@ class LearningRates:
     folder: str
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values; a loss that is no finite number is None."""
+        """Returns plain values; a loss that is not finite is None."""
         values = asdict(self)
         for key in ("losses", "smoothed"):
             values[key] = [value if math.isfinite(value) else None for value in values[key]]
@@ -82,15 +82,15 @@ def find_learning_rate(
     output: str | Path | None = None,
     **options: Any,
 ) -> LearningRates:
-    """Trains a fresh model with a learning rate that grows from ``lowest`` to ``highest``, and suggests one.
+    """Trains a new model with a learning rate that grows from ``lowest`` to ``highest``, and suggests one.
 
-    It stops early when the loss diverges. Everything else is as ``config`` says: model, data, optimizer, batch size.
+    It stops early if the loss diverges. Model, data, optimizer and batch size are those of ``config``.
 
     Args:
         config: a config, or options as a dictionary.
-        lowest: learning rate of the first step.
-        highest: learning rate of the last step.
-        steps: how many steps at most.
+        lowest: the learning rate of the first step.
+        highest: the learning rate of the last step.
+        steps: the maximum number of steps.
         output: folder for the table and the plot; by default a new one in ``runs_dir``.
         **options: options of a run by name, instead of ``config``.
 
@@ -105,39 +105,41 @@ def find_learning_rate(
     else:
         given = load_config(**{**(config or {}), **options})
     if not 0 < lowest < highest < math.inf:
-        raise UserError(f"lowest {lowest:g} and highest {highest:g} must be more than 0, and lowest the smaller.")
+        raise UserError(f"lowest {lowest:g} and highest {highest:g} must be greater than 0, and lowest the smaller.")
     if steps < 10:
-        raise UserError(f"steps is {steps}; fewer than 10 show nothing.")
+        raise UserError(f"steps is {steps}; at least 10 are needed.")
     if given.checkpoint_path is not None:
-        log.warning("checkpoint_path is not used here: the search trains fresh weights")
+        log.warning("checkpoint_path has no effect here: the search trains new weights")
     folder = _folder(given, output)
     rates, losses = _measure(_range_test(given, lowest, highest, steps), steps)
     found = _read(rates, losses, steps, folder)
-    with whole_folder(folder) as place:
+    with whole_folder(folder) as partial:
         rows = zip(found.learning_rates, found.losses, found.smoothed, strict=True)
         lines = [f"{step},{r:.9g},{raw:.9g},{s:.9g}\n" for step, (r, raw, s) in enumerate(rows)]
-        (place / TABLE).write_text("step,learning_rate,loss,smoothed_loss\n" + "".join(lines), encoding="utf-8")
-        (place / PLOT).write_text(draw(found, f"{given.model} on {given.dataset}, {given.optimizer}"), encoding="utf-8")
+        (partial / TABLE).write_text("step,learning_rate,loss,smoothed_loss\n" + "".join(lines), encoding="utf-8")
+        (partial / PLOT).write_text(
+            draw(found, f"{given.model} on {given.dataset}, {given.optimizer}"), encoding="utf-8"
+        )
     return found
 
 
 def smooth(losses: NDArray[np.float64], steps: int) -> NDArray[np.float64]:
-    """The mean over a window around each step, narrower at the ends: it does not lag behind as running means do."""
+    """Returns the mean over a window around each step, narrower at the ends; unlike a running mean it does not lag."""
     half = max(steps // 20, 1)
     out = np.empty(len(losses))
-    for place in range(len(losses)):
-        reach = min(half, place, len(losses) - 1 - place)
-        out[place] = losses[place - reach : place + reach + 1].mean()
+    for index in range(len(losses)):
+        reach = min(half, index, len(losses) - 1 - index)
+        out[index] = losses[index - reach : index + reach + 1].mean()
     return out
 
 
 def divergence(losses: NDArray[np.float64], steps: int) -> int | None:
-    """The first step at which the smoothed loss is four times the best before it, or a loss is not finite."""
+    """Returns the first step at which the smoothed loss is four times the best before it, or a loss is not finite."""
     wrong = np.flatnonzero(~np.isfinite(losses))
     sound = losses[: wrong[0]] if len(wrong) else losses
     smoothed = smooth(sound, steps)
     best = np.minimum.accumulate(smoothed)
-    over = np.flatnonzero(smoothed > best + (DIVERGED - 1) * np.abs(best))  # a loss of one's own may be below 0
+    over = np.flatnonzero(smoothed > best + (DIVERGED - 1) * np.abs(best))  # a custom loss may be below 0
     if len(over):
         return int(over[0])
     return int(wrong[0]) if len(wrong) else None
@@ -150,9 +152,9 @@ def _folder(config: Config, output: str | Path | None) -> Path:
         raise UserError(f"{output} is not on this machine; --output names a local folder.")
     if output is not None:
         folder = Path(output).expanduser()
-        strange = [p.name for p in folder.iterdir() if p.name not in (TABLE, PLOT)] if folder.is_dir() else []
-        if strange or (folder.exists() and not folder.is_dir()):
-            held = f"holds {strange[0]}" if strange else "is a file"
+        unexpected = [p.name for p in folder.iterdir() if p.name not in (TABLE, PLOT)] if folder.is_dir() else []
+        if unexpected or (folder.exists() and not folder.is_dir()):
+            held = f"holds {unexpected[0]}" if unexpected else "is a file"
             raise UserError(f"{folder} {held}; name a new folder for the results with --output.")
         return folder
     stamp = f"lr-finder-{datetime.now():%Y-%m-%d-%H_%M_%S}"
@@ -164,7 +166,7 @@ def _folder(config: Config, output: str | Path | None) -> Path:
 
 
 def _range_test(config: Config, lowest: float, highest: float, steps: int) -> Config:
-    """The same config, with a learning rate that grows."""
+    """Returns the config with a learning rate that grows."""
     return config.model_copy(
         update={
             "learning_rate": highest,
@@ -182,13 +184,13 @@ def _range_test(config: Config, lowest: float, highest: float, steps: int) -> Co
 
 
 def _first_phase(calls: tuple[Call, ...]) -> tuple[Call, ...]:
-    """What the run begins with, for the whole search."""
+    """Returns the first phase of the run, for the whole search."""
     kept = {key: value for call in calls[:1] for key, value in call.arguments.items() if key not in ("until", "factor")}
     return tuple(Call(call.name, kept) for call in calls[:1])
 
 
 def _measure(config: Config, steps: int) -> tuple[list[float], list[float]]:
-    """Trains until the end or until it diverges; gives the learning rate and the loss of each step."""
+    """Trains until the end or until it diverges; returns the learning rate and the loss of each step."""
     dataset = open_dataset(config)
     engine = create_engine(config)
     build(engine, config, dataset, run_length(config, dataset))
@@ -212,10 +214,10 @@ def _measure(config: Config, steps: int) -> tuple[list[float], list[float]]:
 
 
 def _read(rates: list[float], losses: list[float], steps: int, folder: Path) -> LearningRates:
-    """What the losses say."""
+    """Returns the result for the losses."""
     raw = np.array(losses, np.float64)
     wrong = np.flatnonzero(~np.isfinite(raw))
-    raw = raw[: wrong[0] + 1] if len(wrong) else raw  # what follows says nothing
+    raw = raw[: wrong[0] + 1] if len(wrong) else raw  # later losses mean nothing
     at = divergence(raw, steps)
     smoothed = smooth(raw, steps)
     steepest = _steepest(np.log10(rates), raw, smoothed, len(raw) if at is None else at)
@@ -235,7 +237,7 @@ def _read(rates: list[float], losses: list[float], steps: int, folder: Path) -> 
 
 
 def _falls(losses: NDArray[np.float64]) -> bool:
-    """Whether the last of some losses are lower than the first by more than the noise from one batch to the next."""
+    """Returns whether the last losses are lower than the first by more than the noise between batches."""
     few = max(len(losses) // 5, 2)
     noise = float(np.std(np.diff(losses))) / math.sqrt(2)
     return bool(losses[:few].mean() - losses[-few:].mean() > _CERTAIN * noise * math.sqrt(2 / few))
@@ -244,7 +246,7 @@ def _falls(losses: NDArray[np.float64]) -> bool:
 def _steepest(
     decades: NDArray[np.float64], raw: NDArray[np.float64], smoothed: NDArray[np.float64], end: int
 ) -> int | None:
-    """The step before ``end`` at which the smoothed loss falls fastest on its way to the least."""
+    """Returns the step before ``end`` at which the smoothed loss falls fastest on its way to the minimum."""
     sound = smoothed[:end][np.isfinite(smoothed[:end])]
     lowest = int(sound.argmin()) if len(sound) else 0
     if lowest < 2 or not _falls(raw[: lowest + 1]):
@@ -257,9 +259,9 @@ def _steepest(
 
 
 def draw(found: LearningRates, title: str) -> str:
-    """Loss over learning rate, the latter on a logarithmic scale, with what was suggested."""
+    """Plots the loss over the learning rate, on a logarithmic scale, with the suggestion."""
     rates, smoothed = found.learning_rates, [loss for loss in found.smoothed if math.isfinite(loss)]
-    most = 1e4  # far above the plot, and not so far that a viewer stumbles
+    most = 1e4  # far above the plot, but not too far for SVG viewers
     first, last = math.log10(rates[0]), math.log10(rates[-1])
     low, high = _range(smoothed, [loss for loss in found.losses if math.isfinite(loss)])
 
@@ -310,7 +312,7 @@ def draw(found: LearningRates, title: str) -> str:
 
 
 def _range(smoothed: list[float], raw: list[float]) -> tuple[float, float]:
-    """The losses worth seeing: not those of the last steps, which may be millions."""
+    """Returns the range of losses to show, without those of the last steps, which may be huge."""
     if not smoothed:
         return 0.0, 1.0
     low, begin = min(raw), smoothed[0]
@@ -321,7 +323,7 @@ def _range(smoothed: list[float], raw: list[float]) -> tuple[float, float]:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Four to eight round numbers."""
+    """Returns four to eight round numbers."""
     step = 10.0 ** math.floor(math.log10((high - low) / 4))
     step *= next(f for f in (1, 2, 5, 10) if (high - low) / (step * f) <= 8)
     return [n * step for n in range(math.ceil(low / step), math.floor(high / step) + 1)]

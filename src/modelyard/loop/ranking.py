@@ -1,4 +1,4 @@
-"""Which of two values of a metric is better."""
+"""Compares values of a metric."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Ranking:
 
     @classmethod
     def choose(cls, metric: str, mode: str, row: Mapping[str, Any]) -> Ranking:
-        """``auto`` takes accuracy where there is one, else the loss; less is better for losses and errors."""
+        """Resolves ``auto``: accuracy if there is one, else the loss; lower is better for losses and errors."""
         names = [name for name in row if name not in _NOT_METRICS]
         if metric == "auto":
             metric = "accuracy" if "accuracy" in row else "loss"
@@ -33,15 +33,15 @@ class Ranking:
         return cls(metric, mode)
 
     def value(self, row: Mapping[str, Any]) -> float:
-        """The metric in an evaluation row."""
+        """Returns the metric in an evaluation row."""
         return float(row[self.metric])
 
     def key(self, value: float) -> float:
-        """Sorts the best first; what is not a number comes last."""
+        """Returns a sort key: the best first, NaN last."""
         if math.isnan(value):
             return math.inf
         return -value if self.mode == "max" else value
 
     def is_better(self, value: float, than: float, by: float = 0.0) -> bool:
-        """Whether ``value`` is strictly better, by more than ``by``."""
+        """Returns whether ``value`` is better by more than ``by``."""
         return self.key(value) < self.key(than) - by

@@ -21,12 +21,13 @@ from modelyard.errors import CheckpointError, ConfigError, Problem, RunError
 from modelyard.loop.start import (
     find_folder,
     log_machine,
+    read_initial_weights,
     record_start,
     refuse_changes,
-    settle_config,
-    tidy_after_a_false_start,
+    remove_if_nothing_started,
+    resolve_run_config,
+    warm_start,
 )
-from modelyard.loop.warm_start import read_warm, warm_start
 from modelyard.registry import ENGINES
 from modelyard.run.checkpoint import (
     Checkpoint,
@@ -118,12 +119,12 @@ def run(config: Config, evaluates: bool, processes: SingleProcess | None = None)
     cluster = processes.cluster
     threading.Thread(target=gpus, daemon=True).start()  # asking the driver takes a while; there is other work to do
     directory = find_folder(config)
-    tidy = tidy_after_a_false_start(directory) if cluster.is_alone else contextlib.nullcontext()
+    tidy = remove_if_nothing_started(directory) if cluster.is_alone else contextlib.nullcontext()
     with directory, log_to(directory.logs, cluster.me.file_name), tidy:
         # 1. Config and data: the run's own, or those of a new run.
-        config = settle_config(directory, config)
+        config = resolve_run_config(directory, config)
         checkpoint = load_newest(directory.checkpoints)
-        warm = None if checkpoint is not None else read_warm(config)
+        warm = None if checkpoint is not None else read_initial_weights(config)
         dataset = open_dataset(config)
         if evaluates:
             _check_validation(config, dataset, cluster)

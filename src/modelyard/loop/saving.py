@@ -33,7 +33,7 @@ log = logging.getLogger("modelyard")
 class SaveCheckpoints(Hook):
     """Saves at step 0, as often as save_every says, when interrupted, and at the end."""
 
-    order = 100  # last, so that it saves what the other hooks remember of this step
+    order = 100  # last, so that it saves the other hooks' state after this step
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
@@ -42,7 +42,7 @@ class SaveCheckpoints(Hook):
     def on_begin(self, loop: Trainer) -> None:
         """Saves a new run before its first step."""
         every = loop.config.save_every
-        self._in_steps = InSteps(every.period(loop.run)) if every.seconds is None else None
+        self.cadence = InSteps(every.period(loop.run)) if every.seconds is None else None
         self._seconds = every.seconds
         self._saved_at = time.monotonic()
         if loop.step in list_checkpoints(loop.directory.checkpoints):
@@ -50,17 +50,12 @@ class SaveCheckpoints(Hook):
         else:
             self._save(loop)
 
-    def next_step(self, loop: Trainer) -> int | None:
-        """Returns the next step to save at."""
-        return self._in_steps.next_after(loop.step) if self._in_steps is not None else None
-
     def on_boundary(self, loop: Trainer) -> None:
         """Saves if it is due."""
-        due = (
-            self._in_steps.fires_at(loop.step)
-            if self._in_steps is not None
-            else time.monotonic() - self._saved_at >= (self._seconds or 0)
-        )
+        if self.cadence is not None:
+            due = self.cadence.fires_at(loop.step)
+        else:
+            due = time.monotonic() - self._saved_at >= (self._seconds or 0)
         if due or loop.is_over:
             self._save(loop)
 
@@ -90,7 +85,7 @@ class SaveCheckpoints(Hook):
 
 
 class KeepBest(Hook):
-    """Keeps the best models by validation metric. They are known from their folders, so no restart forgets them."""
+    """Keeps the best models by validation metric. Their folders are the record, so a restart loses none."""
 
     order = 50
     needs_training, needs_evaluation = False, True

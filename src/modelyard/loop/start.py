@@ -1,13 +1,15 @@
-"""How a run starts: its folder found or made, its config compared with the one it had, its start recorded."""
+"""The start of a run: its folder, its config against the one it had, its record in the manifest, initial weights."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
+import math
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,7 @@ from modelyard.config.durations import RunLength
 from modelyard.config.schema import CORE_FIELDS, PARTS, is_path
 from modelyard.config.yaml_file import inline
 from modelyard.data.dataset import Dataset
-from modelyard.errors import ChangedConfigError, ConfigError, DataError, Problem, RunError
+from modelyard.errors import ChangedConfigError, CheckpointError, ConfigError, DataError, Problem, RunError
 from modelyard.run.checkpoint import Checkpoint, list_checkpoints
 from modelyard.run.directory import (
     RunDirectory,
@@ -30,18 +32,21 @@ from modelyard.run.directory import (
 )
 from modelyard.run.journal import log_start
 from modelyard.run.manifest import read_manifest, write_manifest
+from modelyard.run.weights.finite import check_finite
+from modelyard.run.weights.match import SHOWN, Matched, differing, match
 from modelyard.system.files import explain
 from modelyard.system.machine import hardware, versions
 from modelyard.system.pid_file import holders
 
 if TYPE_CHECKING:
     from modelyard.engine.base import Engine
+    from modelyard.run.weights.named import NamedWeights
 
 log = logging.getLogger("modelyard")
 
 
 def find_folder(config: Config) -> RunDirectory:
-    """The run folder, made now or found."""
+    """Returns the run folder, new or existing."""
     _refuse_remote_best(config)
     place = new_run_path(config)
     best = Path(config.best_model_dir).expanduser().absolute() if config.best_model_dir else None
@@ -57,12 +62,14 @@ def find_folder(config: Config) -> RunDirectory:
             directory.create()
         return directory
     if config.resume == "must":
-        raise RunError(f"there is no run in {path} to go on with, and resume is 'must'.")
+        raise RunError(f"there is no run in {path} to resume, and resume is 'must'.")
     if directory.path.exists() and not directory.path.is_dir():
         raise RunError(f"{path} is a file; --model_dir must name a folder.")
-    strangers = directory.strangers()
-    if strangers:
-        raise RunError(f"{path} is not empty and is no run folder (it holds {', '.join(strangers[:3])}). Name another.")
+    unexpected = directory.strangers()
+    if unexpected:
+        raise RunError(
+            f"{path} is not empty and not a run folder (it holds {', '.join(unexpected[:3])}). Name another."
+        )
     directory.create()
     if best is not None:
         with explain(best, "make the folder of the best models"):
@@ -71,16 +78,16 @@ def find_folder(config: Config) -> RunDirectory:
 
 
 def _refuse_remote_best(config: Config) -> None:
-    """The best models are where the run is, or on this machine with a run on this machine."""
+    """Refuses best_model_dir with cloud storage: there, the best models are in the run folder."""
     best, run = config.best_model_dir, config.model_dir or config.runs_dir
     if best is not None and (storage.is_remote(best) or storage.is_remote(run)):
-        message = f"{best!r} can't be used with cloud storage: the best models of a run at a URL are in its best/."
+        message = f"{best!r} is not supported with cloud storage: the best models of a run at a URL are in its best/."
         raise ConfigError([Problem(config.origin("best_model_dir"), "best_model_dir", message)])
 
 
 @contextlib.contextmanager
-def tidy_after_a_false_start(directory: RunDirectory) -> Iterator[None]:
-    """A folder in which nothing began is not left behind, unless a launcher has its log there."""
+def remove_if_nothing_started(directory: RunDirectory) -> Iterator[None]:
+    """Removes the folder if the block fails before anything is written, unless a launcher has its log there."""
     try:
         yield
     except BaseException:
@@ -91,11 +98,11 @@ def tidy_after_a_false_start(directory: RunDirectory) -> Iterator[None]:
         raise
 
 
-def settle_config(directory: RunDirectory, config: Config) -> Config:
-    """The config to run with. In a folder that has a run, it must be one that run may go on with.
+def resolve_run_config(directory: RunDirectory, config: Config) -> Config:
+    """Returns the config to run with, after checking that an existing run can be resumed with it.
 
     Raises:
-        ConfigError: with what differs and may not.
+        ConfigError: with the options that differ and must not.
     """
     config = with_absolute_paths(config, directory)
     if not directory.exists():
@@ -114,7 +121,7 @@ def settle_config(directory: RunDirectory, config: Config) -> Config:
 
 
 def with_absolute_paths(config: Config, directory: RunDirectory | None = None) -> Config:
-    """What the config names is found again wherever the run is resumed from."""
+    """Returns the config with absolute paths, so that the run can be resumed from another folder."""
     update: dict[str, Any] = {
         "data_dir": _absolute(config.data_dir),
         "plugins": tuple(str(Path(p).absolute()) if p.endswith(".py") else p for p in config.plugins),
@@ -140,10 +147,10 @@ def _absolute(path: str) -> str:
 
 
 def refuse_changes(directory: RunDirectory, config: Config) -> None:
-    """Says what ``config`` changes against the run's own.
+    """Logs what ``config`` changes in an existing run.
 
     Raises:
-        ConfigError: if something differs that may not.
+        ConfigError: if an option differs that must not.
     """
     changed = differences(directory, config)
     refused = [(key, there, here) for key, there, here, free in changed if not free]
@@ -152,14 +159,14 @@ def refuse_changes(directory: RunDirectory, config: Config) -> None:
         raise ChangedConfigError(
             Problem(config.origin(key), key, f"is {inline(here)} here, {inline(there)} in the run {directory.address}.")
             for key, there, here in refused
-            if key in CORE_FIELDS or not parts  # with another model, its options say nothing more
+            if key in CORE_FIELDS or not parts  # for another model, its options need not be listed
         )
     for key, there, here, _ in changed:
         log.info("%s: %s, was %s when the run was last started", key, inline(here), inline(there))
 
 
 def log_machine(directory: RunDirectory, config: Config, dataset: Dataset, engine: Engine) -> None:
-    """Opens the log with versions, machine, devices, data and options."""
+    """Logs versions, machine, devices, data and options."""
     machine = hardware()
     log.info("run folder %s", directory.address)
     log.info("versions: %s", ", ".join(f"{name} {version}" for name, version in versions().items()))
@@ -182,10 +189,10 @@ def record_start(
     checkpoint: Checkpoint | None,
     evaluates: bool,
 ) -> str:
-    """Writes config, manifest and journal, now that everything is known to fit. Returns the id of the run.
+    """Writes config, manifest and journal, once all checks have passed. Returns the id of the run.
 
     Raises:
-        DataError: if the data is not what the run began with.
+        DataError: if the data is not the data that the run started with.
     """
     step = checkpoint.step if checkpoint is not None else 0
     before = read_manifest(directory)
@@ -193,13 +200,13 @@ def record_start(
     known = before.get("dataset", {}).get("fingerprint")
     if known is not None and known != fingerprint:
         raise DataError(
-            f"the data of {config.dataset!r} is not the data this run began with: {_sizes(dataset.sizes())}, "
+            f"the data of {config.dataset!r} is not the data this run started with: {_sizes(dataset.sizes())}, "
             f"was {_sizes(before['dataset'].get('sizes', {}))} (fingerprint {fingerprint[:12]}, was {known[:12]}). "
-            "Bring the old data back, or start a new run."
+            "Restore the old data, or start a new run."
         )
     if checkpoint is not None:
-        log.info("going on at step %d of %d", step, run.total_steps)
-        _say_what_is_not_exact(config, engine, run, checkpoint, before)
+        log.info("resuming at step %d of %d", step, run.total_steps)
+        _log_inexact_resume(config, engine, run, checkpoint, before)
     else:
         log.info("%d steps of %d examples", run.total_steps, run.batch_size)
     # Threads decide the last bits, so a deterministic run pins them.
@@ -216,11 +223,11 @@ def record_start(
 
 
 def _size_of(engine: Engine) -> dict[str, int | None]:
-    """How large the model is and what it computes; None where that can't be told from its shapes."""
+    """Returns parameters and FLOPs of the model; None if they cannot be counted from its shapes."""
     from modelyard.models.flops import flops
 
     computed = None
-    with contextlib.suppress(Exception):  # a model of a user's own may do anything, and this is for information only
+    with contextlib.suppress(Exception):  # a user's model may do anything, and this is information only
         computed = flops(engine.model)
     return {"parameters": int(engine.model.count_params()), "flops": computed}
 
@@ -229,7 +236,7 @@ def _sizes(sizes: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {split}" for split, count in sizes.items()) or "unknown"
 
 
-def _say_what_is_not_exact(
+def _log_inexact_resume(
     config: Config, engine: Engine, run: RunLength, checkpoint: Checkpoint, manifest: dict[str, Any]
 ) -> None:
     memory = checkpoint.memory
@@ -250,9 +257,100 @@ def _say_what_is_not_exact(
     }
     for name in sorted(set(now) & set(then)):
         if now[name] != then[name]:
-            inexact = "the result may not be bit-identical to an undisturbed run's"
+            inexact = "the result may not be bit-identical to that of an uninterrupted run"
             log.warning("%s: %s, was %s; %s", name, now[name], then[name], inexact)
 
 
 def _listed(options: dict[str, Any]) -> str:
     return ", ".join(f"{key}={inline(value)}" for key, value in options.items())
+
+
+# -- weights from elsewhere -------------------------------------------------------------------------------------------
+
+
+def read_initial_weights(config: Config) -> NamedWeights | None:
+    """Returns the weights of checkpoint_path, read before anything is built; None if the config has none."""
+    if config.checkpoint_path is None:
+        for key in ("checkpoint_include", "checkpoint_exclude", "checkpoint_rename", "strict"):
+            if getattr(config, key):
+                log.warning("%s (%s) has no effect without checkpoint_path", key, config.origin(key))
+        return None
+    from modelyard.run.weights.read import read_weights
+
+    log.info("starting from the weights in %s", config.checkpoint_path)
+    return read_weights(config.checkpoint_path, config.cache_dir)
+
+
+def warm_start(engine: Engine, weights: NamedWeights) -> Matched:
+    """Loads the weights that fit into the engine; the others keep their initial values.
+
+    Raises:
+        CheckpointError: if nothing fits, ``strict`` is not met, or values are not finite.
+    """
+    from modelyard.compat.keras import weight_paths
+    from modelyard.engine.base import State
+    from modelyard.engine.network import name_weights
+
+    config = engine.config
+    expected = engine.network.shapes()[0]
+    try:
+        matched = match(
+            weights,
+            expected,
+            include=config.checkpoint_include,
+            exclude=config.checkpoint_exclude,
+            rename=config.checkpoint_rename,
+            strict=config.strict,
+            places=weight_paths(engine.model, name_weights(engine.model)) if weights.places else None,
+        )
+    except CheckpointError as error:
+        raise CheckpointError(f"checkpoint_path {config.checkpoint_path}: {error}") from None
+    loaded = {matched.sources[name]: array for name, array in matched.loaded.items()}
+    hint = "Training had diverged by then: use an earlier checkpoint, or exclude these (checkpoint_exclude)."
+    check_finite(loaded, f"checkpoint_path {config.checkpoint_path}", hint)
+    _log_matched(matched, expected)
+    engine.load(State({**engine.state().weights, **matched.loaded}, {}), weights_only=True)
+    return matched
+
+
+def _log_matched(matched: Matched, expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Logs a table on the terminal, and every name in the log file."""
+    done, all_ = (sum(math.prod(expected[name]) for name in names) for names in (matched.loaded, expected))
+    fraction = done / max(all_, 1)
+    level = logging.WARNING if fraction < 0.5 and not matched.skipped else logging.INFO
+    message = "loaded %d of %d weights, %.1f %% of the parameters"
+    log.log(level, message, len(matched.loaded), len(expected), 100 * fraction)
+    groups = {
+        "loaded": [_renamed(name, matched.sources[name]) for name in matched.loaded],
+        "excluded": list(matched.skipped),
+        "missing in the file": list(matched.missing),
+        "of another shape": differing(matched.wrong_shape),
+        "unused in the file": list(matched.unused),
+    }
+    if len(matched.loaded) < len(expected) or matched.unused:
+        log.info("%s", table(groups))
+    for group, names in groups.items():
+        if names:
+            log.debug("%s: %s", group, ", ".join(names))
+
+
+def _renamed(name: str, source: str) -> str:
+    return name if name == source else f"{name} (in the file: {source})"
+
+
+def table(groups: Mapping[str, list[str]]) -> str:
+    """Returns groups of weights with their number and first names, as text."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    made = Table("weights", Column("number", justify="right"), Column("names", overflow="fold"), box=box.SIMPLE_HEAD)
+    for group, names in groups.items():
+        if names:
+            shown: list[str] = names[:SHOWN] if group != "loaded" else names[:3]
+            rest: list[str] = [f"… and {len(names) - len(shown)} more"] if len(names) > len(shown) else []
+            made.add_row(group, str(len(names)), "\n".join([*shown, *rest]))
+    page = Console(file=io.StringIO(), width=110, highlight=False, markup=False)
+    page.print(made)
+    lines: Any = page.file
+    return "weights:\n" + "\n".join(line.rstrip() for line in lines.getvalue().splitlines() if line.strip())

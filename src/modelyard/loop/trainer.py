@@ -217,7 +217,7 @@ class Trainer:
 
     @property
     def is_over(self) -> bool:
-        """Whether the last step is done, or a hook asked to stop."""
+        """Whether the last step is done or a hook has stopped the run."""
         return self.step >= self.total_steps or self.stop_reason is not None
 
     @property
@@ -258,8 +258,8 @@ class Trainer:
         if self._loaded is not None:
             return self._loaded
         if self._snapshot is None or self._snapshot.step != self.step:
-            learned = self.engine.state()
-            self._snapshot = Checkpoint(self.step, learned.weights, learned.optimizer)
+            state = self.engine.state()
+            self._snapshot = Checkpoint(self.step, state.weights, state.optimizer)
         saved = self._snapshot
         memory = {
             "run": self.run_id,
@@ -342,12 +342,12 @@ class Trainer:
         self.owes_evaluation = False
         try:
             self.evaluate(VALIDATION)
-        except EvaluationAbandonedError:  # it is made up for when the run goes on
+        except EvaluationAbandonedError:  # the resumed run evaluates first
             self.evaluated_step, self.owes_evaluation = before, True
         self._evaluated_at = time.monotonic()
 
     def _after_the_last_step(self) -> None:
-        if self._evaluates and self.evaluated_step != self.step:  # a run that was trained without evaluation
+        if self._evaluates and self.evaluated_step != self.step:  # the run was trained without evaluation before
             self._evaluate()
             self._boundary()
         if self._tests and self._signal is None:
@@ -374,7 +374,7 @@ class Trainer:
             try:
                 checkpoint = read_checkpoint(path)
             except CheckpointError as error:
-                log.warning("%s The next best is taken.", error)
+                log.warning("%s The next best is used.", error)
                 continue
             self.engine.load(State(checkpoint.weights, checkpoint.optimizer))
             return checkpoint.step

@@ -1,7 +1,7 @@
-"""How much a model computes for one example: the multiplications and additions of convolutions and matrix products.
+"""Counts FLOPs of a model for one example: multiplications and additions of convolutions and matrix products.
 
 They are counted from the shapes of the layers; nothing is run. A multiplication and its addition are two operations, so
-this is twice the MACs that papers often give. Biases, normalisation, activations and pooling are not counted.
+the count is twice the MACs that papers often give. Biases, normalisation, activations and pooling are not counted.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Shape = tuple[int, ...]
 
 
 def flops(model: keras.Model) -> int:
-    """Floating-point operations of one example's forward pass, a multiplication and its addition counted as two.
+    """Returns the floating-point operations of one example's forward pass, a multiplication and its addition as two.
 
-    A layer that is called several times counts several times. A layer of your own may say what it needs with a method
-    ``flops(input_shape)``, where the shape has a batch of one; otherwise the layers in it are counted.
+    A layer that is called several times counts several times. A custom layer may define ``flops(input_shape)``, where
+    the shape has a batch of one; otherwise its sublayers are counted.
 
     Args:
         model: a model whose input shape is known.
@@ -39,12 +39,12 @@ def flops(model: keras.Model) -> int:
 
 
 def _of_call(operation: Any, inputs: Any, outputs: Any) -> int:
-    """What one call of a layer or operation computes, given the shapes of what goes in and comes out."""
+    """Returns the FLOPs of one call of a layer or operation, from the shapes of its inputs and outputs."""
     own = getattr(operation, "flops", None)
     if callable(own):
         return int(own(_one(_first(inputs))))
-    for kinds, rule in _RULES:
-        if isinstance(operation, kinds):
+    for types, rule in _RULES:
+        if isinstance(operation, types):
             return rule(operation, inputs, outputs)
     inner = getattr(operation, "_functional", None) or operation  # a Sequential has the graph inside
     if getattr(inner, "_nodes_by_depth", None):
@@ -58,7 +58,7 @@ def _of_call(operation: Any, inputs: Any, outputs: Any) -> int:
 
 
 def _traced(layer: Any, inputs: Any) -> int:
-    """For a layer made of layers that has no graph: its call is followed with shapes in place of values."""
+    """Returns the FLOPs of a layer with sublayers and no graph, by tracing its call with shapes."""
     found = depth = 0
     original = layers.Layer.__call__
 
@@ -76,13 +76,13 @@ def _traced(layer: Any, inputs: Any) -> int:
 
     with _replaced(call, original):
         given = _map(inputs, lambda shape: keras.KerasTensor(_one(shape), layer.input_dtype))
-        keras.Operation.compute_output_spec(layer, given)  # that of the layer itself may know its output without a call
+        keras.Operation.compute_output_spec(layer, given)  # the layer's own method may skip the call
     return found
 
 
 def _is_whole(layer: Any) -> bool:
-    """Whether a layer is counted as one, and not by the layers in it."""
-    if callable(getattr(layer, "flops", None)) or any(isinstance(layer, kinds) for kinds, _ in _RULES):
+    """Returns whether a layer is counted as one, not by its sublayers."""
+    if callable(getattr(layer, "flops", None)) or any(isinstance(layer, types) for types, _ in _RULES):
         return True
     return bool(getattr(layer, "_nodes_by_depth", None) or getattr(layer, "_functional", None))
 
@@ -114,7 +114,7 @@ def _map(shapes: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def _shapes(tensors: Any) -> Any:
-    """The shapes of tensors; one alone is not in a list."""
+    """Returns the shapes of tensors; a single one is not in a list."""
     found = [tuple(tensor.shape) for tensor in keras.tree.flatten(tensors) if hasattr(tensor, "shape")]
     return found[0] if len(found) == 1 else found
 
@@ -128,36 +128,38 @@ def _first(shapes: Any) -> Any:
 
 
 def _one(shape: Any) -> Shape:
-    """The shape for one example.
+    """Returns the shape for one example.
 
     Raises:
         ValueError: if a size other than that of the batch is not known.
     """
     if any(size is None for size in shape[1:]):
-        raise ValueError(f"the shape {shape} is not known completely, so nothing can be counted.")
+        raise ValueError(f"the shape {shape} is not known completely, so FLOPs cannot be counted.")
     return (1, *shape[1:])
 
 
 # -- rules --------------------------------------------------------------------------------------------------------
 
 
-def _places(layer: Any, shape: Any) -> int:
-    """How many positions an image has, whatever order its axes have."""
+def _positions(layer: Any, shape: Any) -> int:
+    """Returns the number of positions in an image, for either data format."""
     shape = _one(shape)
     return math.prod(shape[2:] if layer.data_format == "channels_first" else shape[1:-1])
 
 
 def _conv(layer: Any, inputs: Any, outputs: Any) -> int:
-    return int(2 * math.prod(layer.kernel.shape) * _places(layer, _first(outputs)))  # groups are in the kernel's shape
+    return int(
+        2 * math.prod(layer.kernel.shape) * _positions(layer, _first(outputs))
+    )  # groups are in the kernel's shape
 
 
 def _conv_transpose(layer: Any, inputs: Any, outputs: Any) -> int:
-    return int(2 * math.prod(layer.kernel.shape) * _places(layer, _first(inputs)))
+    return int(2 * math.prod(layer.kernel.shape) * _positions(layer, _first(inputs)))
 
 
 def _separable(layer: Any, inputs: Any, outputs: Any) -> int:
     weights = math.prod(layer.depthwise_kernel.shape) + math.prod(layer.pointwise_kernel.shape)
-    return int(2 * weights * _places(layer, _first(outputs)))
+    return int(2 * weights * _positions(layer, _first(outputs)))
 
 
 def _dense(layer: Any, inputs: Any, outputs: Any) -> int:

@@ -1,8 +1,8 @@
 """Muon for the kernels of convolutions and dense layers, AdamW for the rest.
 
 A kernel is updated by its momentum, made orthogonal by Newton-Schulz iterations (K. Jordan et al., "Muon: an optimizer
-for hidden layers in neural networks", 2024). On JAX, where a step is one compiled program, all kernels go together in
-few batched multiplications.
+for hidden layers in neural networks", 2024). On JAX, where a step is one compiled program, all kernels are
+orthogonalised together in few batched multiplications.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from keras import ops
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _WORTH_A_BATCH = 4e9
-"""Operations that may be wasted on zeros to save a batch: some microseconds of a GPU, as launching kernels costs."""
+"""Operations on padding that are worth saving a batch: microseconds on a GPU, about the cost of a kernel launch."""
 Shape = tuple[int, int]
 
 
@@ -60,7 +60,7 @@ class KernelMuon(keras.optimizers.Muon):
         self._move(variable, orthogonalize(as_matrix(self._direction(gradient, m)), self.ns_steps), lr)
 
     def _direction(self, gradient: Any, m: Any) -> Any:
-        """The gradient smoothed by momentum; ``m`` is brought up to date."""
+        """Updates the momentum ``m`` and returns the smoothed gradient."""
         gradient = ops.cast(gradient, m.dtype)
         self.assign(m, ops.add(gradient, m * self.momentum))
         return ops.add(gradient, m * self.momentum) if self.nesterov else ops.convert_to_tensor(m)
@@ -73,7 +73,7 @@ class KernelMuon(keras.optimizers.Muon):
         self.assign(variable, value - ops.cast(learning_rate, variable.dtype) * step)
 
     def lr_adjust(self, x: Any) -> Any:
-        """The scale of an update, by the larger side of its matrix form."""
+        """Scales an update by the larger side of its matrix form."""
         if self.rms_rate is None:
             return x
         outputs = x.shape[-1]
@@ -81,19 +81,19 @@ class KernelMuon(keras.optimizers.Muon):
         return x * (math.sqrt(max(inputs, outputs)) * self.rms_rate)
 
     def get_config(self) -> dict[str, Any]:
-        """For saving in Keras's format."""
+        """Returns the config for Keras's format."""
         return {**super().get_config(), "normalize": self.normalize}
 
 
 def as_matrix(kernel: Any) -> Any:
-    """A kernel as a matrix of (all inputs) × (outputs)."""
+    """Returns a kernel as a matrix of (all inputs) × (outputs)."""
     return ops.reshape(kernel, (-1, kernel.shape[-1]))
 
 
 def orthogonalize(matrix: Any, steps: int) -> Any:
-    """A matrix, or several in one array, nearly orthogonal: singular values about 1, directions as they were.
+    """Makes a matrix, or several in one array, nearly orthogonal: singular values about 1, same singular vectors.
 
-    Where the run computes in bfloat16, so does this; its values are rough anyway.
+    It computes in bfloat16 if the run does; its values are approximate anyway.
     """
     rows, columns = matrix.shape[-2:]
     if rows > columns:
@@ -109,28 +109,28 @@ def orthogonalize(matrix: Any, steps: int) -> Any:
 
 
 def orthogonalize_together(matrices: Sequence[Any], steps: int) -> list[Any]:
-    """`orthogonalize` of each matrix, in few batches: zeros around a matrix change nothing and stay zeros."""
+    """Applies `orthogonalize` to each matrix, in few batches, padded with zeros, which do not change the result."""
     wide = [m if m.shape[0] <= m.shape[1] else ops.transpose(m) for m in matrices]
     done: list[Any] = [None] * len(wide)
-    for places in share_batches([m.shape for m in wide], steps):
-        rows, columns = (max(wide[place].shape[side] for place in places) for side in (0, 1))
+    for indices in group_into_batches([m.shape for m in wide], steps):
+        rows, columns = (max(wide[index].shape[side] for index in indices) for side in (0, 1))
         padded = [
-            ops.pad(wide[place], [[0, rows - wide[place].shape[0]], [0, columns - wide[place].shape[1]]])
-            for place in places
+            ops.pad(wide[index], [[0, rows - wide[index].shape[0]], [0, columns - wide[index].shape[1]]])
+            for index in indices
         ]
         batch = orthogonalize(ops.stack(padded), steps)
-        for number, place in enumerate(places):
-            height, width = wide[place].shape
+        for number, index in enumerate(indices):
+            height, width = wide[index].shape
             part = batch[number, :height, :width]
-            done[place] = part if matrices[place].shape == wide[place].shape else ops.transpose(part)
+            done[index] = part if matrices[index].shape == wide[index].shape else ops.transpose(part)
     return done
 
 
-def share_batches(shapes: Sequence[Shape], steps: int, worth: float = _WORTH_A_BATCH) -> list[list[int]]:
-    """Which matrices go into a batch together: those of one shape, and others as long as their zeros cost little."""
+def group_into_batches(shapes: Sequence[Shape], steps: int, worth: float = _WORTH_A_BATCH) -> list[list[int]]:
+    """Groups matrices into batches: those of one shape, and others as long as their padding costs little."""
     by_shape: dict[Shape, list[int]] = {}
-    for place, shape in enumerate(shapes):
-        by_shape.setdefault((shape[0], shape[1]), []).append(place)
+    for index, shape in enumerate(shapes):
+        by_shape.setdefault((shape[0], shape[1]), []).append(index)
     batches = list(by_shape.items())
     while len(batches) > 1:
         cost, one, other = min(
@@ -140,8 +140,8 @@ def share_batches(shapes: Sequence[Shape], steps: int, worth: float = _WORTH_A_B
         if cost > worth:
             break
         joined = _joined(batches[one], batches[other])
-        batches = [batch for place, batch in enumerate(batches) if place not in (one, other)] + [joined]
-    return [places for _, places in batches]
+        batches = [batch for index, batch in enumerate(batches) if index not in (one, other)] + [joined]
+    return [indices for _, indices in batches]
 
 
 def _joined(one: tuple[Shape, list[int]], other: tuple[Shape, list[int]]) -> tuple[Shape, list[int]]:
@@ -149,7 +149,7 @@ def _joined(one: tuple[Shape, list[int]], other: tuple[Shape, list[int]]) -> tup
     return (max(p[0], q[0]), max(p[1], q[1])), sorted([*some, *others])
 
 
-def _cost(shape: Shape, places: list[int], steps: int) -> float:
-    """Operations to orthogonalise as many matrices of ``shape``."""
+def _cost(shape: Shape, indices: list[int], steps: int) -> float:
+    """Returns the operations to orthogonalise the matrices, each padded to ``shape``."""
     rows, columns = shape
-    return len(places) * steps * (4.0 * rows**2 * columns + 2.0 * rows**3)
+    return len(indices) * steps * (4.0 * rows**2 * columns + 2.0 * rows**3)

@@ -2,7 +2,7 @@
 ResNet-18 and ResNet-34; and wide ones (Zagoruyko and Komodakis, "Wide Residual Networks", 2016).
 
 Those for CIFAR have 6n+2 layers: a convolution, three stages of n blocks with 16, 32 and 64 filters, global pooling,
-one dense layer. Their shortcuts carry no parameters (option A): where a stage begins, they take every second pixel and
+one dense layer. Their shortcuts have no parameters (option A): where a stage begins, they take every second pixel and
 pad the channels.
 """
 
@@ -24,30 +24,30 @@ _LARGE = 96
 
 @keras.saving.register_keras_serializable(package="modelyard")
 class PadShortcut(layers.Layer):
-    """Every second pixel, and zeros for the new channels."""
+    """A shortcut without parameters: every second pixel, and zeros for the new channels."""
 
     def __init__(self, filters: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.filters = filters
 
     def call(self, inputs: Any) -> Any:
-        """Half the height and width, ``filters`` channels."""
+        """Returns half the height and width, and ``filters`` channels."""
         missing = self.filters - inputs.shape[-1]
         before = missing // 2
         return ops.pad(inputs[:, ::2, ::2, :], [[0, 0], [0, 0], [0, 0], [before, missing - before]])
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """Height and width rounded up."""
+        """Returns the shape, rounded up."""
         batch, height, width, _ = input_shape
         return batch, -(-height // 2), -(-width // 2), self.filters
 
     def get_config(self) -> dict[str, Any]:
-        """For saving in Keras's format."""
+        """Returns the config for Keras's format."""
         return {**super().get_config(), "filters": self.filters}
 
 
 def cifar_resnet(depth: int, data: DataInfo, options: ResNetOptions) -> keras.Model:
-    """The network with ``depth`` = 6n+2 layers."""
+    """Returns the network with ``depth`` = 6n+2 layers."""
 
     def shortcut(x: Any, filters: int, name: str) -> Any:
         return PadShortcut(filters, name=f"{name}_shortcut")(x)
@@ -56,7 +56,7 @@ def cifar_resnet(depth: int, data: DataInfo, options: ResNetOptions) -> keras.Mo
 
 
 def basic_resnet(name: str, blocks: Sequence[int], data: DataInfo, options: BasicResNetOptions) -> keras.Model:
-    """Four stages of blocks of two convolutions; large images are made smaller first."""
+    """Returns four stages of blocks of two convolutions; large images are downsampled first."""
 
     def shortcut(x: Any, filters: int, name: str) -> Any:
         x = _conv(filters, 2, f"{name}_shortcut_conv", size=1)(x)
@@ -74,15 +74,15 @@ def _residual(
     shortcut: Callable[[Any, int, str], Any],
     large: bool = False,
 ) -> keras.Model:
-    """Stages of blocks of two convolutions.
+    """Returns stages of blocks of two convolutions.
 
     Args:
-        name: of the network.
-        data: what the data looks like.
-        options: its variants.
+        name: the name of the network.
+        data: shapes and statistics of the data.
+        options: the variants.
         shape: the number of blocks of each stage.
-        shortcut: the way around a block that halves height and width.
-        large: whether images are made four times smaller first.
+        shortcut: the shortcut of a block that halves height and width.
+        large: whether images are downsampled four times first.
     """
     inputs, x = image_input(data, smallest=2 ** (len(shape) - 1) * (4 if large else 1))
     x = _conv(options.width, 2, "stem_conv", size=7)(x) if large else _conv(options.width, 1, "stem_conv")(x)
@@ -107,7 +107,7 @@ def _residual(
 
 
 def wide_resnet(data: DataInfo, options: WideResNetOptions) -> keras.Model:
-    """Three stages of blocks that normalise first."""
+    """Returns three stages of blocks that normalise first."""
     if (options.depth - 4) % 6:
         near = 6 * round((options.depth - 4) / 6) + 4
         raise UserError(f"a wide ResNet has 6 n + 4 layers, and depth is {options.depth}. Use {near}.")
@@ -119,7 +119,7 @@ def wide_resnet(data: DataInfo, options: WideResNetOptions) -> keras.Model:
             block = f"stage{stage + 1}_block{number + 1}"
             strides = 2 if stage > 0 and number == 0 else 1
             ready = layers.ReLU(name=f"{block}_relu1")(_norm(options, f"{block}_norm1")(x))
-            # Where the shape changes, the way around begins behind the first normalisation.
+            # Where the shape changes, the shortcut begins after the first normalisation.
             around = x if number else _conv(filters, strides, f"{block}_shortcut_conv", size=1)(ready)
             x = _conv(filters, strides, f"{block}_conv1")(ready)
             x = layers.ReLU(name=f"{block}_relu2")(_norm(options, f"{block}_norm2")(x))

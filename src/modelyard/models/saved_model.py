@@ -1,4 +1,4 @@
-"""A SavedModel, such as one from TensorFlow Hub, as a frozen feature extractor under a head that is trained."""
+"""A SavedModel, such as one from TensorFlow Hub, as a frozen feature extractor with a trained head."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _DEFAULT = "serving_default"
 
 
 def saved_model(data: DataInfo, options: SavedModelOptions) -> keras.Model:
-    """Features of the SavedModel, dense layers on them."""
+    """Returns the SavedModel's features, followed by dense layers."""
     if keras.backend.backend() != "tensorflow":
         raise UserError("the model saved_model needs the TensorFlow engine: --engine tensorflow.")
     shape = data.image_shape
     if len(shape) != 3:
-        raise UserError(f"the model saved_model takes images; the examples have the shape {_by(shape)}.")
+        raise UserError(f"the model saved_model takes images; the examples have shape {_by(shape)}.")
     inputs = keras.Input(shape, dtype=data.features[IMAGE].dtype, name=IMAGE)
     x = SavedModelFeatures(options.saved_model_path, options.signature, name="features")(inputs)
     for number, units in enumerate(options.hidden_units, 1):
@@ -36,23 +36,23 @@ def saved_model(data: DataInfo, options: SavedModelOptions) -> keras.Model:
 
 @keras.saving.register_keras_serializable(package="modelyard")
 class SavedModelFeatures(layers.Layer):
-    """Images to the features of a SavedModel. Bytes become floats from 0 to 1, as models of TensorFlow Hub take them.
+    """Maps images to the features of a SavedModel. Bytes become floats from 0 to 1, as TensorFlow Hub models expect.
 
-    What it loads is no weight of the layer: it is neither trained nor saved with the model.
+    The loaded variables are not weights of the layer: they are neither trained nor saved with the model.
 
     Args:
         path: the folder of the SavedModel.
-        signature: which of its signatures; None is ``serving_default``, or a call of the model where it has none.
+        signature: the signature to call; None is ``serving_default``, or the model itself if it has none.
     """
 
     def __init__(self, path: str, signature: str | None = None, **kwargs: Any) -> None:
-        # In 32 bits whatever the precision of the run: the program in the SavedModel has its own types.
+        # In 32 bits whatever the precision of the run: the SavedModel has its own types.
         super().__init__(**{**kwargs, "trainable": False, "dtype": "float32", "autocast": False})
         self._path, self._signature = path, signature
         self._features, self._wanted = _open(path, signature)
 
     def build(self, input_shape: Any) -> None:
-        """Tries the SavedModel on a black image: what does not fit is found here, in words."""
+        """Runs the SavedModel on a black image, to raise clear errors if it does not fit."""
         channels, wanted = input_shape[-1], self._wanted.shape[-1]
         if wanted not in (None, channels) and (channels, wanted) != (1, 3):
             raise UserError(f"the SavedModel {self._path} takes {wanted} channels; the images have {channels}.")
@@ -60,12 +60,12 @@ class SavedModelFeatures(layers.Layer):
         if len(features.shape) != 2 or not features.dtype.is_floating:
             shown = _by((None, *features.shape[1:]))
             raise UserError(
-                f"the SavedModel {self._path} gives {features.dtype.name} of the shape {shown}, not features "
-                "[batch, features]. Name another --signature, or a SavedModel of feature vectors."
+                f"the SavedModel {self._path} returns {features.dtype.name} of shape {shown}, not features "
+                "[batch, features]. Choose another --signature, or a SavedModel of feature vectors."
             )
 
     def call(self, inputs: Tensor) -> Tensor:
-        """The features, [batch, features]."""
+        """Returns the features, [batch, features]."""
         scale = 255.0 if keras.backend.standardize_dtype(inputs.dtype) == "uint8" else 1.0
         features = self._run(ops.cast(inputs, "float32") / scale)
         return ops.stop_gradient(ops.cast(features, self.compute_dtype))
@@ -80,27 +80,27 @@ class SavedModelFeatures(layers.Layer):
         return self._features(ops.cast(x, self._wanted.dtype.name))
 
     def get_config(self) -> dict[str, Any]:
-        """For saving in Keras's format; the SavedModel itself stays where it is."""
+        """Returns the config for Keras's format, which has the path of the SavedModel."""
         return {**super().get_config(), "path": self._path, "signature": self._signature}
 
 
 def _open(path: str, signature: str | None) -> tuple[Callable[[Tensor], Tensor], Any]:
-    """The function from images to features, and what it takes."""
+    """Returns the function from images to features, and its input spec."""
     import tensorflow as tf
 
     if not (Path(path) / "saved_model.pb").is_file():
-        raise UserError(f"saved_model_path {path} is no SavedModel: there is no file saved_model.pb in it.")
+        raise UserError(f"saved_model_path {path} is not a SavedModel: there is no file saved_model.pb in it.")
     try:
         loaded = tf.saved_model.load(path)
     except (tf.errors.OpError, OSError, ValueError, AttributeError, KeyError, RuntimeError) as error:
-        raise UserError(f"saved_model_path {path} can't be loaded by TensorFlow {tf.__version__}: {error}") from error
+        raise UserError(f"saved_model_path {path} cannot be loaded by TensorFlow {tf.__version__}: {error}") from error
     known = sorted(getattr(loaded, "signatures", {}))
     if signature is None and _DEFAULT not in known and callable(loaded):
         return _of_call(loaded, path)
     name = signature or _DEFAULT
     if name not in known:
         listed = ", ".join(known) or "none"
-        raise UserError(f"the SavedModel {path} has no signature {name!r}. It has: {listed}. Name one: --signature.")
+        raise UserError(f"the SavedModel {path} has no signature {name!r}. It has: {listed}. Choose one: --signature.")
     return _of_signature(loaded, name, path)
 
 
@@ -110,22 +110,24 @@ def _of_signature(loaded: Any, name: str, path: str) -> tuple[Callable[[Tensor],
     given = list(function.structured_outputs)
     if len(taken) != 1:
         raise UserError(
-            f"the signature {name!r} of {path} takes {len(taken)} inputs ({', '.join(sorted(taken))}); one is right."
+            f"the signature {name!r} of {path} takes {len(taken)} inputs ({', '.join(sorted(taken))}), not one."
         )
     ((key, wanted),) = taken.items()
     if len(given) > 1 and "default" not in given:
-        raise UserError(f"the signature {name!r} of {path} gives {', '.join(sorted(given))}; one output is right.")
+        raise UserError(
+            f"the signature {name!r} of {path} returns {', '.join(sorted(given))}; it must return one output."
+        )
     output = given[0] if len(given) == 1 else "default"
 
     def features(images: Tensor) -> Tensor:
-        _ = loaded  # which owns the variables, and must live as long as the function
+        _ = loaded  # it owns the variables, and must live as long as the function
         return function(**{key: images})[output]
 
     return features, _checked(wanted, path)
 
 
 def _of_call(loaded: Any, path: str) -> tuple[Callable[[Tensor], Tensor], Any]:
-    """Calls the model itself, with training=False where it has that argument."""
+    """Returns a call of the model itself, with training=False if it has that argument."""
     import tensorflow as tf
 
     for function in getattr(loaded.__call__, "concrete_functions", []):
@@ -134,15 +136,15 @@ def _of_call(loaded: Any, path: str) -> tuple[Callable[[Tensor], Tensor], Any]:
         if isinstance(wanted, tf.TensorSpec) and wanted.shape.rank == 4:
             rest = {"training": False} if len(arguments) > 1 or "training" in named else {}
             return functools.partial(loaded, **rest), _checked(wanted, path)
-    raise UserError(f"the SavedModel {path} can't be called with images. Name one of its signatures: --signature.")
+    raise UserError(f"the SavedModel {path} cannot be called with images. Choose one of its signatures: --signature.")
 
 
 def _checked(wanted: Any, path: str) -> Any:
     if wanted.shape.rank != 4 or wanted.shape[0] is not None or not wanted.dtype.is_floating:
         shown = _by(tuple(wanted.shape)) if wanted.shape.rank is not None else "any shape"
         raise UserError(
-            f"the SavedModel {path} takes {wanted.dtype.name} of the shape {shown}; floats of "
-            "batch×height×width×channels are right, in batches of any size. Name another --signature."
+            f"the SavedModel {path} takes {wanted.dtype.name} of shape {shown}; it must take floats "
+            "of batch×height×width×channels, in batches of any size. Choose another --signature."
         )
     return wanted
 

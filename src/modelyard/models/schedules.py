@@ -30,13 +30,13 @@ Schedule = Callable[[Any], Any]
 
 
 def build_schedule(config: Config, run: RunLength) -> Schedule:
-    """The learning rate of ``config`` at each step, warm-up included."""
+    """Returns the learning rate of ``config`` as a function of the step, warm-up included."""
     warmup = config.warmup.steps(run) if config.warmup is not None else 0
     options = config.options_of("learning_rate_schedule")
     peak = getattr(options, "peak_at", None)
     for name, reached in (("warmup", warmup), ("peak_at", peak.steps(run) if peak is not None else 0)):
         if reached > run.total_steps:
-            log.warning("%s is %d steps and the run has %d: it never gets there", name, reached, run.total_steps)
+            log.warning("%s is %d steps, but the run has %d: it is never reached", name, reached, run.total_steps)
     factor = config.entry("learning_rate_schedule").load()(options, run, warmup, config.learning_rate)
 
     def learning_rate(step: Any) -> Any:
@@ -48,12 +48,12 @@ def build_schedule(config: Config, run: RunLength) -> Schedule:
 
 
 def constant(options: Options, run: RunLength, warmup: int, peak: float) -> Schedule:
-    """Always the peak."""
+    """Returns the peak at every step."""
     return lambda step: ops.ones_like(step)
 
 
 def piecewise(options: PiecewiseOptions, run: RunLength, warmup: int, peak: float) -> Schedule:
-    """Cut by a factor at each boundary."""
+    """Multiplies by a factor at each boundary."""
     boundaries = [boundary.steps(run) for boundary in options.decay_boundaries]
 
     def factor(step: Any) -> Any:
@@ -66,7 +66,7 @@ def piecewise(options: PiecewiseOptions, run: RunLength, warmup: int, peak: floa
 
 
 def exponential(options: ExponentialOptions, run: RunLength, warmup: int, peak: float) -> Schedule:
-    """Multiplied by the rate once each period."""
+    """Multiplies by the rate once per period."""
     period = float(options.decay_period.period(run))
 
     def factor(step: Any) -> Any:
@@ -77,19 +77,19 @@ def exponential(options: ExponentialOptions, run: RunLength, warmup: int, peak: 
 
 
 def polynomial(options: PolynomialOptions, run: RunLength, warmup: int, peak: float) -> Schedule:
-    """From the peak, reached after the warm-up, to the end value at the end."""
+    """Decays from the peak, reached after the warm-up, to the end value at the end."""
     end = options.end_learning_rate / peak
     return lambda step: end + (1 - end) * ops.power(1 - _progress(step, run, warmup), options.decay_power)
 
 
 def cosine(options: CosineOptions, run: RunLength, warmup: int, peak: float) -> Schedule:
-    """Half a cosine from the peak, reached after the warm-up, to the end value at the end."""
+    """Decays by half a cosine from the peak, reached after the warm-up, to the end value at the end."""
     end = options.end_learning_rate / peak
     return lambda step: end + (1 - end) * 0.5 * (1 + ops.cos(math.pi * _progress(step, run, warmup)))
 
 
 def triangular(options: TriangularOptions, run: RunLength, warmup: int, peak: float) -> Schedule:
-    """From a share of the peak to the peak, then to the end value at the end, in straight lines."""
+    """Goes linearly from a fraction of the peak to the peak, then to the end value at the end."""
     top, start, end = options.peak_at.steps(run), options.start_factor, options.end_learning_rate / peak
 
     def factor(step: Any) -> Any:
@@ -100,7 +100,7 @@ def triangular(options: TriangularOptions, run: RunLength, warmup: int, peak: fl
 
 
 def one_cycle(options: OneCycleOptions, run: RunLength, warmup: int, peak: float) -> Schedule:
-    """From a share of the peak to the peak, then to the end value at the end, each in half a cosine."""
+    """Goes from a fraction of the peak to the peak, then to the end value at the end, each in half a cosine."""
     top, start, end = options.peak_at.steps(run), options.start_factor, options.end_learning_rate / peak
 
     def factor(step: Any) -> Any:
@@ -112,7 +112,7 @@ def one_cycle(options: OneCycleOptions, run: RunLength, warmup: int, peak: float
 
 
 def range_test(options: RangeTestOptions, run: RunLength, warmup: int, peak: float) -> Schedule:
-    """From the lowest learning rate at the first step to the peak at the last, the same factor each step."""
+    """Grows from the lowest learning rate at the first step to the peak at the last, by the same factor each step."""
     decades = math.log(peak / options.lowest_learning_rate)
     return lambda step: ops.exp(decades * (step / max(run.total_steps - 1, 1) - 1))
 

@@ -10,7 +10,7 @@ from modelyard.models.task import DataInfo, any_input, image_input
 
 
 def simple_cnn(data: DataInfo, options: SimpleCnnOptions) -> keras.Model:
-    """Convolutions of 3×3, each followed by pooling; one dense layer."""
+    """Returns convolutions of 3×3, each followed by pooling, and one dense layer."""
     inputs, x = image_input(data, smallest=2 ** len(options.filters))
     for number, filters in enumerate(options.filters, 1):
         x = layers.Conv2D(filters, 3, padding="same", activation="relu", name=f"conv{number}")(x)
@@ -23,7 +23,7 @@ def simple_cnn(data: DataInfo, options: SimpleCnnOptions) -> keras.Model:
 
 
 def mnist_cnn(data: DataInfo, options: MnistCnnOptions) -> keras.Model:
-    """Two convolutions of 5×5 with 32 and 64 filters, 1,024 dense units."""
+    """Returns two convolutions of 5×5 with 32 and 64 filters, and 1,024 dense units."""
     inputs, x = image_input(data, smallest=4)
     for number, filters in enumerate((32, 64), 1):
         x = layers.Conv2D(filters, 5, padding="same", activation="relu", name=f"conv{number}")(x)
@@ -36,7 +36,7 @@ def mnist_cnn(data: DataInfo, options: MnistCnnOptions) -> keras.Model:
 
 
 def mlp(data: DataInfo, options: MlpOptions) -> keras.Model:
-    """Dense layers on the flattened example."""
+    """Returns dense layers on the flattened example."""
     inputs, x = any_input(data)
     x = layers.Flatten(name="flatten")(x)
     for number, units in enumerate(options.hidden_units, 1):

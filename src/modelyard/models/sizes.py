@@ -1,6 +1,6 @@
-"""What the built-in models cost with their default options, so that a list of them needs no network to be built.
+"""Parameters and FLOPs of the built-in models with default options, so that listing them builds no network.
 
-Made by building each; a test builds them again.
+The numbers come from building each model; a test builds them again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Size:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of the images."""
+        """The shape of the images."""
         return self.side, self.side, self.channels
 
     @property

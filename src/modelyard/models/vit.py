@@ -17,28 +17,30 @@ _PATCHES = 8
 
 @keras.saving.register_keras_serializable(package="modelyard")
 class Positions(layers.Layer):
-    """Adds to each token what is learned for its place."""
+    """Adds a learned position embedding to each token."""
 
     def build(self, input_shape: Any) -> None:
-        """One vector for each token."""
+        """Makes one vector per token."""
         self.table = self.add_weight(
             name="table", shape=input_shape[1:], initializer=keras.initializers.TruncatedNormal(stddev=0.02)
         )
 
     def call(self, inputs: Any) -> Any:
-        """Tokens of the same shape."""
+        """Returns tokens of the same shape."""
         return inputs + ops.cast(self.table, inputs.dtype)
 
 
 def vit(data: DataInfo, options: VitOptions) -> keras.Model:
-    """The network for images whose sides are multiples of the patch."""
+    """Returns the network, for images whose sides are multiples of the patch."""
     inputs, x = image_input(data, smallest=1)
     height, width = data.image_shape[:2]
     patch = options.patch_size or _fitting_patch(min(height, width), height, width)
     if height % patch or width % patch:
-        raise UserError(f"patches of {patch}×{patch} do not fit into images of {height}×{width}: choose a divisor.")
+        raise UserError(
+            f"--patch_size {patch} does not divide both sides of images of {height}×{width}. Choose a divisor."
+        )
     if options.embedding % options.heads:
-        raise UserError(f"embedding {options.embedding} can't be divided over {options.heads} heads.")
+        raise UserError(f"embedding {options.embedding} is not a multiple of {options.heads} heads.")
     x = layers.Conv2D(options.embedding, patch, strides=patch, name="patches")(x)
     x = layers.Reshape((-1, options.embedding), name="tokens")(x)
     x = Positions(name="positions")(x)
@@ -50,7 +52,7 @@ def vit(data: DataInfo, options: VitOptions) -> keras.Model:
 
 
 def _fitting_patch(side: int, height: int, width: int) -> int:
-    """The largest patch that fits evenly, with at least eight patches along the shorter side where there is room."""
+    """Returns the largest patch that divides both sides, with at least eight patches along the shorter if possible."""
     most = min(max(side // _PATCHES, 1), _LARGEST_PATCH)
     return max(p for p in range(1, most + 1) if height % p == 0 and width % p == 0)
 

@@ -26,14 +26,14 @@ _EPSILON = 1e-12
 
 
 def whitening_kernel(images: NDArray[Any], epsilon: float = 5e-4) -> NDArray[np.float32]:
-    """The kernel that takes 2×2 patches of ``images`` to independent values of equal spread.
+    """Returns the kernel that maps 2×2 patches of ``images`` to uncorrelated values of equal variance.
 
     Args:
         images: standardised images, of shape [count, height, width, channels].
-        epsilon: is added to each eigenvalue, so that directions in which nothing happens are not blown up.
+        epsilon: added to each eigenvalue, so that directions without variance are not amplified.
 
     Returns:
-        Eigenvectors of the covariance of the patches, each over the root of its eigenvalue, of shape
+        Eigenvectors of the covariance of the patches, each divided by the root of its eigenvalue, of shape
         [2, 2, channels, 4 × channels].
     """
     channels = images.shape[-1]
@@ -47,7 +47,7 @@ def whitening_kernel(images: NDArray[Any], epsilon: float = 5e-4) -> NDArray[np.
         covariance += patches.T @ patches
         count += len(patches)
     values, vectors = np.linalg.eigh(covariance / count)
-    # A library may give a vector or its negative: the greatest value is made positive, so that all machines agree.
+    # A library may return a vector or its negative: the largest value is made positive, so that all machines agree.
     vectors = vectors * np.sign(vectors[np.abs(vectors).argmax(axis=0), np.arange(size)])
     scaled = vectors / np.sqrt(np.maximum(values, 0) + epsilon)
     kernel: NDArray[np.float32] = scaled.reshape(_PATCH, _PATCH, channels, size).astype(np.float32)
@@ -56,13 +56,13 @@ def whitening_kernel(images: NDArray[Any], epsilon: float = 5e-4) -> NDArray[np.
 
 @keras.saving.register_keras_serializable(package="modelyard")
 class Whiten(layers.Layer):
-    """A 2×2 convolution with a kernel from training images, and the negatives of what it gives, as further channels.
+    """A 2×2 convolution with a kernel from training images, and its negated outputs as further channels.
 
-    The kernel stays as it is; it is saved with the model.
+    The kernel is not trained; it is saved with the model.
 
     Args:
-        kernel: what `whitening_kernel` gives; None where it is loaded later.
-        use_bias: whether a bias is learned.
+        kernel: the result of `whitening_kernel`; None if it is loaded later.
+        use_bias: whether a bias is trained.
     """
 
     def __init__(self, kernel: NDArray[np.float32] | None = None, use_bias: bool = False, **kwargs: Any) -> None:
@@ -71,7 +71,7 @@ class Whiten(layers.Layer):
         self._initial = kernel
 
     def build(self, input_shape: Any) -> None:
-        """Makes the kernel, and the bias where there is one."""
+        """Makes the kernel, and the bias if there is one."""
         channels = input_shape[-1]
         size = _PATCH * _PATCH * channels
         shape = (_PATCH, _PATCH, channels, size)
@@ -85,28 +85,28 @@ class Whiten(layers.Layer):
         self.bias = self.add_weight(name="bias", shape=(2 * size,), initializer="zeros") if self.use_bias else None
 
     def call(self, inputs: Any) -> Any:
-        """One pixel less in height and width."""
-        # With so few channels a product is faster on a GPU than a convolution, and half of it is enough.
+        """Returns outputs with one pixel less in height and width."""
+        # With so few channels a matrix product is faster on a GPU than a convolution, and half of it is enough.
         height, width = inputs.shape[1] - _PATCH + 1, inputs.shape[2] - _PATCH + 1
-        places = [(row, column) for row in range(_PATCH) for column in range(_PATCH)]
-        patches = ops.concatenate([inputs[:, r : r + height, c : c + width, :] for r, c in places], axis=-1)
+        offsets = [(row, column) for row in range(_PATCH) for column in range(_PATCH)]
+        patches = ops.concatenate([inputs[:, r : r + height, c : c + width, :] for r, c in offsets], axis=-1)
         size = patches.shape[-1]
         values = ops.matmul(patches, ops.reshape(self.kernel, (size, size)))
         outputs = ops.concatenate([values, -values], axis=-1)
         return outputs if self.bias is None else outputs + self.bias
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """One pixel less in height and width, eight times the channels."""
+        """Returns one pixel less in height and width, and eight times the channels."""
         batch, height, width, channels = input_shape
         return batch, height - _PATCH + 1, width - _PATCH + 1, 2 * _PATCH * _PATCH * channels
 
     def flops(self, input_shape: Any) -> int:
-        """Of the product; the other half of the channels is its negative."""
+        """Returns the FLOPs of the product; the other half of the channels is its negative."""
         _, height, width, channels = input_shape
         return int(2 * (height - _PATCH + 1) * (width - _PATCH + 1) * (_PATCH * _PATCH * channels) ** 2)
 
     def get_config(self) -> dict[str, Any]:
-        """For saving in Keras's format; the kernel is in the weights."""
+        """Returns the config for Keras's format; the kernel is in the weights."""
         return {**super().get_config(), "use_bias": self.use_bias}
 
 
@@ -114,7 +114,7 @@ class Whiten(layers.Layer):
 class MaxPool(layers.Layer):
     """Maximum over squares that do not overlap; rows and columns that are left over are dropped.
 
-    It is a maximum over axes of their own: XLA's gradient of a pooling window is slow on GPUs, and not deterministic.
+    It reshapes and reduces, since XLA's gradient of a pooling window is slow on GPUs and not deterministic.
     """
 
     def __init__(self, size: int = 2, **kwargs: Any) -> None:
@@ -122,28 +122,28 @@ class MaxPool(layers.Layer):
         self.size = size
 
     def call(self, inputs: Any) -> Any:
-        """Height and width divided by the size."""
+        """Returns height and width divided by the size."""
         k = self.size
         _, height, width, channels = self.compute_output_shape(inputs.shape)
         squares = ops.reshape(inputs[:, : height * k, : width * k, :], (-1, height, k, width, k, channels))
         return ops.max(squares, axis=(2, 4))
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """Rounded down."""
+        """Returns the shape, rounded down."""
         batch, height, width, channels = input_shape
         return batch, height // self.size, width // self.size, channels
 
     def get_config(self) -> dict[str, Any]:
-        """For saving in Keras's format."""
+        """Returns the config for Keras's format."""
         return {**super().get_config(), "size": self.size}
 
 
 @keras.saving.register_keras_serializable(package="modelyard")
 class IdentityKernel(keras.initializers.Initializer):
-    """The first filters hand each input channel on as it is; the rest are uniform up to 1 / √(inputs of a filter)."""
+    """The first filters copy the input channels; the rest are uniform up to 1 / √(inputs of a filter)."""
 
     def __call__(self, shape: Any, dtype: Any = None) -> Any:
-        """A kernel of shape [height, width, inputs, outputs]."""
+        """Returns a kernel of shape [height, width, inputs, outputs]."""
         height, width, inputs, outputs = shape
         same = min(inputs, outputs)
         limit = 1 / math.sqrt(height * width * inputs)
@@ -156,13 +156,13 @@ class IdentityKernel(keras.initializers.Initializer):
 
 @keras.saving.register_keras_serializable(package="modelyard")  # type: ignore[untyped-decorator]
 def fast_gelu(x: Any) -> Any:
-    """GELU by its approximation with tanh, which differs by less than bfloat16 can tell."""
+    """Returns GELU by its tanh approximation, which differs by less than the precision of bfloat16."""
     return ops.gelu(x, approximate=True)
 
 
 @keras.saving.register_keras_serializable(package="modelyard")  # type: ignore[untyped-decorator]
 def quick_gelu(x: Any) -> Any:
-    """GELU by its approximation with a sigmoid (Hendrycks and Gimpel 2016): fewer instructions, off by at most 0.02."""
+    """Returns GELU by its sigmoid approximation (Hendrycks and Gimpel 2016): faster, off by at most 0.02."""
     return x * ops.sigmoid(1.702 * x)
 
 
@@ -170,11 +170,11 @@ _ACTIVATIONS = {"silu": "silu", "gelu": fast_gelu, "quick_gelu": quick_gelu}
 
 
 def whitened_cnn(data: DataInfo, options: WhitenedCnnOptions) -> keras.Model:
-    """The network for images of 32×32 and other sizes."""
+    """Returns the network, for images of 32×32 and other sizes."""
     pooled = 2 ** len(options.widths)
     inputs, x = image_input(data, smallest=3 * pooled + 1)
     if data.images is None:
-        raise DataError("whitened_cnn computes its first layer from training images; this dataset gives none.")
+        raise DataError("whitened_cnn computes its first layer from training images; this dataset has none.")
     sample = (data.images[:: -(-len(data.images) // _MOST_IMAGES)].astype(np.float32) - data.mean) / data.spread
     x = Whiten(whitening_kernel(sample), options.whiten_bias, name="whiten")(x)
     x = _activation(options, "whiten_act")(x)
