@@ -48,12 +48,12 @@ def _weights(caplog: pytest.LogCaptureFixture) -> dict[str, Any]:
     return modelyard.load_weights("plain")
 
 
-def test_a_resumed_run_says_in_which_phase_it_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_resumed_run_says_in_which_phase_it_resumes(caplog: pytest.LogCaptureFixture) -> None:
     @modelyard.register_hook("killed_at_6")
     class Killed(modelyard.Hook):
         order = 100  # after the checkpoint
 
-        def settled(self, loop: Trainer) -> None:
+        def on_boundary(self, loop: Trainer) -> None:
             if loop.step == 6:
                 raise Interrupted(15, 6, "run")
 
@@ -61,7 +61,7 @@ def test_a_resumed_run_says_in_which_phase_it_goes_on(caplog: pytest.LogCaptureF
     with pytest.raises(Interrupted):
         modelyard.train(**RUN, **options, hooks="-tensorboard,+killed_at_6")
     lines = said(caplog, **options)
-    assert lines[0].startswith("going on in phase 2 of 3 from step 4 on: layers(match='conv|norm'), ")
+    assert lines[0].startswith("resuming in phase 2 of 3 from step 4 on: layers(match='conv|norm'), ")
     assert lines[1].startswith("phase 3 of 3 from step 8 on: all, ")
     assert len(lines) == 2
 

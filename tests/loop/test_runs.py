@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -477,14 +478,14 @@ def test_hooks_can_be_replaced_taken_away_and_written_by_a_user() -> None:
         def next_step(self, loop: Any) -> int | None:
             return 7 if loop.step < 7 else None
 
-        def settled(self, loop: Any) -> None:
-            calls.append(("settled", loop.step))
+        def on_boundary(self, loop: Any) -> None:
+            calls.append(("boundary", loop.step))
 
-        def evaluated(self, loop: Any, split: str, row: dict[str, Any]) -> None:
+        def on_evaluation(self, loop: Any, split: str, row: dict[str, Any]) -> None:
             calls.append((split, row["step"]))
 
     go(hooks="recorder")
-    assert ("settled", 7) in calls
+    assert ("boundary", 7) in calls
     assert ("validation", 40) in calls
     assert list_checkpoints(Path("run/checkpoints")) == {}
     assert not Path("run/metrics.jsonl").exists()
@@ -495,12 +496,87 @@ def test_hooks_can_be_replaced_taken_away_and_written_by_a_user() -> None:
         go("third", hooks="+profiler, log")
 
 
+def test_hooks_with_the_old_method_names_work_with_a_warning() -> None:
+    calls: dict[str, Any] = {}
+
+    with pytest.warns(FutureWarning) as first:
+
+        class Before(modelyard.Hook):
+            """Has the names of earlier versions."""
+
+            def begin(self, loop: Any) -> None:
+                calls.setdefault("begin", loop.step)
+
+            def trained(self, loop: Any, metrics: Any) -> None:
+                calls["trained"] = len(metrics["loss"])
+
+            def reported(self, loop: Any, row: dict[str, Any]) -> None:
+                calls["reported"] = row["split"]
+
+            def evaluated(self, loop: Any, split: str, row: dict[str, Any]) -> None:
+                calls["evaluated"] = split
+
+            def settled(self, loop: Any) -> None:
+                calls["settled"] = loop.step
+
+            def interrupted(self, loop: Any) -> None:
+                calls["interrupted"] = loop.step
+
+            def end(self, loop: Any) -> None:
+                calls["end"] = loop.step
+
+            def memory(self) -> dict[str, Any]:
+                return {"seen": calls.get("settled", 0)}
+
+            def remember(self, memory: dict[str, Any]) -> None:
+                calls["remembered"] = memory["seen"]
+
+    assert len(first) == 9, "one for each method"
+    with pytest.warns(FutureWarning, match="Old.trained is now called on_steps") as warned:
+
+        class Old(Before):
+            """A subclass that calls its parent by the old name."""
+
+            def trained(self, loop: Any, metrics: Any) -> None:
+                super().trained(loop, metrics)
+
+    assert len(warned) == 1, "one method is old here"
+    modelyard.register_hook("old")(Old)
+    go(hooks="+old")
+    assert calls == {
+        "begin": 0, "trained": calls["trained"], "reported": "train", "evaluated": "validation", "settled": 40, "end": 40
+    }  # fmt: skip
+    go(hooks="+old", train_steps=41)
+    assert (calls["remembered"], calls["settled"]) == (40, 41)
+    with pytest.warns(FutureWarning):
+
+        class Interrupts(Old):
+            def interrupted(self, loop: Any) -> None:
+                super().interrupted(loop)
+
+    Interrupts(modelyard.Options()).on_interrupt(SimpleNamespace(step=3))  # type: ignore[arg-type]
+    assert calls["interrupted"] == 3
+
+
+def test_the_old_names_of_hook_methods_can_still_be_called() -> None:
+    from modelyard.loop.hooks import Hook
+    from modelyard.loop.stopping import EarlyStop, EarlyStopOptions
+
+    hook: Any = EarlyStop(EarlyStopOptions())
+    hook.remember({"best": 0.5, "waited": 2})
+    assert hook.memory() == hook.state_dict() == {"best": 0.5, "waited": 2}
+    plain: Any = Hook(modelyard.Options())
+    plain.trained(None, {})
+    plain.settled(None)
+    assert plain.memory() == {}
+
+
 def test_a_user_hook_that_fails_does_not_cost_the_run() -> None:
     @modelyard.register_hook("clumsy")
     class Clumsy(modelyard.Hook):
         """Fails late."""
 
-        def trained(self, loop: Any, metrics: Any) -> None:
+        def on_steps(self, loop: Any, metrics: Any) -> None:
             if loop.step >= 30:
                 raise ZeroDivisionError("oh")
 
