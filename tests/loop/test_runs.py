@@ -543,9 +543,8 @@ def test_hooks_with_the_old_method_names_work_with_a_warning() -> None:
     assert len(warned) == 1, "one method is old here"
     modelyard.register_hook("old")(Old)
     go(hooks="+old")
-    assert calls == {
-        "begin": 0, "trained": calls["trained"], "reported": "train", "evaluated": "validation", "settled": 40, "end": 40
-    }  # fmt: skip
+    assert calls.pop("trained") > 0
+    assert calls == {"begin": 0, "reported": "train", "evaluated": "validation", "settled": 40, "end": 40}
     go(hooks="+old", train_steps=41)
     assert (calls["remembered"], calls["settled"]) == (40, 41)
     with pytest.warns(FutureWarning):
