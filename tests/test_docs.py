@@ -108,3 +108,29 @@ def test_the_map_of_architecture_is_complete() -> None:
     inner = [line.split()[0].rstrip("/") for line in found[1].splitlines() if line.startswith("  ")]
     folders = [path for path in SOURCE.glob("*/*") if (path / "__init__.py").exists()]
     assert sorted(inner) == sorted(path.name for path in folders)
+
+
+# Options of other programs, of XLA, of a benchmark, and of the model that docs/models.md writes.
+OTHER_OPTIONS = {"--help", "--logdir", "--quick", "--xla_gpu_autotune_level", "--wide_units"}
+
+
+def test_every_option_that_a_page_names_exists() -> None:
+    import typer
+
+    from modelyard.cli.app import build_app
+    from modelyard.config.schema import CORE_FIELDS
+    from modelyard.registry import DATASETS, HOOKS, MODELS, OPTIMIZERS, SCHEDULES
+
+    names = set(CORE_FIELDS)
+    for registry in (MODELS, DATASETS, OPTIMIZERS, SCHEDULES, HOOKS):
+        for entry in registry.entries():
+            names |= set(entry.options.model_fields) if isinstance(entry.target, str) else set()
+    known = {f"--{prefix}{name}" for name in names for prefix in ("", "no_")} | OTHER_OPTIONS
+    commands = [typer.main.get_command(build_app(""))]
+    while commands:
+        command: Any = commands.pop()
+        known |= {option for parameter in command.params for option in parameter.opts}
+        commands += getattr(command, "commands", {}).values()
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]:
+        named = set(re.findall(r"(?<![\w-])--[a-z]\w*", page.read_text()))
+        assert sorted(named - known) == [], page.name
