@@ -98,6 +98,13 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return tf.function(function, autograph=False)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _devices_before_the_first_test() -> None:
+    """Sets the number of JAX's devices before any test starts JAX, whichever comes first."""
+    if engine_name() == "jax":
+        _set_up_jax()
+
+
 @pytest.fixture(scope="session")
 def two_devices() -> None:
     """The engine in this process, with at least two CPU devices to choose from."""
