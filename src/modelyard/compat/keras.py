@@ -58,6 +58,27 @@ def all_layers(model: Any) -> list[Any]:
     return list(model._flatten_layers())
 
 
+def sublayers(layer: Any) -> list[Any]:
+    """Returns all layers inside a layer or model, each before its own sublayers."""
+    return list(layer._flatten_layers(include_self=False))
+
+
+def own_trainable_variables(layer: Any) -> list[Any]:
+    """Returns the trainable variables of a layer without those of its sublayers."""
+    return list(layer._trainable_variables)
+
+
+@contextmanager
+def layer_call_replaced(make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """Replaces `Layer.__call__` while the block runs; ``make`` takes the original and returns the replacement."""
+    original = keras.layers.Layer.__call__
+    keras.layers.Layer.__call__ = make(original)
+    try:
+        yield
+    finally:
+        keras.layers.Layer.__call__ = original
+
+
 # -- TensorFlow ---------------------------------------------------------------------------------------------------
 
 

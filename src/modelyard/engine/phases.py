@@ -14,6 +14,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from modelyard.compat.keras import own_trainable_variables, sublayers
 from modelyard.config.calls import Call
 from modelyard.config.durations import RunLength
 from modelyard.config.fine_tuning import Phase, boundaries, read_phases
@@ -122,10 +123,10 @@ class Freezing:
         learnable = list(model.trainable_variables)
         names = [self._short(v) for v in learnable]
         self._head = names[-1].rpartition("/")[0] if names else ""
-        kept = [layer for layer in _layers(model) if freeze_batch_norm and _is_batch_norm(layer)]
+        kept = [layer for layer in sublayers(model) if freeze_batch_norm and _is_batch_norm(layer)]
         if freeze_batch_norm and not kept:
             log.warning("freeze_batch_norm has no effect: %s has no batch norm", self._name)
-        frozen = {self._short(v) for layer in kept for v in _own(layer)}
+        frozen = {self._short(v) for layer in kept for v in own_trainable_variables(layer)}
         chosen = [self._chosen(phase, names) - frozen for phase in phases]
         for number, some in enumerate(chosen, 1):
             if not some:
@@ -137,8 +138,8 @@ class Freezing:
         """For each phase, which of `trained` are trained in it."""
         known = {id(v) for v in learnable}
         # Layers that the model's author has frozen stay frozen.
-        free = [layer for layer in _layers(model) if layer.trainable]
-        owners = [(layer, [self._short(v) for v in _own(layer) if id(v) in known]) for layer in free]
+        free = [layer for layer in sublayers(model) if layer.trainable]
+        owners = [(layer, [self._short(v) for v in own_trainable_variables(layer) if id(v) in known]) for layer in free]
         self._flags = [_flags(owners, some, freeze_batch_norm) for some in chosen]
         self._parameters = int(model.count_params())
 
@@ -207,15 +208,6 @@ def _flags(owners: list[tuple[Any, list[str]]], chosen: set[str], freeze_batch_n
         elif _is_batch_norm(layer):
             flags.append((layer, before and not freeze_batch_norm))
     return flags
-
-
-def _layers(model: keras.Model) -> list[Any]:
-    return list(model._flatten_layers(include_self=False))
-
-
-def _own(layer: Any) -> list[Any]:
-    """Returns the weights of a layer without those of its sublayers."""
-    return list(layer._trainable_variables)
 
 
 def _is_batch_norm(layer: Any) -> bool:

@@ -15,7 +15,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from modelyard.cluster.description import ProcessGroup
-from modelyard.compat.keras import fuse_batch_norm_sync, leave_summing_to_the_engine
+from modelyard.compat.keras import fuse_batch_norm_sync, leave_summing_to_the_engine, sublayers
 from modelyard.compat.tensorflow import local_value
 from modelyard.config.schema import Config
 from modelyard.data.dataset import TRAIN, Arrays
@@ -84,7 +84,7 @@ class TensorFlowEngine(Engine):
 
     def _set_batch_norm(self) -> None:
         fuse_batch_norm_sync()
-        for layer in self.model._flatten_layers():
+        for layer in sublayers(self.model):
             if isinstance(layer, keras.layers.BatchNormalization):
                 layer.synchronized = self.config.sync_batch_norm and self.replicas > 1
 

@@ -246,19 +246,19 @@ def is_finished(directory: RunDirectory, config: Config, length: Callable[[], Ru
     """
     saved = list_checkpoints(directory.checkpoints)
     try:
-        memory = read_state(saved[max(saved)])["memory"] if saved else None
+        state = read_state(saved[max(saved)])["memory"] if saved else None
     except CheckpointError:
         return False
-    if memory is None:
+    if state is None:
         return False
     total = length().total_steps
-    return max(saved) >= total or stopped_by(memory, config, total) is not None
+    return max(saved) >= total or stopped_by(state, config, total) is not None
 
 
-def stopped_by(memory: Mapping[str, Any], config: Config, total_steps: int) -> str | None:
+def stopped_by(state: Mapping[str, Any], config: Config, total_steps: int) -> str | None:
     """Returns why a hook has stopped the run; it stays stopped until the hooks or the number of steps change."""
-    unchanged = memory.get("total_steps") == total_steps and memory.get("stopped_under") == stop_rules(config)
-    return memory.get("stopped") if unchanged else None
+    unchanged = state.get("total_steps") == total_steps and state.get("stopped_under") == stop_rules(config)
+    return state.get("stopped") if unchanged else None
 
 
 def stop_rules(config: Config) -> list[str]:

@@ -123,8 +123,8 @@ class KeepBest(Hook):
         self._kept, dropped = self._kept[: loop.config.keep_best], self._kept[loop.config.keep_best :]
         won = {"metric": ranking.metric, "mode": ranking.mode, "value": value, "step": loop.step}
         snapshot = loop.snapshot()
-        memory = {**snapshot.memory, "best": won, "metrics": {k: row[k] for k in row if isinstance(row[k], float)}}
-        checkpoint = Checkpoint(snapshot.step, snapshot.weights, snapshot.optimizer, memory)
+        state = {**snapshot.memory, "best": won, "metrics": {k: row[k] for k in row if isinstance(row[k], float)}}
+        checkpoint = Checkpoint(snapshot.step, snapshot.weights, snapshot.optimizer, state)
         directory = loop.directory
 
         def write() -> None:

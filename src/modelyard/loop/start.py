@@ -239,12 +239,12 @@ def _sizes(sizes: dict[str, int]) -> str:
 def _log_inexact_resume(
     config: Config, engine: Engine, run: RunLength, checkpoint: Checkpoint, manifest: dict[str, Any]
 ) -> None:
-    memory = checkpoint.memory
-    if memory.get("total_steps", run.total_steps) != run.total_steps:
+    state = checkpoint.memory
+    if state.get("total_steps", run.total_steps) != run.total_steps:
         log.info(
             "the run now has %d steps, it had %d; the learning-rate schedule%s the new number",
             run.total_steps,
-            memory["total_steps"],
+            state["total_steps"],
             " and phases given in percent follow" if len(config.fine_tune) > 1 else " follows",
         )
     if not config.deterministic:
@@ -253,7 +253,7 @@ def _log_inexact_resume(
     last = manifest.get("starts") or [{}]
     then = {
         **last[-1].get("versions", {}),
-        **{name: memory[name] for name in ("threads", "replicas") if name in memory},
+        **{name: state[name] for name in ("threads", "replicas") if name in state},
     }
     for name in sorted(set(now) & set(then)):
         if now[name] != then[name]:

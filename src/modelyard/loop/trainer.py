@@ -119,18 +119,18 @@ class Trainer:
         self._loaded: Checkpoint | None = None
         """The checkpoint that is evaluated, where another process trains."""
         self._snapshot: Checkpoint | None = None
-        memory = checkpoint.memory if checkpoint is not None else {}
+        state = checkpoint.memory if checkpoint is not None else {}
         self.step = checkpoint.step if checkpoint is not None else 0
-        self._window: dict[str, float] = dict(memory.get("window", {}))
-        self._window_steps: int = memory.get("window_steps", 0)
-        self._seconds_before: float = memory.get("seconds", 0.0)
-        self.evaluated_step: int | None = memory.get("evaluated_step")
-        self.owes_evaluation: bool = memory.get("owes_evaluation", False)
-        self.last_evaluation: dict[str, Any] = dict(memory.get("last_evaluation", {}))
+        self._window: dict[str, float] = dict(state.get("window", {}))
+        self._window_steps: int = state.get("window_steps", 0)
+        self._seconds_before: float = state.get("seconds", 0.0)
+        self.evaluated_step: int | None = state.get("evaluated_step")
+        self.owes_evaluation: bool = state.get("owes_evaluation", False)
+        self.last_evaluation: dict[str, Any] = dict(state.get("last_evaluation", {}))
         for hook in self.hooks:
-            if hook.name in memory.get("hooks", {}):
-                hook.load_state_dict(memory["hooks"][hook.name])
-        self.stop_reason = stopped_by(memory, config, self.total_steps)
+            if hook.name in state.get("hooks", {}):
+                hook.load_state_dict(state["hooks"][hook.name])
+        self.stop_reason = stopped_by(state, config, self.total_steps)
 
     def train(self) -> None:
         """Trains to the end, then evaluates the best model on test if the config says so.
@@ -261,7 +261,7 @@ class Trainer:
             state = self.engine.state()
             self._snapshot = Checkpoint(self.step, state.weights, state.optimizer)
         saved = self._snapshot
-        memory = {
+        loop_state = {
             "run": self.run_id,
             "window": dict(self._window),
             "window_steps": self._window_steps,
@@ -276,7 +276,7 @@ class Trainer:
             "total_steps": self.total_steps,
             "hooks": {hook.name: kept for hook in self.hooks if (kept := hook.state_dict())},
         }
-        return Checkpoint(saved.step, saved.weights, saved.optimizer, memory)
+        return Checkpoint(saved.step, saved.weights, saved.optimizer, loop_state)
 
     def _train_chunk(self) -> None:
         """Trains to the next boundary, or as far as keeps the loop responsive, and calls the hooks."""

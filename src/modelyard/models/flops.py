@@ -6,13 +6,14 @@ the count is twice the MACs that papers often give. Biases, normalisation, activ
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
 from keras import layers
+
+from modelyard.compat.keras import layer_call_replaced, sublayers
 
 Shape = tuple[int, ...]
 
@@ -52,7 +53,7 @@ def _of_call(operation: Any, inputs: Any, outputs: Any) -> int:
         return sum(_of_call(node.operation, _shapes(node.input_tensors), _shapes(node.outputs)) for node in nodes)
     if type(operation).__name__ == "Matmul":
         return int(2 * math.prod(_one(_first(outputs))) * _first(inputs)[-1])
-    if isinstance(operation, keras.Layer) and any(True for _ in operation._flatten_layers(include_self=False)):
+    if isinstance(operation, keras.Layer) and sublayers(operation):
         return _traced(operation, inputs)
     return 0
 
@@ -60,21 +61,23 @@ def _of_call(operation: Any, inputs: Any, outputs: Any) -> int:
 def _traced(layer: Any, inputs: Any) -> int:
     """Returns the FLOPs of a layer with sublayers and no graph, by tracing its call with shapes."""
     found = depth = 0
-    original = layers.Layer.__call__
 
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        nonlocal depth, found
-        counts = depth == 0 and self is not layer and _is_whole(self)
-        depth += counts
-        try:
-            result = original(self, *args, **kwargs)
-        finally:
-            depth -= counts
-        if counts:
-            found += _of_call(self, _shapes(list(args) or list(kwargs.values())), _shapes(result))
-        return result
+    def counting(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            nonlocal depth, found
+            counts = depth == 0 and self is not layer and _is_whole(self)
+            depth += counts
+            try:
+                result = original(self, *args, **kwargs)
+            finally:
+                depth -= counts
+            if counts:
+                found += _of_call(self, _shapes(list(args) or list(kwargs.values())), _shapes(result))
+            return result
 
-    with _replaced(call, original):
+        return call
+
+    with layer_call_replaced(counting):
         given = _map(inputs, lambda shape: keras.KerasTensor(_one(shape), layer.input_dtype))
         keras.Operation.compute_output_spec(layer, given)  # the layer's own method may skip the call
     return found
@@ -85,15 +88,6 @@ def _is_whole(layer: Any) -> bool:
     if callable(getattr(layer, "flops", None)) or any(isinstance(layer, types) for types, _ in _RULES):
         return True
     return bool(getattr(layer, "_nodes_by_depth", None) or getattr(layer, "_functional", None))
-
-
-@contextlib.contextmanager
-def _replaced(call: Callable[..., Any], original: Callable[..., Any]) -> Iterator[None]:
-    layers.Layer.__call__ = call
-    try:
-        yield
-    finally:
-        layers.Layer.__call__ = original
 
 
 # -- shapes -------------------------------------------------------------------------------------------------------
