@@ -222,7 +222,7 @@ def test_mistakes_are_told_before_anything_is_written(home: Path, tmp_path: Path
         modelyard.predict(run, photos, output="out.txt")
     with pytest.raises(UserError, match="there is no folder"):
         modelyard.predict(run, photos, output="no/out.csv")
-    with pytest.raises(UserError, match="what shall be predicted"):
+    with pytest.raises(UserError, match="nothing to predict"):
         modelyard.predict(run)
     with pytest.raises(CheckpointError, match="there is no checkpoint '9'"):
         modelyard.predict(run, photos, checkpoint=9)
@@ -259,15 +259,15 @@ from modelyard.config.backend import select_engine
 select_engine(engine_name())
 import parts
 from modelyard.serving.prediction import predict as room
-room._NOTE_EVERY = 0.0
-write = room._Work._write
+room._SAVE_PROGRESS_SECONDS = 0.0
+write = room._TableWriter._write
 
 def deadly(self, file, found, first, unreadable):
     write(self, file, found, first, unreadable)
     if first == 20:
         os.kill(os.getpid(), signal.SIGKILL)
 
-room._Work._write = deadly
+room._TableWriter._write = deadly
 modelyard.predict(sys.argv[1], sys.argv[2], output="killed.csv", probabilities=True, eval_batch_size=1)
 """
 
@@ -312,9 +312,9 @@ def stopped(patch: pytest.MonkeyPatch, *given: Any, **options: Any) -> int:
         note(*values)
         raise Stopped
 
-    note = room._Work._note
+    note = room._TableWriter._save_progress
     with patch.context() as inner:
-        inner.setattr(room._Work, "_note", deadly)
+        inner.setattr(room._TableWriter, "_save_progress", deadly)
         with pytest.raises(Stopped):
             modelyard.predict(*given, output="a.csv", **options)
     return int(json.loads(Path(".partial-a.csv.json").read_text())["rows"])
@@ -332,11 +332,11 @@ def test_one_that_was_begun_with_other_views_begins_anew(home: Path, monkeypatch
 def test_one_that_was_killed_after_its_last_row_still_knows_its_metrics(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from modelyard.serving.prediction.scores import Scores
+    from modelyard.serving.prediction.table import TableMetrics
 
     assert stopped(monkeypatch, home / "run", home / "photos", eval_batch_size=32) == 21
     with monkeypatch.context() as inner:
-        inner.setattr(Scores, "add", lambda *_: pytest.fail("nothing is predicted again"))
+        inner.setattr(TableMetrics, "add", lambda *_: pytest.fail("nothing is predicted again"))
         again = modelyard.predict(home / "run", home / "photos", output="a.csv")
     plain = modelyard.predict(home / "run", home / "photos", output="b.csv")
     assert (again.scores, again.metrics, again.examples) == (plain.scores, plain.metrics, 21)

@@ -17,9 +17,9 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from modelyard.errors import DataError, UserError
+from modelyard.serving.exported_model import ExportedServable
 from modelyard.serving.http.batching import BatchingOptions
 from modelyard.serving.http.model_versions import ExportSource, ModelVersions
-from modelyard.serving.servable import ExportedServable
 from serving_parts import Brightness, Given, service, write_export
 
 STATUS, PREDICT = "/v1/models/mine", "/v1/models/mine:predict"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modelyard.data.dataset import ID, IMAGE, LABEL, TEST, Feature
-from modelyard.errors import DataError, RunError
+from modelyard.errors import DataError
 from modelyard.serving.description import DESCRIPTION
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 Outputs = dict[str, NDArray[Any]]
 TASK_TYPES = ("classification", "multi_label", "regression", "other")
-SAVED_MODEL = "saved_model.pb"
-"""An exported version has it and `DESCRIPTION`. Either may be copied last: without one, it is incomplete."""
 
 
 @dataclass(frozen=True)
@@ -147,46 +145,6 @@ class RunServable(Servable):
         return found
 
 
-class ExportedServable(Servable):
-    """A SavedModel that `modelyard export` wrote, run by TensorFlow."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(read_description(folder))
-        try:
-            import tensorflow as tf
-        except ImportError as error:
-            raise RunError(
-                "an exported SavedModel needs TensorFlow: pip install 'modelyard[cpu]', or serve the run itself "
-                "with --model_dir."
-            ) from error
-        try:
-            self._loaded = tf.saved_model.load(str(folder))  # holds the variables
-            self._function = self._loaded.signatures["serving_default"]
-        except Exception as error:  # TensorFlow's readers have no class of error in common
-            raise DataError(f"{folder} can't be loaded: {str(error).strip() or type(error).__name__}") from error
-        self._tensor: Callable[..., Any] = tf.constant
-        wanted = self._function.structured_input_signature[1]
-        if set(wanted) != {IMAGE}:
-            raise DataError(f"{folder} has the inputs {', '.join(wanted) or '(none)'}; the one input must be {IMAGE}.")
-        image, spec = self.info.image, wanted[IMAGE]
-        if not spec.shape.is_compatible_with((None, *image.shape)) or spec.dtype.name != image.dtype:
-            raise DataError(
-                f"{folder} takes images {spec.shape} of {spec.dtype.name}, but its {DESCRIPTION} says "
-                f"{image.shape} of {image.dtype}."
-            )
-
-    def predict(self, images: NDArray[Any]) -> Outputs:
-        """Predicts with the signature serving_default; bytes become text."""
-        found = {name: values.numpy() for name, values in self._function(image=self._tensor(images)).items()}
-        for name, values in found.items():
-            if values.dtype == object:
-                flat = [each.decode("utf-8", "replace") if isinstance(each, bytes) else each for each in values.flat]
-                text = np.empty(len(flat), object)
-                text[:] = flat
-                found[name] = text.reshape(values.shape)
-        return found
-
-
 def read_description(folder: Path) -> ModelInfo:
     """Reads modelyard.json of an exported version.
 
@@ -218,12 +176,6 @@ def read_description(folder: Path) -> ModelInfo:
     if not image.shape or min(image.shape) < 1:
         raise DataError(f"{file} has the image shape {image.shape}, which is invalid. Export the model again.")
     return info
-
-
-def is_exported_version(folder: Path) -> bool:
-    """Returns whether a folder is a complete exported version, by its name and its files."""
-    named = folder.name.isascii() and folder.name.isdigit() and folder.name == str(int(folder.name))
-    return named and (folder / DESCRIPTION).is_file() and (folder / SAVED_MODEL).is_file()
 
 
 def _numbers(found: Mapping[str, Any]) -> dict[str, float]:

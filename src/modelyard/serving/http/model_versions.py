@@ -16,8 +16,9 @@ from typing import Any
 from modelyard.errors import RunError, UserError
 from modelyard.run.checkpoint import best_first, list_checkpoints, step_of
 from modelyard.serving.description import DESCRIPTION
+from modelyard.serving.exported_model import SAVED_MODEL, ExportedServable, is_exported_version
 from modelyard.serving.http.batching import Batcher, BatchingOptions
-from modelyard.serving.servable import SAVED_MODEL, ExportedServable, RunServable, Servable, is_exported_version
+from modelyard.serving.servable import RunServable, Servable
 
 log = logging.getLogger("modelyard")
 

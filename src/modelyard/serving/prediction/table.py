@@ -1,0 +1,280 @@
+"""A table of predictions: its columns for each task, CSV and JSON lines, and metrics of the rows that have labels."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Outputs = Mapping[str, NDArray[Any]]
+PATH, TRUTH, LABEL, ERROR = "path", "truth", "label", "error"
+
+
+def output_type(outputs: Outputs) -> str:
+    """Returns the type of a task's predictions, by their names: class, labels (multi-label), values or other."""
+    if "class" in outputs and "probabilities" in outputs:
+        return "class"
+    if "labels" in outputs and "probabilities" in outputs:
+        return "labels"
+    return "values" if "values" in outputs else "other"
+
+
+# -- rows ---------------------------------------------------------------------------------------------------------
+
+
+class Table:
+    """Converts predictions to rows.
+
+    Args:
+        classes: names of the classes, or of the values that are predicted.
+        output: class, labels, values or other; see `output_type`.
+        top: how many classes to list per example.
+        probabilities: whether to add the probability of every class.
+        labelled: whether the labels are known.
+        errors: whether unreadable examples get a row with the reason.
+    """
+
+    def __init__(
+        self, classes: Sequence[str], output: str, *, top: int, probabilities: bool, labelled: bool, errors: bool
+    ) -> None:
+        self.classes, self.output, self.labelled, self.errors = tuple(classes), output, labelled, errors
+        self.top, self.probabilities = min(max(top, 1), max(len(self.classes), 1)), probabilities
+
+    def columns(self, outputs: Outputs) -> list[str]:
+        """Returns the names of the columns."""
+        columns = [PATH, *([TRUTH] if self.labelled else [])]
+        if self.output == "class":
+            columns += [LABEL, "probability"]
+            columns += [f"{name}_{n}" for n in range(2, self.top + 1) for name in (LABEL, "probability")]
+        elif self.output == "labels":
+            columns.append("labels")
+        elif self.output == "values":
+            columns += self._value_names(outputs["values"])
+        else:
+            columns += list(outputs)
+        if self.probabilities and "probabilities" in outputs:
+            columns += [f"p({name})" for name in self.classes]
+        return [*columns, *([ERROR] if self.errors else [])]
+
+    def _value_names(self, values: NDArray[Any]) -> list[str]:
+        if values.ndim == 1 or values.shape[1] == 1:
+            return ["value"]
+        named = self.classes if len(self.classes) == values.shape[1] else range(1, values.shape[1] + 1)
+        return [f"value_{name}" for name in named]
+
+    def rows(
+        self, outputs: Outputs, paths: Sequence[str], labels: NDArray[Any] | None, bad: Mapping[int, str]
+    ) -> Iterable[list[Any]]:
+        """Returns the rows of a batch, with one value per column.
+
+        Args:
+            outputs: the predictions.
+            paths: the paths of the examples.
+            labels: their true labels.
+            bad: why examples could not be read, by their index in the batch.
+        """
+        cells = [*self._cells(outputs)]
+        for index, path in enumerate(paths):
+            row = [path]
+            if self.labelled:
+                row.append(self._label_cell(labels[index]) if labels is not None else "")
+            if index in bad:
+                row += [""] * len(cells) + [bad[index]]
+            else:
+                row += [cell[index] for cell in cells]
+                if self.errors:
+                    row.append("")
+            yield row
+
+    def _label_cell(self, label: Any) -> Any:
+        if self.output == "class":
+            return self.classes[int(label)]
+        if self.output == "labels":
+            return self._joined_names(label)
+        return np.asarray(label).tolist()
+
+    def _joined_names(self, flags: Iterable[Any]) -> str:
+        return "|".join(name for name, on in zip(self.classes, flags, strict=True) if on)
+
+    def _cells(self, outputs: Outputs) -> Iterable[list[Any]]:
+        """Returns the predicted columns of a batch."""
+        if self.output == "class":
+            probabilities = outputs["probabilities"]
+            order = np.argsort(-probabilities, axis=1, kind="stable")[:, : self.top]
+            for rank in range(self.top):
+                best = order[:, rank]
+                yield [self.classes[number] for number in best.tolist()]
+                yield _short(np.take_along_axis(probabilities, best[:, None], axis=1)[:, 0])
+        elif self.output == "labels":
+            yield [self._joined_names(row) for row in outputs["labels"]]
+        elif self.output == "values":
+            values = outputs["values"].reshape(len(outputs["values"]), -1)
+            for column in range(values.shape[1]):
+                yield _short(values[:, column])
+        else:
+            for values in outputs.values():
+                yield values.tolist()
+        if self.probabilities and "probabilities" in outputs:
+            for column in range(outputs["probabilities"].shape[1]):
+                yield _short(outputs["probabilities"][:, column])
+
+
+def _short(values: NDArray[Any]) -> list[float]:
+    """Rounds to the digits of a float32."""
+    return [float(f"{value:.7g}") for value in values.tolist()]
+
+
+# -- file formats -------------------------------------------------------------------------------------------------
+
+
+class CsvFormat:
+    """Rows as lines of a CSV file."""
+
+    def header(self, columns: Sequence[str]) -> bytes:
+        """Returns the first line."""
+        return self.lines(columns, [columns])
+
+    def lines(self, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
+        """Returns one line per row."""
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(
+            [json.dumps(value) if isinstance(value, list) else value for value in row] for row in rows
+        )
+        return text.getvalue().encode("utf-8", "surrogateescape")
+
+
+class JsonLinesFormat:
+    """Rows as one JSON object per line; top classes and probabilities are nested."""
+
+    def header(self, columns: Sequence[str]) -> bytes:
+        """Returns nothing: there is no header."""
+        return b""
+
+    def lines(self, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
+        """Returns one line per row."""
+        return "".join(json.dumps(_nested(columns, row), ensure_ascii=False) + "\n" for row in rows).encode(
+            "utf-8", "surrogateescape"
+        )
+
+
+def _nested(columns: Sequence[str], row: Sequence[Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for name, value in zip(columns, row, strict=True):
+        stem, _, number = name.rpartition("_")
+        if name.startswith("p(") and name.endswith(")"):
+            nested.setdefault("probabilities", {})[name[2:-1]] = value
+        elif stem in (LABEL, "probability") and number.isdigit():
+            others = nested.setdefault("top", [{LABEL: nested[LABEL], "probability": nested["probability"]}])
+            if stem == LABEL:
+                others.append({})
+            others[-1][stem] = value
+        elif value != "" or name not in (TRUTH, ERROR):
+            nested[name] = value
+    return nested
+
+
+TableFormat = CsvFormat | JsonLinesFormat
+FORMATS: dict[str, Callable[[], TableFormat]] = {
+    ".csv": CsvFormat,
+    ".jsonl": JsonLinesFormat,
+    ".json": JsonLinesFormat,
+}
+"""By the suffix of the output file."""
+
+
+# -- metrics of labelled rows -----------------------------------------------------------------------------------------
+
+
+class TableMetrics:
+    """Metrics and a confusion matrix, updated batch by batch.
+
+    Args:
+        classes: names of the classes.
+        output: class, labels or values; see `output_type`.
+    """
+
+    def __init__(self, classes: Sequence[str], output: str) -> None:
+        self.classes, self.output = tuple(classes), output
+        self.confusion = np.zeros((len(self.classes), len(self.classes)), np.int64)
+        self.examples = 0
+        self._sums: NDArray[np.float64] = np.zeros(5)
+        self._flags = np.zeros((3, len(self.classes)), np.int64)
+        self._exact = 0
+
+    def add(self, labels: NDArray[Any], outputs: Outputs) -> None:
+        """Adds the examples of a batch."""
+        self.examples += len(labels)
+        if self.output == "class":
+            np.add.at(self.confusion, (labels.astype(np.int64), outputs["class"].astype(np.int64)), 1)
+        elif self.output == "labels":
+            predicted, actual = outputs["labels"].astype(bool), labels.astype(bool)
+            self._exact += int((predicted == actual).all(axis=1).sum())
+            self._flags += np.stack(
+                [(predicted & actual).sum(0), (predicted & ~actual).sum(0), (~predicted & actual).sum(0)]
+            )
+        elif self.output == "values":
+            actual = labels.astype(np.float64).reshape(-1)
+            error = outputs["values"].astype(np.float64).reshape(-1) - actual
+            self._sums += [len(actual), np.abs(error).sum(), (error**2).sum(), actual.sum(), (actual**2).sum()]
+
+    def metrics(self) -> dict[str, float]:
+        """Returns the metrics; none without examples."""
+        if not self.examples:
+            return {}
+        if self.output == "class":
+            return {"accuracy": float(np.trace(self.confusion) / self.examples)}
+        if self.output == "labels":
+            hits, false, missed = self._flags
+            f1 = 2 * hits / np.maximum(2 * hits + false + missed, 1)
+            return {"exact_match": self._exact / self.examples, "macro_f1": float(f1.mean())}
+        if self.output == "values":
+            count, absolute, squared, total, squares = self._sums
+            variance = squares - total**2 / count
+            r2 = {"r2": float(1 - squared / variance)} if variance > 0 else {}
+            return {"mae": float(absolute / count), "rmse": float(np.sqrt(squared / count)), **r2}
+        return {}
+
+    def by_class(self) -> list[dict[str, Any]]:
+        """Returns examples, precision and recall of each class; None where the denominator is 0."""
+        rows = []
+        for number, name in enumerate(self.classes):
+            hits = int(self.confusion[number, number])
+            actual, predicted = int(self.confusion[number].sum()), int(self.confusion[:, number].sum())
+            precision, recall = (hits / whole if whole else None for whole in (predicted, actual))
+            rows.append({"class": name, "examples": actual, "precision": precision, "recall": recall})
+        return rows
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns everything, for the file beside the table."""
+        found: dict[str, Any] = {"examples": self.examples, **self.metrics()}
+        if self.output == "class":
+            found |= {"classes": list(self.classes), "confusion": self.confusion.tolist(), "by_class": self.by_class()}
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the counts so far."""
+        arrays = {"confusion": self.confusion, "sums": self._sums, "flags": self._flags}
+        counts = {"kind": self.output, "examples": self.examples, "exact": self._exact}
+        return {**counts, **{name: array.tolist() for name, array in arrays.items()}}
+
+    @classmethod
+    def from_state_dict(cls, classes: Sequence[str], state: Mapping[str, Any]) -> TableMetrics:
+        """Returns metrics that continue from the counts of `state_dict`.
+
+        Raises:
+            ValueError: if those were of other classes.
+        """
+        made = cls(classes, str(state["kind"]))
+        confusion = np.asarray(state["confusion"], np.int64).reshape(-1, len(made.classes))
+        if confusion.shape != made.confusion.shape:
+            raise ValueError("other classes")
+        made.confusion[...] = confusion
+        made._sums[...] = state["sums"]
+        made._flags[...] = state["flags"]
+        made.examples, made._exact = int(state["examples"]), int(state["exact"])
+        return made
