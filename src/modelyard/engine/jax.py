@@ -164,20 +164,17 @@ class JaxEngine(Engine):
         lowered = {_name(*program): self._lowered(*program) for program in which}
         for batch, weights in batches:
             placed = self._placed(batch, weights)
-            lowered[_name("evaluate", placed[1].shape[0])] = self._lowered_evaluation(*placed)
+            lowered[_name("evaluate", placed[1].shape[0])] = self._lowered_for(self.step.evaluate, *placed)
         self._programs.update(zip(lowered, compile_all(list(lowered.values()), self.config.autotune), strict=True))
 
     def _program(self, kind: str, count: int, phase: int) -> Any:
         """Returns the compiled program for ``count`` steps, on resident data or on data that is streamed."""
-        name = _name(kind, count, phase)
-        if name not in self._programs:
-            (self._programs[name],) = compile_all([self._lowered(kind, count, phase)], self.config.autotune)
-        return self._programs[name]
+        return self._compiled(_name(kind, count, phase), lambda: self._lowered(kind, count, phase))
 
-    def _evaluation_program(self, batch: dict[str, Any], weights: Any) -> Any:
-        name = _name("evaluate", weights.shape[0])
+    def _compiled(self, name: str, lower: Callable[[], Any]) -> Any:
+        """Returns the program of this name; compiles it if it was not compiled ahead of time."""
         if name not in self._programs:
-            (self._programs[name],) = compile_all([self._lowered_evaluation(batch, weights)], self.config.autotune)
+            (self._programs[name],) = compile_all([lower()], self.config.autotune)
         return self._programs[name]
 
     def _lowered(self, kind: str, count: int, phase: int) -> Any:
@@ -197,9 +194,10 @@ class JaxEngine(Engine):
 
         return jax.jit(steps, donate_argnums=0, out_shardings=outputs).lower(state, data, inputs, seeds)
 
-    def _lowered_evaluation(self, batch: dict[str, Any], weights: Any) -> Any:
-        shapes = jax.tree.map(self.layout.shape_of, (*self._state.evaluated, batch, weights))
-        return jax.jit(self.step.evaluate, out_shardings=self.layout.everywhere).lower(*shapes)
+    def _lowered_for(self, function: Callable[..., Any], *placed: Any) -> Any:
+        """Lowers evaluation or prediction for arrays of these shapes."""
+        shapes = jax.tree.map(self.layout.shape_of, (*self._state.evaluated, *placed))
+        return jax.jit(function, out_shardings=self.layout.everywhere).lower(*shapes)
 
     @contextmanager
     def _explained_errors(self) -> Iterator[None]:
@@ -281,7 +279,9 @@ class JaxEngine(Engine):
         """Returns sums over a batch of each statistic times the example's weight; they may still be computed."""
         with self._types(), self._explained_errors():
             placed = self._placed(batch, weights)
-            sums: dict[str, Any] = self._evaluation_program(*placed)(*self._state.evaluated, *placed)
+            name = _name("evaluate", placed[1].shape[0])
+            program = self._compiled(name, lambda: self._lowered_for(self.step.evaluate, *placed))
+            sums: dict[str, Any] = program(*self._state.evaluated, *placed)
             return sums
 
     def fetch(self, values: dict[str, Any]) -> dict[str, NDArray[Any]]:
@@ -294,11 +294,8 @@ class JaxEngine(Engine):
         with self._types(), self._explained_errors():
             placed = {name: self.layout.put_batch(array) for name, array in batch.items()}
             name = _name("predict", next(iter(placed.values())).shape[0])
-            if name not in self._programs:
-                shapes = jax.tree.map(self.layout.shape_of, (*self._state.evaluated, placed))
-                lowered = jax.jit(self.step.predict, out_shardings=self.layout.everywhere).lower(*shapes)
-                (self._programs[name],) = compile_all([lowered], self.config.autotune)
-            found: dict[str, Any] = self._programs[name](*self._state.evaluated, placed)
+            program = self._compiled(name, lambda: self._lowered_for(self.step.predict, placed))
+            found: dict[str, Any] = program(*self._state.evaluated, placed)
             return found
 
     def _placed(self, batch: Any, weights: Any) -> tuple[dict[str, Any], Any]:

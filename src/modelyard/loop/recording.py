@@ -89,12 +89,12 @@ class Metrics(Hook):
 class TensorBoard(Hook):
     """Writes event files: scalars of every split; at the start a sheet of images and the graph."""
 
+    options: TensorBoardOptions
     order = 10
     needs_training = False
 
     def __init__(self, options: TensorBoardOptions) -> None:
         super().__init__(options)
-        self.wanted = options
         self._writers: dict[str, EventWriter] = {}
         self._known: dict[str, int] = {}
 
@@ -112,9 +112,9 @@ class TensorBoard(Hook):
         cut_events(self._folder, loop.step, self._known)
         if loop.trains and loop.step == 0 and not any(self._folder.rglob("events.out.tfevents.*")):
             writer = self._writer(TRAIN)
-            if self.wanted.graph:
+            if self.options.graph:
                 writer.graph(loop.engine.model)
-            if self.wanted.images:
+            if self.options.images:
                 from modelyard.engine.evaluation import training_batch
 
                 images = loop.engine.task.summary_images(training_batch(loop.engine, 0))
@@ -148,16 +148,17 @@ class TensorBoard(Hook):
 class Profiler(Hook):
     """A profile of some steps, under profile/ in the run folder."""
 
+    options: ProfilerOptions
+
     def __init__(self, options: ProfilerOptions) -> None:
         super().__init__(options)
-        self.wanted = options
         self._state = "waiting"
         self._profile = ExitStack()
 
     def on_begin(self, loop: Trainer) -> None:
         """Counts from the step this process continues from."""
-        self._start = loop.step + self.wanted.start
-        self._stop = self._start + self.wanted.steps
+        self._start = loop.step + self.options.start
+        self._stop = self._start + self.options.steps
 
     def next_step(self, loop: Trainer) -> int | None:
         """Returns the step at which the profile begins or ends."""

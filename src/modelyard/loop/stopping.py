@@ -19,31 +19,31 @@ if TYPE_CHECKING:
 class EarlyStop(Hook):
     """Stops when a validation metric has not improved for some evaluations."""
 
+    options: EarlyStopOptions
     order = 60
     needs_evaluation = True
 
     def __init__(self, options: EarlyStopOptions) -> None:
         super().__init__(options)
-        self.wanted = options
         self._best: float | None = None
         self._waited = 0
 
     def on_begin(self, loop: Trainer) -> None:
         """Checks that the metric exists."""
         loop.check_evaluates(f"hook {self.name}")
-        loop.check_metric(self.wanted.metric, f"hook {self.name}")
+        loop.check_metric(self.options.metric, f"hook {self.name}")
 
     def on_evaluation(self, loop: Trainer, split: str, row: dict[str, Any]) -> None:
         """Counts evaluations since the last improvement."""
         if split != "validation":
             return
-        ranking = Ranking.choose(self.wanted.metric, self.wanted.mode, row)
+        ranking = Ranking.choose(self.options.metric, self.options.mode, row)
         value = ranking.value(row)
-        if self._best is None or ranking.is_better(value, self._best, self.wanted.min_delta):
+        if self._best is None or ranking.is_better(value, self._best, self.options.min_delta):
             self._best, self._waited = value, 0
             return
         self._waited += 1
-        if self._waited >= self.wanted.patience:
+        if self._waited >= self.options.patience:
             loop.stop(f"{ranking.metric} has not improved on {self._best:.4f} for {self._waited} evaluations")
 
     def state_dict(self) -> dict[str, Any]:
@@ -58,26 +58,23 @@ class EarlyStop(Hook):
 class StopAt(Hook):
     """Stops when a validation metric reaches a value."""
 
+    options: StopAtOptions
     order = 60
     needs_evaluation = True
-
-    def __init__(self, options: StopAtOptions) -> None:
-        super().__init__(options)
-        self.wanted = options
 
     def on_begin(self, loop: Trainer) -> None:
         """Checks that the metric exists."""
         loop.check_evaluates(f"hook {self.name}")
-        loop.check_metric(self.wanted.metric, f"hook {self.name}")
+        loop.check_metric(self.options.metric, f"hook {self.name}")
 
     def on_evaluation(self, loop: Trainer, split: str, row: dict[str, Any]) -> None:
         """Compares with the threshold."""
         if split != "validation":
             return
-        ranking = Ranking.choose(self.wanted.metric, self.wanted.mode, row)
+        ranking = Ranking.choose(self.options.metric, self.options.mode, row)
         value = ranking.value(row)
-        if not ranking.is_better(self.wanted.value, value):
-            loop.stop(f"{ranking.metric} {value:.4f} has reached {self.wanted.value:g}")
+        if not ranking.is_better(self.options.value, value):
+            loop.stop(f"{ranking.metric} {value:.4f} has reached {self.options.value:g}")
 
 
 class NanGuard(Hook):
