@@ -58,6 +58,15 @@ def test_links_between_pages_lead_somewhere() -> None:
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_links_to_sections_lead_somewhere() -> None:
+    """Anchors are made of headings as on GitHub: lower case, dashes for spaces, no punctuation."""
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]:
+        for target, section in re.findall(r"\]\(([^):#]*)#([^)]+)\)", page.read_text()):
+            text = (page.parent / target if target else page).read_text()
+            headings = [re.sub(r"[^\w -]", "", line.lower()) for line in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
+            assert section in [heading.replace(" ", "-") for heading in headings], f"{page.name}: {target}#{section}"
+
+
 def test_the_readme_begins_with_the_two_commands() -> None:
     first = re.search(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert first is not None
