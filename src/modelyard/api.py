@@ -96,7 +96,7 @@ def run(config: Config, evaluates: bool) -> Result:
 
 
 def _run_process(config: Config, evaluates: bool, cluster: Cluster) -> Result:
-    if cluster.source:  # TF_CONFIG or SLURM name a cluster, if only of one
+    if not cluster.is_alone or cluster.model_dir:  # TF_CONFIG may name the folder of a single process, too
         from modelyard.distributed.agreement import config_in_cluster
 
         config = config_in_cluster(config, cluster)

@@ -74,7 +74,7 @@ def test_master_is_another_word_for_chief() -> None:
     assert cluster.me == cluster.coordinator == Member("chief", 0)
 
 
-def test_without_a_chief_worker_0_leads() -> None:
+def test_without_a_chief_worker_0_coordinates() -> None:
     cluster = read({"cluster": {"worker": ["b:2", "c:3"]}, "task": task("worker")})
     assert cluster.is_coordinator
     assert cluster.trainers == [Member("worker", 0), Member("worker", 1)]
@@ -99,7 +99,7 @@ def test_an_evaluator_need_not_be_listed_in_its_own_cluster() -> None:
 
 
 @pytest.mark.parametrize("role", ["chief", "master", "worker"])
-def test_a_task_without_a_cluster_is_a_process_alone_that_leads(role: str) -> None:
+def test_a_task_without_a_cluster_is_a_process_alone_that_coordinates(role: str) -> None:
     for config in ({"task": task(role)}, {"cluster": {}, "task": task(role)}, {"cluster": None, "task": task(role)}):
         cluster = read(config)
         assert cluster.is_alone
@@ -114,7 +114,7 @@ def test_an_empty_tf_config_is_a_process_alone(config: str) -> None:
 
 @pytest.mark.parametrize(("role", "index"), [("evaluator", 0), ("ps", 0), ("worker", 1)])
 def test_a_task_that_needs_others_is_refused_without_a_cluster(role: str, index: int) -> None:
-    assert "the cluster has nothing in it" in problems({"task": task(role, index)})["task.type"]
+    assert "the cluster has no processes" in problems({"task": task(role, index)})["task.type"]
 
 
 @pytest.mark.parametrize("number", range(4))
@@ -190,12 +190,12 @@ def test_an_unknown_role_comes_with_the_near_one() -> None:
     ("cluster", "key", "message"),
     [
         ({"chief": ["a:1"], "master": ["b:2"]}, "cluster.master", "chief and master are the same"),
-        ({"chief": ["a:1", "b:2"]}, "cluster.chief", "lists 2 processes; there can be one chief"),
-        ({**TWO, "evaluator": ["d:4", "e:5"]}, "cluster.evaluator", "there can be one evaluator"),
+        ({"chief": ["a:1", "b:2"]}, "cluster.chief", "lists 2 processes; at most one chief"),
+        ({**TWO, "evaluator": ["d:4", "e:5"]}, "cluster.evaluator", "at most one evaluator"),
         ({"worker": ["b:2"], "ps": ["d:4"]}, "cluster.ps", "need a chief"),
         ({"chief": ["a:1"], "ps": ["d:4"]}, "cluster.ps", "need workers"),
-        ({"ps": ["d:4"]}, "cluster", "nobody who trains"),
-        ({"evaluator": ["d:4"]}, "cluster", "nobody who trains"),
+        ({"ps": ["d:4"]}, "cluster", "none that trains"),
+        ({"evaluator": ["d:4"]}, "cluster", "none that trains"),
     ],
 )
 def test_a_cluster_that_can_not_train_is_refused(cluster: dict[str, list[str]], key: str, message: str) -> None:
@@ -205,7 +205,7 @@ def test_a_cluster_that_can_not_train_is_refused(cluster: dict[str, list[str]], 
 @pytest.mark.parametrize(
     ("given", "key", "message"),
     [
-        (None, "task", "is missing: which process of the cluster (1 chief, 2 worker)"),
+        (None, "task", "is missing. It must name this process of the cluster (1 chief, 2 worker)"),
         ({}, "task", "is missing"),
         ([], "task", "must be an object"),
         ("worker", "task", "must be an object"),
@@ -216,12 +216,12 @@ def test_a_cluster_that_can_not_train_is_refused(cluster: dict[str, list[str]], 
         (task("worker", 2), "task.index", "there is no worker 2: the cluster has 1 chief, 2 worker"),
         (task("chief", 1), "task.index", "there is no chief 1"),
         (task("ps"), "task.type", "there is no ps 0"),
-        (task("worker", -1), "task.index", "-1 is not a number from 0 on"),
+        (task("worker", -1), "task.index", "-1 is not an integer of 0 or more"),
         (task("worker", 1.0), "task.index", "1.0 is not"),
         (task("worker", True), "task.index", "True is not"),
         (task("worker", None), "task.index", "None is not"),
         (task("worker", "x"), "task.index", "'x' is not"),
-        (task("worker", "9" * 5000), "task.index", "is not a number"),
+        (task("worker", "9" * 5000), "task.index", "is not an integer"),
     ],
 )
 def test_a_task_that_is_not_in_the_cluster_is_refused(given: Any, key: str, message: str) -> None:
@@ -234,7 +234,7 @@ def test_model_dir_and_environment_are_checked() -> None:
     assert "Did you mean 'cloud'" in found["environment"]
 
 
-def test_all_mistakes_are_told_at_once() -> None:
+def test_all_mistakes_are_reported_at_once() -> None:
     cluster = {"boss": ["x:1"], "worker": ["a", "b:2"], "ps": ["b:2"]}
     found = problems({"cluster": cluster, "task": task("worker", 7), "environment": "mars", "model_dir": ["x"]})
     assert set(found) == {

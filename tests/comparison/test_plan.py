@@ -56,7 +56,7 @@ def test_any_option_may_be_an_axis_and_exclusions_take_cells_away() -> None:
     assert found[0].config.learning_rate == 0.1
 
 
-def test_all_mistakes_are_told_at_once() -> None:
+def test_all_mistakes_are_reported_at_once() -> None:
     text = mistakes(
         {"model": ["mlp", "resnet2O"], "dataset": ["digit"], "lerning_rate": [1]}, options={"train_steps": "x"}
     )
@@ -120,7 +120,7 @@ def in_file(text: str, **more: Any) -> list[str]:
     return [str(problem) for problem in caught.value.problems]
 
 
-def test_everything_wrong_in_a_file_is_told_at_once_with_its_line() -> None:
+def test_everything_wrong_in_a_file_is_reported_at_once_with_its_line() -> None:
     found = in_file(
         "axes:\n  model: [mlp, simple_cn]\n  optimizer: adam\n  sede: [0, 1]\n"
         "exclud:\n  - {model: mlp}\n  - {modell: mlp}\n  - {model: mpl}\n  - 7\n"

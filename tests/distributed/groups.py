@@ -84,7 +84,7 @@ class Yard:
         return Cluster(Member(role, index), self.addresses, "TF_CONFIG")
 
     @property
-    def lead_address(self) -> str:
+    def coordinator_address(self) -> str:
         return self.cluster("chief").address(self.cluster("chief").coordinator)
 
     def coordinator(self, **start_info: Any) -> Coordinator:
@@ -105,7 +105,7 @@ class Yard:
         return Part(work)
 
     def puppet(self, role: str, index: int = 0, **start_info: Any) -> Puppet:
-        return Puppet(self.lead_address, role, index, start_info)
+        return Puppet(self.coordinator_address, role, index, start_info)
 
 
 class Puppet:

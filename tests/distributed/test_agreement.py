@@ -64,7 +64,7 @@ def test_the_same_run_folder_may_be_named_twice(tmp_path: Path) -> None:
 @pytest.mark.parametrize("named", ["/elsewhere", "s3://b/x", "runs"])
 def test_two_run_folders_that_contradict_each_other_are_refused(named: str) -> None:
     message = problems(config(model_dir="runs/x"), cluster(model_dir=named))["model_dir"]
-    assert message == f"is 'runs/x' here and {named!r} in TF_CONFIG. Name it once, or the same."
+    assert message == f"is 'runs/x' here and {named!r} in TF_CONFIG. Give it once, or the same in both."
 
 
 def test_a_cluster_needs_a_run_folder() -> None:
@@ -72,7 +72,7 @@ def test_a_cluster_needs_a_run_folder() -> None:
     assert message.startswith("is missing: the 3 processes of this cluster (TF_CONFIG)")
 
 
-def test_all_that_a_cluster_can_not_have_is_told_at_once() -> None:
+def test_all_that_a_cluster_can_not_have_is_reported_at_once() -> None:
     where = cluster("chief", chief=1, worker=1, evaluator=1)
     found = problems(config(cpu_devices=2, hooks="+early_stop(patience=2),+stop_at(value=0.9)"), where)
     assert set(found) == {"model_dir", "cpu_devices", "hooks"}
@@ -85,7 +85,7 @@ def test_with_an_evaluator_every_process_refuses_what_it_can_not_have(role: str)
     where = cluster(role, chief=1, worker=1, evaluator=1)
     found = problems(config(model_dir="s3://b/run", hooks="+stop_at(value=0.9)"), where)
     assert set(found) == {"model_dir", "hooks"}
-    assert "is a URL, and an evaluator watches a folder" in found["model_dir"]
+    assert "is a URL, but an evaluator can only watch a folder" in found["model_dir"]
 
 
 def test_an_evaluator_that_is_not_listed_refuses_the_same() -> None:
@@ -150,7 +150,7 @@ def test_what_belongs_to_a_machine_may_differ() -> None:
     assert differences(config(model_dir="/data/x"), own) == []
 
 
-def test_train_and_train_and_evaluate_are_told_apart() -> None:
+def test_train_and_train_and_evaluate_are_distinguished() -> None:
     found = differences(config(), config(), (True, False))
     assert found == ["one of them was started with `train`, the other with `train-and-evaluate`"]
 
@@ -192,7 +192,7 @@ def test_a_card_of_another_kind_is_refused(start_info: dict[str, Any]) -> None:
 # -- the run folder -------------------------------------------------------------------------------------------------
 
 
-def test_the_lead_s_mark_is_found_in_the_folder_that_all_share(tmp_path: Path) -> None:
+def test_the_coordinators_mark_is_found_in_the_folder_that_all_share(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path / "run")
     directory.path.mkdir()
     first, second = mark_folder(directory), mark_folder(directory)
@@ -238,7 +238,7 @@ def test_object_stores_need_no_mark(tmp_path: Path) -> None:
 # -- what the coordinator sends -------------------------------------------------------------------------------------
 
 
-class Told(Coordinator):
+class Recorder(Coordinator):
     """A coordinator whose followers come at once, and have nothing to say."""
 
     def __init__(self, found: dict[Member, dict[str, Any]] | None = None) -> None:
@@ -262,11 +262,11 @@ def test_all_processes_of_a_deterministic_run_have_the_threads_that_it_is_pinned
 ) -> None:
     monkeypatch.setattr(distributed_run, "available_cores", lambda: 3)
     directory = RunDirectory(tmp_path)
-    told = Told()
+    recorder = Recorder()
     given = config(model_dir=str(tmp_path), **options)
-    distributed_run.Processes(told).join(directory, given, open_dataset(given))
-    assert told.facts["threads"] == threads
-    assert told.facts["optional"] == ()
+    distributed_run.Processes(recorder).join(directory, given, open_dataset(given))
+    assert recorder.facts["threads"] == threads
+    assert recorder.facts["optional"] == ()
 
 
 @pytest.mark.parametrize(
@@ -290,9 +290,9 @@ def test_a_run_is_over_when_it_has_what_the_config_asks_for_now(
         memory = {**memory, "stopped_under": stop_rules(given)}
     weights = {"w": np.zeros(1, np.float32)}
     write_checkpoint(directory.checkpoints, Checkpoint(step, weights, {}, memory))
-    told = Told()
-    distributed_run.Processes(told).join(directory, given, open_dataset(given))
-    assert told.facts["optional"] == (("evaluator",) if over else ())
+    recorder = Recorder()
+    distributed_run.Processes(recorder).join(directory, given, open_dataset(given))
+    assert recorder.facts["optional"] == (("evaluator",) if over else ())
 
 
 @pytest.mark.parametrize(
@@ -308,9 +308,9 @@ def test_processes_that_train_together_need_as_many_devices_of_a_kind(
     theirs: list[str] | None, said: str | None
 ) -> None:
     engine: Any = SimpleNamespace(devices=[f"/job:worker/replica:0/task:0/device:GPU:{i}" for i in range(2)])
-    told = Told({Member("worker", 1): {"devices": theirs}})
+    recorder = Recorder({Member("worker", 1): {"devices": theirs}})
     if said is None:
-        distributed_run.Processes(told).check_devices(engine)
+        distributed_run.Processes(recorder).check_devices(engine)
         return
     with pytest.raises(ClusterError, match=said):
-        distributed_run.Processes(told).check_devices(engine)
+        distributed_run.Processes(recorder).check_devices(engine)

@@ -44,7 +44,7 @@ def train(tmp_path: Path, counts: dict[str, int], *words: str) -> dict[str, Path
 
 @pytest.mark.parametrize("others", [{"2-streaming": 2}, pytest.param({"4": 4}, marks=pytest.mark.slow)])
 def test_one_two_and_four_workers_learn_the_same(tmp_path: Path, others: dict[str, int]) -> None:
-    """Batch norm over all workers, every batch the global one; streaming workers read only their shares."""
+    """Batch norm over all workers, every batch the global one; streaming workers read only their part."""
     options = words_of("--model tiny_norm --precision float64 --train_batch_size 32 --train_steps 30 --eval_every 10")
     options += ["--augment", "pad_and_crop(padding=1)", "--gradient_accumulation", "2", "--clip_norm", "1"]
     options += ["--ema_decay", "0.9"]
@@ -130,7 +130,7 @@ def test_a_worker_that_is_gone_is_an_error_within_the_bound(
         assert victim.replace("-", " ") in both.output(other).read_text()
 
 
-def test_workers_that_were_started_differently_are_told_the_difference(tmp_path: Path) -> None:
+def test_workers_that_were_started_differently_report_the_difference(tmp_path: Path) -> None:
     words = ["train", *COMMON, "--model", "tiny_norm", "--model_dir", str(tmp_path / "run")]
     with cluster(tmp_path / "out", worker=2) as both:
         both.start("worker", 0, *words)
@@ -151,7 +151,7 @@ def test_a_run_folder_that_is_not_shared_is_explained_to_all(tmp_path: Path) -> 
             assert "is not the folder that worker 0 writes to" in both.output(name).read_text()
 
 
-def test_a_mistake_of_the_lead_reaches_those_who_wait_for_it(tmp_path: Path) -> None:
+def test_a_mistake_of_the_coordinator_reaches_those_who_wait_for_it(tmp_path: Path) -> None:
     words = ["train", *COMMON, "--model", "tiny_norm", "--resume", "must", "--model_dir", str(tmp_path / "nothing")]
     with cluster(tmp_path / "out", worker=2) as both:
         both.start_all(*words)

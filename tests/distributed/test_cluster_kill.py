@@ -99,7 +99,7 @@ def check_same(run: Path, undisturbed: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_worker_and_a_killed_lead_change_nothing(tmp_path: Path, undisturbed: Path) -> None:
+def test_a_killed_worker_and_a_killed_coordinator_change_nothing(tmp_path: Path, undisturbed: Path) -> None:
     chance = random.Random()
     run = tmp_path / "run"
     with launched(run) as process:

@@ -102,7 +102,7 @@ def test_a_signal_that_is_none_is_nonsense(number: object) -> None:
         (DataError("x" * 5_000_000), ClusterError, "worker 0 failed: xxx"),
     ],
 )
-def test_what_a_follower_fails_with_is_told_to_everyone(
+def test_what_a_follower_fails_with_is_reported_to_everyone(
     yard: Yard, error: BaseException, kind: type[ClusterError], words: str
 ) -> None:
     other = yard.obeys("worker", 1)
@@ -123,7 +123,7 @@ def test_what_a_follower_fails_with_is_told_to_everyone(
         assert str(seen).count("failed:") == 1
 
 
-def test_what_the_lead_fails_with_is_told_to_everyone(yard: Yard) -> None:
+def test_what_the_coordinator_fails_with_is_reported_to_everyone(yard: Yard) -> None:
     parts = [yard.obeys("worker", 0), yard.obeys("worker", 1)]
     with ends_in(DataError), yard.coordinator() as coordinator:
         coordinator.wait_for_all()
@@ -134,7 +134,7 @@ def test_what_the_lead_fails_with_is_told_to_everyone(yard: Yard) -> None:
         assert type(part.error()) is ClusterError
 
 
-def test_of_several_failures_everyone_is_told_the_same_first_one() -> None:
+def test_of_several_failures_all_report_the_same_first_one() -> None:
     yard = Yard(worker=4)
     watching = [yard.obeys("worker", index) for index in (0, 1)]
     with ends_in(ClusterError) as caught, yard.coordinator() as coordinator:
@@ -156,19 +156,19 @@ def test_of_several_failures_everyone_is_told_the_same_first_one() -> None:
 
 
 def test_a_lost_peer_breaks_off_what_waits_for_it(yard: Yard) -> None:
-    told: list[str] = []
+    reasons: list[str] = []
     part = yard.obeys("worker", 0)
     with ends_in(PeerLostError), yard.coordinator() as coordinator:
         puppet = meets(yard, coordinator)
         stuck = threading.Event()
         coordinator.on_loss(lambda reason: stuck.wait(LONG) and None)  # one that does not return holds up nobody
         coordinator.on_loss(lambda reason: 1 / 0)
-        coordinator.on_loss(told.append)
+        coordinator.on_loss(reasons.append)
         puppet.close()
-        wait_until(lambda: bool(told), "the callback is called")
-        coordinator.on_loss(told.append)  # comes too late, and is called at once
-        assert len(told) == 2
-        assert all("closed the connection unexpectedly" in reason for reason in told)
+        wait_until(lambda: bool(reasons), "the callback is called")
+        coordinator.on_loss(reasons.append)  # comes too late, and is called at once
+        assert len(reasons) == 2
+        assert all("closed the connection unexpectedly" in reason for reason in reasons)
         assert "closed the connection unexpectedly" in str(coordinator.explain(RuntimeError("collective aborted")))
         stuck.set()
         coordinator.broadcast("train")
@@ -204,7 +204,7 @@ def test_an_error_of_its_own_is_not_explained_by_others(yard: Yard, monkeypatch:
 
 def welcomed(yard: Yard) -> tuple[Follower, Connection]:
     """A follower, and the other end of its connection: a coordinator that does only what the test says."""
-    with listen(yard.lead_address) as server:
+    with listen(yard.coordinator_address) as server:
         group = yard.follower("worker")
         joining = Part(group.join)
         connection, _ = server.accept()
@@ -218,7 +218,7 @@ def welcomed(yard: Yard) -> tuple[Follower, Connection]:
     return group, connection
 
 
-def test_a_lead_that_hangs_up_is_lost_while_an_order_is_waited_for(yard: Yard) -> None:
+def test_a_coordinator_that_hangs_up_is_lost_while_a_command_is_waited_for(yard: Yard) -> None:
     group, connection = welcomed(yard)
     with ends_in(PeerLostError, match="the chief closed the connection unexpectedly"), group:
         waiting = Part(group.next_command)
@@ -227,7 +227,7 @@ def test_a_lead_that_hangs_up_is_lost_while_an_order_is_waited_for(yard: Yard) -
         group.next_command()
 
 
-def test_a_lead_that_is_silent_is_lost_while_an_order_is_waited_for(yard: Yard) -> None:
+def test_a_coordinator_that_is_silent_is_lost_while_a_command_is_waited_for(yard: Yard) -> None:
     yard.peer_timeout = 2.0
     group, connection = welcomed(yard)
     with pytest.raises(PeerLostError, match="the chief has been silent for 2 s"), group:
@@ -236,7 +236,7 @@ def test_a_lead_that_is_silent_is_lost_while_an_order_is_waited_for(yard: Yard) 
 
 
 @pytest.mark.parametrize("said", [b"\xff" * 12, b"\0\0\0\2" + b"\0" * 8 + b"[]", b"\0\0\0\2" + b"\0" * 8 + b"{}"])
-def test_a_lead_that_sends_nonsense_is_lost(yard: Yard, said: bytes) -> None:
+def test_a_coordinator_that_sends_nonsense_is_lost(yard: Yard, said: bytes) -> None:
     group, connection = welcomed(yard)
     with ends_in(PeerLostError, match="the chief sent a malformed message"), group:
         connection._put(said)
@@ -244,7 +244,7 @@ def test_a_lead_that_sends_nonsense_is_lost(yard: Yard, said: bytes) -> None:
     connection.close()
 
 
-def test_speaking_to_a_lead_that_is_gone_is_told_as_that_and_not_as_a_broken_pipe(yard: Yard) -> None:
+def test_speaking_to_a_coordinator_that_is_gone_is_reported_as_that_and_not_as_a_broken_pipe(yard: Yard) -> None:
     group, connection = welcomed(yard)
     with ends_in(PeerLostError, match="closed the connection unexpectedly"), group:
         connection.close()
@@ -352,7 +352,7 @@ def test_an_evaluator_that_comes_back_otherwise_is_refused_and_the_run_goes_on()
         assert coordinator.failure is None
 
 
-def test_a_lead_that_is_done_does_not_wait_for_the_evaluator() -> None:
+def test_a_coordinator_that_is_done_does_not_wait_for_the_evaluator() -> None:
     yard = Yard(worker=0, evaluator=1)
     with yard.coordinator() as coordinator:
         evaluator = yard.puppet("evaluator")

@@ -31,15 +31,15 @@ def yard() -> Yard:
 # -- meeting --------------------------------------------------------------------------------------------------------
 
 
-def test_everyone_meets_and_is_told_the_same() -> None:
+def test_all_join_and_receive_the_same_facts() -> None:
     yard = Yard(worker=2, evaluator=1)
-    told: list[dict[str, object]] = []
+    received: list[dict[str, object]] = []
 
     def follow(role: str, index: int) -> list[str]:
         with yard.follower(role, index, lr=0.1) as group:
             facts = group.join()
             assert facts is not None
-            told.append(facts)
+            received.append(facts)
             group.report_ready(found=index)
             return [next_command.kind for next_command in group.commands()]
 
@@ -53,15 +53,15 @@ def test_everyone_meets_and_is_told_the_same() -> None:
         0: 0,
         1: 1,
     }
-    assert all((facts["mark"], facts["threads"], facts["spec"]) == ("m", 3, coordinator.spec) for facts in told)
+    assert all((facts["mark"], facts["threads"], facts["spec"]) == ("m", 3, coordinator.spec) for facts in received)
     own, *others = coordinator.spec["worker"]
     assert others == list(yard.addresses["worker"])
     assert own.startswith("127.0.0.1:")
-    assert own != yard.lead_address
+    assert own != yard.coordinator_address
     assert coordinator.failure is None
 
 
-def test_worker_0_leads_where_there_is_no_chief() -> None:
+def test_worker_0_coordinates_where_there_is_no_chief() -> None:
     yard = Yard(chief=0, worker=2)
     part = yard.obeys("worker", 1)
     with yard.coordinator() as coordinator:
@@ -120,23 +120,23 @@ def test_who_does_not_come_is_named_with_its_address(yard: Yard, monkeypatch: py
         coordinator.wait_for_all()
     message = str(caught.value)
     assert message.startswith(f"worker 1 ({yard.addresses['worker'][1]}) did not join within 0.5 s.")
-    assert yard.lead_address in message
+    assert yard.coordinator_address in message
     assert "start_timeout_secs" in message
     assert "worker 1 (" in str(part.error())
     assert part.error().status == 75  # type: ignore[attr-defined]  # it may come the next time
 
 
-def test_a_lead_that_is_not_there_is_named_with_its_address(yard: Yard) -> None:
+def test_a_coordinator_that_is_not_there_is_named_with_its_address(yard: Yard) -> None:
     yard.start_timeout = 0.5
     with pytest.raises(
-        ClusterError, match=rf"the chief at {yard.lead_address} could not be joined within 0.5 s.*refused"
+        ClusterError, match=rf"the chief at {yard.coordinator_address} could not be joined within 0.5 s.*refused"
     ):
         yard.follower("worker").join()
 
 
-def test_something_else_at_the_leads_address_is_told_apart(yard: Yard) -> None:
+def test_another_program_at_the_coordinators_address_is_recognized(yard: Yard) -> None:
     yard.start_timeout = 1.0
-    with listen(yard.lead_address) as server:
+    with listen(yard.coordinator_address) as server:
 
         def serve() -> None:
             while True:
@@ -149,15 +149,15 @@ def test_something_else_at_the_leads_address_is_told_apart(yard: Yard) -> None:
                     connection.recv(4096)
 
         part = Part(serve)
-        with pytest.raises(ClusterError, match="something else answers there"):
+        with pytest.raises(ClusterError, match="another program answers there"):
             yard.follower("worker").join()
         server.shutdown(socket.SHUT_RDWR)
     part.result()
 
 
-def test_a_lead_that_hangs_up_is_told_as_that(yard: Yard) -> None:
+def test_a_coordinator_that_hangs_up_is_reported_as_that(yard: Yard) -> None:
     yard.start_timeout = 0.5
-    with listen(yard.lead_address) as server:
+    with listen(yard.coordinator_address) as server:
 
         def serve() -> None:
             while True:
@@ -167,7 +167,7 @@ def test_a_lead_that_hangs_up_is_told_as_that(yard: Yard) -> None:
                     return
 
         part = Part(serve)
-        with pytest.raises(ClusterError, match=r"nobody answers there \((the connection was closed|.*reset.*)\)"):
+        with pytest.raises(ClusterError, match=r"no process answers there \((the connection was closed|.*reset.*)\)"):
             yard.follower("worker").join()
         server.shutdown(socket.SHUT_RDWR)
     part.result()
@@ -190,12 +190,12 @@ def test_a_port_that_is_left_in_time_is_taken(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may")
-def test_a_port_that_is_not_allowed_is_told_as_that() -> None:
+def test_a_port_that_is_not_allowed_is_reported_as_that() -> None:
     with pytest.raises(ClusterError, match="can't listen at its address"):
         listen("127.0.0.1:1")
 
 
-def test_the_port_of_a_lead_is_free_when_it_is_over(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_port_of_a_coordinator_is_free_when_it_is_over(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "_OWN_PORT_SECONDS", 0.0)
     for _ in range(3):
         parts = [yard.obeys("worker", 0), yard.obeys("worker", 1)]
@@ -203,7 +203,7 @@ def test_the_port_of_a_lead_is_free_when_it_is_over(yard: Yard, monkeypatch: pyt
             coordinator.wait_for_all()
         for part in parts:
             part.result()
-        listen(yard.lead_address).close()
+        listen(yard.coordinator_address).close()
 
 
 def test_an_evaluator_need_not_join_what_is_over() -> None:
@@ -213,7 +213,7 @@ def test_an_evaluator_need_not_join_what_is_over() -> None:
     assert list(asked) == []
 
 
-def test_a_lead_waits_for_nobody_who_need_not_come() -> None:
+def test_a_coordinator_does_not_wait_for_optional_processes() -> None:
     yard = Yard(worker=1, evaluator=1)
     worker = yard.obeys("worker")
     with yard.coordinator() as coordinator:
@@ -227,7 +227,7 @@ def test_a_lead_waits_for_nobody_who_need_not_come() -> None:
 # -- who is not let in ----------------------------------------------------------------------------------------------
 
 
-def test_a_difference_is_told_on_every_process(yard: Yard) -> None:
+def test_a_difference_is_reported_on_every_process(yard: Yard) -> None:
     waiting = yard.obeys("worker", 0, lr=0.1)
     with ends_in(ClusterError) as caught, yard.coordinator(lr=0.1) as coordinator:
         wait_until(lambda: bool(coordinator._connections), "worker 0 is there")
@@ -239,7 +239,7 @@ def test_a_difference_is_told_on_every_process(yard: Yard) -> None:
     assert [getattr(error, "status", None) for error in errors] == [2, 2, 2]
 
 
-def test_a_lead_leaves_when_all_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_coordinator_exits_when_all_are_informed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinators, "_LINGER_SECONDS", LONG)
     yard = Yard(worker=1, evaluator=1)
     waiting = yard.obeys("evaluator", lr=0.1)
@@ -254,7 +254,7 @@ def test_a_lead_leaves_when_all_are_told(monkeypatch: pytest.MonkeyPatch) -> Non
     assert time.monotonic() - began < LONG / 2
 
 
-def test_a_difference_is_told_at_once_though_the_lead_is_busy(yard: Yard) -> None:
+def test_a_difference_is_reported_at_once_though_the_coordinator_is_busy(yard: Yard) -> None:
     with yard.coordinator(lr=0.1) as coordinator:
         waiting, different = yard.obeys("worker", 0, lr=0.1), yard.obeys("worker", 1, lr=0.5)
         for part in (waiting, different):  # and this thread, the coordinator's, has done nothing yet
@@ -288,20 +288,20 @@ def test_a_second_process_of_the_same_name_waits(yard: Yard) -> None:
     assert [part.result()[-1].kind for part in (first, second)] == ["end", "end"]
 
 
-def test_a_lead_that_fails_before_anyone_came_tells_those_who_come(yard: Yard) -> None:
+def test_a_coordinator_that_fails_before_anyone_came_tells_those_who_come(yard: Yard) -> None:
     def coordinator() -> None:
         with yard.coordinator():
             raise DataError("there is no folder /x")
 
-    leading = Part(coordinator)
+    part = Part(coordinator)
     for index in (0, 1):
         error = yard.obeys("worker", index).error()
         assert str(error) == "the chief failed: there is no folder /x"
         assert type(error) is ClusterError
-    assert isinstance(leading.error(), DataError)  # as soon as all are told, not later
+    assert isinstance(part.error(), DataError)  # as soon as all are informed, not later
 
 
-def test_a_lead_that_fails_does_not_wait_for_ever_for_those_who_do_not_come(
+def test_a_coordinator_that_fails_does_not_wait_for_ever_for_those_who_do_not_come(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(coordinators, "_LINGER_SECONDS", 0.1)
@@ -309,7 +309,7 @@ def test_a_lead_that_fails_does_not_wait_for_ever_for_those_who_do_not_come(
         raise DataError("there is no folder /x")
 
 
-def test_a_lead_that_crashes_leaves_the_others_to_its_next_start(yard: Yard) -> None:
+def test_a_coordinator_that_crashes_leaves_the_others_to_its_next_start(yard: Yard) -> None:
     waiting = yard.obeys("worker", 0)
     with ends_in(ValueError, match="oh"), yard.coordinator() as coordinator:
         wait_until(lambda: bool(coordinator._connections), "worker 0 is there")
@@ -362,7 +362,7 @@ def test_a_follower_can_wait_for_an_order_for_a_while(yard: Yard) -> None:
     part.result()
 
 
-def test_a_signal_reaches_the_lead_and_ends_all_with_it(yard: Yard) -> None:
+def test_a_signal_reaches_the_coordinator_and_ends_all_with_it(yard: Yard) -> None:
     def follow() -> object:
         with yard.follower("worker", 0) as group:
             group.join()

@@ -70,7 +70,7 @@ def hello(**fields: object) -> bytes:
 )
 def test_a_stranger_is_sent_away_and_the_crew_meets(yard: Yard, said: bytes) -> None:
     with yard.coordinator(lr=0.1) as coordinator:
-        stranger = connect(yard.lead_address, 5.0)
+        stranger = connect(yard.coordinator_address, 5.0)
         stranger.sendall(said)
         if said != message(DEEP):  # may be understood, and refused
             assert hears_the_end(stranger)
@@ -88,7 +88,7 @@ def test_a_stranger_is_sent_away_and_the_crew_meets(yard: Yard, said: bytes) -> 
 
 def test_a_stranger_who_says_its_hello_drop_by_drop_is_sent_away(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinators, "_HELLO_SECONDS", 1.0)
-    with yard.coordinator() as coordinator, connect(yard.lead_address, 5.0) as stranger:
+    with yard.coordinator() as coordinator, connect(yard.coordinator_address, 5.0) as stranger:
         began = time.monotonic()
         with ends_in(OSError):
             stranger.sendall(MAGIC + struct.pack(">IQ", 1 << 20, 0))
@@ -99,10 +99,10 @@ def test_a_stranger_who_says_its_hello_drop_by_drop_is_sent_away(yard: Yard, mon
 
 
 def test_strangers_who_say_nothing_are_not_let_in_without_end(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordinators, "_MOST_PENDING", 5)
+    monkeypatch.setattr(coordinators, "_MAX_PENDING", 5)
     monkeypatch.setattr(coordinators, "_HELLO_SECONDS", 60.0)
     with yard.coordinator() as coordinator:
-        strangers = [connect(yard.lead_address, 5.0) for _ in range(20)]
+        strangers = [connect(yard.coordinator_address, 5.0) for _ in range(20)]
         assert hears_the_end(strangers[-1])
         assert [thread.name for thread in threading.enumerate()].count("hello") == 5
         parts = [yard.obeys("worker", index) for index in (0, 1)]  # try again until there is room
@@ -127,7 +127,7 @@ def test_the_door_stays_open_when_the_system_is_short_of_something(yard: Yard) -
                 return getattr(door, name)
 
         coordinator._listener = Short()  # type: ignore[assignment]
-        connect(yard.lead_address, 5.0).close()  # what the old one still waits for
+        connect(yard.coordinator_address, 5.0).close()  # what the old one still waits for
         wait_until(lambda: next(failures, None) is None, "both failures")
         parts = [yard.obeys("worker", index) for index in (0, 1)]
         coordinator.wait_for_all()
@@ -140,7 +140,7 @@ def test_one_who_claims_to_be_a_member_that_is_there_changes_nothing(yard: Yard)
     with yard.coordinator(lr=0.1) as coordinator:
         coordinator.wait_for_all()
         for said in (hello(start_info={"lr": 0.1}), hello(start_info={"lr": 0.5}), hello(index=7), hello(role="chief")):
-            with connect(yard.lead_address, 5.0) as stranger:
+            with connect(yard.coordinator_address, 5.0) as stranger:
                 stranger.sendall(said)
                 assert hears_the_end(stranger)
         assert coordinator.failure is None

@@ -68,7 +68,7 @@ def test_only_those_that_train_get_gpus_and_cores_and_the_evaluator_what_is_left
     }
 
 
-def test_without_parameter_servers_worker_0_leads_and_workers_stand_or_fall_together() -> None:
+def test_without_parameter_servers_worker_0_coordinates_and_workers_stand_or_fall_together() -> None:
     specs = process_specs(("train",), {"worker": ("h:1", "h:2")}, [], [])
     assert [(spec.name, spec.is_coordinator, spec.is_awaited, spec.restarts_alone) for spec in specs] == [
         ("worker-0", True, True, False),

@@ -126,7 +126,7 @@ def test_a_mistake_of_the_user_stops_the_rest_and_is_not_tried_again() -> None:
     assert len(starts("worker-0")) == len(starts("worker-1")) == 1
 
 
-def test_a_mistake_that_is_told_after_others_lost_their_peer_is_still_a_mistake() -> None:
+def test_a_mistake_that_is_reported_after_others_lost_their_peer_is_still_a_mistake() -> None:
     with pytest.raises(LaunchError, match="worker-1 exited with status 2"):
         supervise(
             script("worker-0", "mark('lost'); sys.exit(75)", is_coordinator=True),
@@ -223,7 +223,7 @@ def test_leftovers_are_stopped_when_the_work_is_done(caplog: pytest.LogCaptureFi
     assert "worker-1 has not exited with the others" in caplog.text
 
 
-def test_a_signal_goes_to_the_lead_which_tells_the_others() -> None:
+def test_a_signal_goes_to_the_coordinator_which_tells_the_others() -> None:
     when("worker-0.up", "worker-1.up")
     with pytest.raises(Stopped) as caught:
         supervise(
@@ -244,7 +244,7 @@ def test_ctrl_c_does_not_reach_the_processes_and_stops_them_as_sigterm_does() ->
     assert caught.value.signal == signal.SIGINT
 
 
-def test_others_are_told_too_and_killed_in_the_end(caplog: pytest.LogCaptureFixture) -> None:
+def test_others_are_signalled_too_and_killed_in_the_end(caplog: pytest.LogCaptureFixture) -> None:
     when("worker-0.up", "worker-1.up", "worker-2.up")
     with pytest.raises(Stopped):
         supervise(
@@ -271,7 +271,7 @@ def test_a_second_signal_kills(caplog: pytest.LogCaptureFixture) -> None:
     assert "worker-0 killed: signalled again" in caplog.text
 
 
-def test_a_process_that_was_told_to_stop_stops_all_without_a_new_start() -> None:
+def test_a_process_that_was_signalled_stops_all_without_a_new_start() -> None:
     with pytest.raises(Stopped):
         supervise(
             script(

@@ -1,1 +1,1 @@
-"""Several processes, one run: who they are, and how they keep in touch."""
+"""The processes of a run and their roles, from TF_CONFIG or SLURM. `modelyard.distributed` connects them."""

@@ -36,9 +36,9 @@ class Cluster:
     Args:
         me: this process.
         addresses: host:port of every process, by role.
-        source: where this was read: TF_CONFIG, SLURM, or nowhere.
-        model_dir: the run folder that came with it.
-        environment: "local" or "cloud", as TF_CONFIG says.
+        source: where this was read: TF_CONFIG, SLURM, or empty.
+        model_dir: the run folder in TF_CONFIG, if any.
+        environment: "local" or "cloud", from TF_CONFIG.
     """
 
     me: Member = Member(CHIEF, 0)
@@ -75,7 +75,7 @@ class Cluster:
 
     @property
     def trainers(self) -> list[Member]:
-        """The processes that compute training steps, in the order of their shares of a batch."""
+        """The processes that compute training steps, in the order of their parts of a batch."""
         roles = (WORKER,) if self.mode == PARAMETER_SERVERS else (CHIEF, WORKER)
         return [member for member in self.members if member.role in roles]
 
@@ -85,25 +85,25 @@ class Cluster:
         return bool(self.addresses.get(EVALUATOR))
 
     def address(self, member: Member) -> str:
-        """host:port of a process."""
+        """Returns host:port of a process."""
         return self.addresses[member.role][member.index]
 
     def describe(self) -> str:
-        """This process in words, for the log and `modelyard doctor`."""
+        """Describes this process, for the log and `modelyard doctor`."""
         if self.is_alone:
             return "single process: it trains, evaluates and writes"
         if self.me.role == EVALUATOR:
             duty = "evaluates every new checkpoint and keeps the best"
         elif self.me.role == PS:
-            duty = "keeps its part of the variables"
+            duty = "holds its part of the variables"
         elif self.mode == PARAMETER_SERVERS:
             duty = "coordinates and writes, does not train" if self.is_coordinator else "trains at its own pace"
         else:
-            duty = f"trains its share of every batch{', decides and writes' if self.is_coordinator else ''}"
+            duty = f"trains its part of every batch{', decides and writes' if self.is_coordinator else ''}"
         return f"{self.me}, {self.mode}: {duty}"
 
     def listed(self) -> str:
-        """The number of processes of each role."""
+        """Returns the number of processes of each role as text."""
         found = ((role, len(hosts)) for role, hosts in self.addresses.items() if hosts)
         return ", ".join(f"{count} {role}{'s' if count > 1 and role != PS else ''}" for role, count in found)
 
@@ -146,7 +146,7 @@ class ProcessGroup:
         self.failure: UserError | None = None
         """The first failure of any process of the run."""
         self.lost = False
-        """Whether the failure came from another process while this one was at work."""
+        """Whether the failure came from another process while this one was running."""
 
     @property
     def rank(self) -> int:

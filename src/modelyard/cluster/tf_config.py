@@ -3,8 +3,8 @@
     {"cluster": {"chief": ["host:port"], "worker": ["host:port", ...], "ps": [...], "evaluator": [...]},
      "task": {"type": "worker", "index": 0}, "model_dir": "...", "environment": "cloud"}
 
-``master`` is another word for chief. Without a ``task``, the place of this process comes from ``JOB_COMPLETION_INDEX``,
-which Kubernetes gives the pods of an Indexed Job.
+``master`` is another word for chief. Without a ``task``, the index of this process comes from ``JOB_COMPLETION_INDEX``,
+which Kubernetes sets in the pods of an Indexed Job.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _ENVIRONMENTS = ("local", "cloud", "google")
 
 
 def from_tf_config(environ: Mapping[str, str]) -> Cluster | None:
-    """The cluster that ``TF_CONFIG`` describes; None where it is not set.
+    """Returns the cluster that ``TF_CONFIG`` describes; None if it is not set.
 
     Raises:
-        ConfigError: with everything that is wrong with it.
+        ConfigError: with every problem in it.
     """
     text = environ.get(TF_CONFIG, "").strip()
     if not text:
@@ -84,7 +84,7 @@ def _addresses(given: Any, wrong: Any) -> dict[str, tuple[str, ...]]:
 
 
 def check_addresses(addresses: dict[str, tuple[str, ...]], wrong: Any) -> None:
-    """Calls ``wrong(key, message)`` for everything that can't be."""
+    """Calls ``wrong(key, message)`` for every problem."""
     seen: dict[str, str] = {}
     for role, hosts in addresses.items():
         for index, address in enumerate(hosts):
@@ -97,14 +97,14 @@ def check_addresses(addresses: dict[str, tuple[str, ...]], wrong: Any) -> None:
             seen.setdefault(address, key)
     for role, most in ((CHIEF, 1), (EVALUATOR, 1)):
         if len(addresses.get(role, ())) > most:
-            wrong(f"cluster.{role}", f"lists {len(addresses[role])} processes; there can be one {role}.")
+            wrong(f"cluster.{role}", f"lists {len(addresses[role])} processes; at most one {role} is supported.")
     if addresses and not addresses.get(CHIEF) and not addresses.get(WORKER):
-        wrong("cluster", f"has {_counted(addresses)}, and nobody who trains; list a chief or workers.")
+        wrong("cluster", f"has {_counted(addresses)}, and none that trains; list a chief or workers.")
     elif addresses.get(PS):
         if not addresses.get(CHIEF):
-            wrong("cluster.ps", "parameter servers need a chief, which coordinates; list one.")
+            wrong("cluster.ps", "parameter servers need a chief that coordinates; list one.")
         if not addresses.get(WORKER):
-            wrong("cluster.ps", "parameter servers need workers, which train; list at least one.")
+            wrong("cluster.ps", "parameter servers need workers that train; list at least one.")
 
 
 def _task(given: dict[str, Any], addresses: dict[str, tuple[str, ...]], job_index: str | None, wrong: Any) -> Member:
@@ -117,7 +117,7 @@ def _task(given: dict[str, Any], addresses: dict[str, tuple[str, ...]], job_inde
         return Member(CHIEF, 0)
     if not task:
         if addresses:
-            wrong("task", f"is missing: which process of the cluster ({_counted(addresses)}) is this one?")
+            wrong("task", f"is missing. It must name this process of the cluster ({_counted(addresses)}).")
         return Member(CHIEF, 0)
     role = CHIEF if task.get("type") == _MASTER else task.get("type")
     index = task.get("index", 0)
@@ -127,7 +127,7 @@ def _task(given: dict[str, Any], addresses: dict[str, tuple[str, ...]], job_inde
         wrong("task.type", unknown("role", str(role), (*ROLES, _MASTER)) if role else "is missing.")
         return Member(CHIEF, 0)
     if not isinstance(index, int) or isinstance(index, bool) or index < 0:
-        wrong("task.index", f"{index!r} is not a number from 0 on.")
+        wrong("task.index", f"{index!r} is not an integer of 0 or more.")
         return Member(role, 0)
     count = len(addresses.get(role, ()))
     if addresses and role == EVALUATOR and not count:  # the old Estimator did not list it
@@ -141,13 +141,13 @@ def _task(given: dict[str, Any], addresses: dict[str, tuple[str, ...]], job_inde
 
 
 def _numbered(addresses: dict[str, tuple[str, ...]], text: str, wrong: Any) -> Member:
-    """The member with a number: those of the first role first."""
+    """Returns the process with an index, counted over all roles in order."""
     everyone = [Member(role, i) for role in ROLES for i in range(len(addresses.get(role, ())))]
     if _NUMBER.fullmatch(text) and int(text) < len(everyone):
         return everyone[int(text)]
-    wrong("task", f"is missing, and {JOB_INDEX} is {text!r}, which is no process of {_counted(addresses)}.")
+    wrong("task", f"is missing, and {JOB_INDEX} is {text!r}, which is not the index of one of {_counted(addresses)}.")
     return Member(CHIEF, 0)
 
 
 def _counted(addresses: dict[str, tuple[str, ...]]) -> str:
-    return ", ".join(f"{len(hosts)} {role}" for role, hosts in addresses.items()) or "nothing in it"
+    return ", ".join(f"{len(hosts)} {role}" for role, hosts in addresses.items()) or "no processes"

@@ -1,1 +1,1 @@
-"""Several processes that train one run: the coordinator and its followers. A run of one process never comes here."""
+"""Connects the processes of a run: the coordinator and its followers. A single-process run never imports this."""

@@ -27,7 +27,7 @@ from modelyard.system.machine import versions
 from modelyard.system.network import check_free
 
 log = logging.getLogger("modelyard")
-_OWN = (
+_LOCAL_OPTIONS = (
     "model_dir", "runs_dir", "data_dir", "cache_dir", "gpu_id", "threads", "input_threads", "plugins",
     "config_file", "config_set", "hyperparameter_file", "hyperparameter_set",
 )  # fmt: skip
@@ -45,7 +45,7 @@ def config_in_cluster(config: Config, cluster: Cluster) -> Config:
     problems = []
     named = cluster.model_dir
     if named and config.model_dir and _absolute(named) != _absolute(config.model_dir):
-        message = f"is {config.model_dir!r} here and {named!r} in {cluster.source}. Name it once, or the same."
+        message = f"is {config.model_dir!r} here and {named!r} in {cluster.source}. Give it once, or the same in both."
         problems.append(Problem(config.origin("model_dir"), "model_dir", message))
     elif named and not config.model_dir:
         config = config.model_copy(update={"model_dir": named})
@@ -58,7 +58,7 @@ def config_in_cluster(config: Config, cluster: Cluster) -> Config:
             problems.append(Problem(config.origin("cpu_devices"), "cpu_devices", message))
         engine = choose_engine(config.engine)[0]
         if engine != "tensorflow" and cluster.mode != "synchronous":
-            message = f"is {engine}, and parameter servers are TensorFlow's. Leave 'ps' out of {cluster.source}."
+            message = f"is {engine}; only TensorFlow supports parameter servers. Leave 'ps' out of {cluster.source}."
             problems.append(Problem(config.origin("engine"), "engine", message))
         if cluster.mode == PARAMETER_SERVERS:
             problems += parameter_server_problems(config)
@@ -75,12 +75,10 @@ def _evaluator_problems(config: Config) -> list[Problem]:
     hooks = build_hooks(config.hooks)
     stopping = [hook.name for hook in hooks if hook.needs_training and hook.needs_evaluation]
     if stopping:
-        message = (
-            f"{' and '.join(stopping)} must see evaluations where training is; leave the evaluator out of the cluster."
-        )
+        message = f"{' and '.join(stopping)} must see evaluations in the process that trains; leave the evaluator out of the cluster."
         problems.append(Problem(config.origin("hooks"), "hooks", message))
     if config.model_dir and storage.is_remote(config.model_dir):
-        message = "is a URL, and an evaluator watches a folder. Use a shared folder, or leave the evaluator out."
+        message = "is a URL, but an evaluator can only watch a folder. Use a shared folder, or leave the evaluator out."
         problems.append(Problem(config.origin("model_dir"), "model_dir", message))
     return problems
 
@@ -107,18 +105,18 @@ def _start_info(config: Config, cluster: Cluster, evaluates: bool) -> dict[str, 
     """Returns what all processes of a run must have in common."""
     plugins = {Path(name).name: digest for name, digest in plugin_digests(config).items()}
     return {
-        "options": {key: value for key, value in config.flat().items() if key not in _OWN},
+        "options": {key: value for key, value in config.flat().items() if key not in _LOCAL_OPTIONS},
         "versions": versions(),
         "code": {"modelyard's source": _source_digest(), **plugins},
         "cluster": {role: list(hosts) for role, hosts in cluster.addresses.items() if role != EVALUATOR},
         "evaluates": evaluates,
-        # Each process chooses for its own machine; an evaluator may well have another than those that train together.
+        # Each process chooses for its own machine; the evaluator's may differ from that of the processes that train.
         "engine": None if cluster.me.role == EVALUATOR else choose_engine(config.engine)[0],
     }
 
 
 def _differences(coordinator: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """How a process differs from the coordinator, one line each."""
+    """Returns how a process differs from the coordinator, one line per difference."""
     lines = []
     for group, word in (("options", ""), ("versions", "version of "), ("cluster", "addresses of "), ("code", "")):
         mine, theirs = coordinator[group], other.get(group)
@@ -139,7 +137,7 @@ def _differences(coordinator: dict[str, Any], other: dict[str, Any]) -> list[str
 
 @lru_cache(maxsize=1)
 def _source_digest() -> str:
-    """Of all Python files of this package: two processes must run the same code."""
+    """Returns the digest of all Python files of this package: all processes must run the same code."""
     root = Path(__file__).parent.parent
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
@@ -151,7 +149,7 @@ def _source_digest() -> str:
 
 
 def mark_folder(directory: RunDirectory) -> str | None:
-    """Leaves a mark in the run folder for the others to find; returns None for object stores, which all can reach."""
+    """Writes a token to the run folder for the others to find; returns None for object stores, which all can reach."""
     if directory.mirror is not None:
         return None
     token = secrets.token_hex(16)

@@ -14,7 +14,7 @@ from typing import Any
 
 MAGIC = b"modelyard cluster 1\n"
 _SIZES = struct.Struct(">IQ")
-_MOST_JSON, MOST_BYTES = 4 << 20, 1 << 40
+_MAX_JSON, MAX_BYTES = 4 << 20, 1 << 40
 _PIECE = 1 << 20
 
 
@@ -103,24 +103,24 @@ class Connection:
             return (_SIZES.pack(len(text), 0) + text,)
 
     def expect_greeting(self) -> None:
-        """Takes the first bytes of the other side.
+        """Reads the first bytes of the other end.
 
         Raises:
-            NotOursError: if it is something else that listens there.
+            ProtocolError: if another program listens there.
         """
         if self._read(len(MAGIC)) != MAGIC:
             raise ProtocolError
 
     def receive(self) -> Message:
-        """What the other end says next.
+        """Returns the next message.
 
         Raises:
-            EOFError: if it hung up.
-            TimeoutError: if it is silent, or takes nothing of what is sent.
-            NotOursError: if it makes no sense.
+            EOFError: if the other end has closed the connection.
+            TimeoutError: if it is silent, or reads nothing of what is sent.
+            ProtocolError: if the message is malformed.
         """
         length, more = _SIZES.unpack(self._read(_SIZES.size))
-        if length > _MOST_JSON or more > self._most:
+        if length > _MAX_JSON or more > self._most:
             raise ProtocolError
         try:
             content = json.loads(self._read(length))

@@ -27,10 +27,10 @@ from modelyard.system.network import free_port, join_address, listen, split_addr
 
 log = logging.getLogger("modelyard")
 _HELLO_SECONDS = 10.0
-_MOST_PENDING = 500
+_MAX_PENDING = 500
 _LAST_WORDS_SECONDS = 2.0
 _LINGER_SECONDS = 20.0
-"""How long a coordinator that fails at the start stays, to tell the reason to those who join."""
+"""How long a coordinator that fails at the start waits, to report the reason to processes that join."""
 
 Compare = Callable[[dict[str, Any], dict[str, Any]], list[str]]
 
@@ -40,8 +40,8 @@ class Coordinator(ConnectedGroup):
 
     Args:
         cluster: all processes of the run.
-        card: what this process was started with.
-        compare: lists the differences to the start_info of another process.
+        start_info: options, versions and code that this process was started with.
+        compare: lists the differences from the start_info of another process.
         start_timeout: seconds for all to join.
         peer_timeout: seconds of silence after which a peer is lost.
     """
@@ -54,11 +54,11 @@ class Coordinator(ConnectedGroup):
         self._compare, self._start_timeout = compare, start_timeout
         self._began = time.monotonic()
         self._connections: dict[Member, Connection] = {}
-        self._told: set[Member] = set()
+        self._informed: set[Member] = set()
         self._ready: dict[Member, dict[str, Any]] = {}
         self._changed = threading.Condition()
         self._welcome: dict[str, Any] | None = None
-        self._pending = threading.Semaphore(_MOST_PENDING)
+        self._pending = threading.Semaphore(_MAX_PENDING)
         self._listener = listen(cluster.address(cluster.me))
         threading.Thread(target=self._accept, name="accept", daemon=True).start()
 
@@ -68,7 +68,7 @@ class Coordinator(ConnectedGroup):
         return [m for m in self.cluster.members if m != self.cluster.me]
 
     def wait_for_all(self, optional: Collection[str] = (), **facts: Any) -> None:
-        """Waits until all processes have joined, and tells them about the run.
+        """Waits until all processes have joined, and sends them the facts about the run.
 
         Args:
             optional: roles that need not join.
@@ -78,7 +78,7 @@ class Coordinator(ConnectedGroup):
             ClusterError: if a process differs or does not join in time.
         """
         needed = [member for member in self.expected if member.role not in optional]
-        waited_for = ", ".join(map(str, needed)) or "nobody"
+        waited_for = ", ".join(map(str, needed)) or "no one"
         log.info("%s; waiting for %s", self.cluster.describe(), waited_for)
         deadline = self._began + self._start_timeout
         with self._changed:
@@ -131,14 +131,14 @@ class Coordinator(ConnectedGroup):
             threading.Thread(target=self._receive, args=(connection,), name="hello", daemon=True).start()
 
     def _receive(self, accepted: socket.socket) -> None:
-        """Handles a new connection: a member joins, a stranger is turned away without disturbing anyone."""
+        """Handles a new connection: a member joins, anything else is closed without disturbing the run."""
         connection = Connection(accepted)
         try:
             connection.set_timeout(_HELLO_SECONDS, in_all=True)
             connection.expect_greeting()
             member, start_info = _read_hello(connection.receive())
             differences = self._compare(self._start_info, start_info)
-        except Exception:  # a stranger may send anything
+        except Exception:  # anything may connect, and send anything
             connection.close()
             return
         finally:
@@ -160,7 +160,7 @@ class Coordinator(ConnectedGroup):
             elif kind == "refused" and self._welcome is None:
                 self._fail_all(ClusterError(why))
             if kind and self.failure is not None:
-                self._told.add(member)
+                self._informed.add(member)
             self._changed.notify_all()
         if kind:
             connection.send(kind, message=why, final=kind == "refused")
@@ -170,8 +170,8 @@ class Coordinator(ConnectedGroup):
     def _objection(self, member: Member, differences: list[str]) -> tuple[str, str]:
         """Returns why a process is not admitted, and whether for good; empty strings if it is."""
         if self.failure is not None:
-            told = describe_error(self.failure)
-            return told["message"], "refused" if told["final"] else "wait"
+            failure = describe_error(self.failure)
+            return failure["message"], "refused" if failure["final"] else "wait"
         if self._leaving.is_set():
             return "the run is over", "wait"
         if member not in self.cluster.members or member == self.cluster.me:
@@ -227,14 +227,14 @@ class Coordinator(ConnectedGroup):
             if self.failure is None:
                 log.warning("%s is gone; the run continues, and accepts it again when it returns", member)
             return
-        self._told.add(member)
+        self._informed.add(member)
         self._fail_all(error)
 
     def _fail_all(self, error: UserError) -> None:
         """Reports the first failure to all at once, whatever this process is busy with."""
         with self._changed:
             if self.failure is None:
-                self._told |= set(self._connections)
+                self._informed |= set(self._connections)
                 self._send_to_all("failed", **describe_error(error))
                 self.fail(error)
             self._changed.notify_all()
@@ -278,9 +278,9 @@ class Coordinator(ConnectedGroup):
             connection.finish(max(deadline - time.monotonic(), 0))
 
     def _linger(self) -> None:
-        """Tells late processes why there is no run; if a restart may help, they had better keep waiting."""
+        """Waits, to report the failure to late processes; if a restart may help, they keep trying instead."""
         if self._welcome is None and not isinstance(self.failure, PeerLostError):
-            self._changed.wait_for(lambda: self._told >= set(self.expected), timeout=_LINGER_SECONDS)
+            self._changed.wait_for(lambda: self._informed >= set(self.expected), timeout=_LINGER_SECONDS)
 
 
 def _read_hello(hello: Message) -> tuple[Member, dict[str, Any]]:

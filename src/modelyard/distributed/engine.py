@@ -80,7 +80,7 @@ class CoordinatedEngine(Engine):
         raise NotImplementedError
 
     def evaluation_batches(self, split: str) -> Generator[tuple[Any, Any], None, None]:
-        """Yields this process's shares of the batches; all processes take part until the generator is closed."""
+        """Yields this process's part of every batch; all processes take part until the generator is closed."""
         self.group.broadcast("evaluate", split=split)
         try:
             for batch in self.local.evaluation_batches(split):
@@ -91,7 +91,7 @@ class CoordinatedEngine(Engine):
                 self.group.broadcast("enough")
 
     def evaluate_batch(self, batch: Arrays, weights: NDArray[np.float64]) -> dict[str, Any]:
-        """Evaluates this process's share of a batch."""
+        """Evaluates this process's part of a batch."""
         with self.group.explained():
             return self.local.evaluate_batch(batch, weights)
 

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from modelyard.cluster.description import Cluster
-from modelyard.distributed.connection import MOST_BYTES, Connection, Message, ProtocolError
+from modelyard.distributed.connection import MAX_BYTES, Connection, Message, ProtocolError
 from modelyard.distributed.process_group import (
     ConnectedGroup,
     describe_error,
@@ -34,7 +34,7 @@ class Follower(ConnectedGroup):
 
     Args:
         cluster: all processes of the run.
-        card: what this process was started with, for the coordinator to compare.
+        start_info: options, versions and code that this process was started with, for the coordinator to compare.
         start_timeout: seconds to find the coordinator.
         peer_timeout: seconds of silence after which the coordinator is lost.
     """
@@ -46,7 +46,7 @@ class Follower(ConnectedGroup):
         self._connection: Connection | None = None
 
     def join(self, unless: Callable[[], bool] = lambda: False) -> dict[str, Any] | None:
-        """Joins the coordinator, and waits until all processes have. Returns what the coordinator says about the run.
+        """Joins the coordinator, and waits until all processes have. Returns the facts that the coordinator sends about the run.
 
         Args:
             unless: called before every attempt; if it returns True, joining is pointless, and None is returned.
@@ -56,18 +56,18 @@ class Follower(ConnectedGroup):
         """
         coordinator, address = self.cluster.coordinator, self.cluster.address(self.cluster.coordinator)
         log.info("%s; waiting for %s at %s", self.cluster.describe(), coordinator, address)
-        why = "nobody listens there"
+        why = "no process listens there"
         for left in polling(time.monotonic() + self._start_timeout):
             if unless():
                 return None
             try:
-                # The last try gets its time too: cut short, it would hide the reason that earlier ones found.
+                # The last attempt is not cut short: that would hide the reason that earlier ones found.
                 connection, reply = self._handshake(address, min(max(left, _ANSWER_SECONDS), self.peer_timeout))
             except (OSError, EOFError) as error:
-                why = f"nobody answers there ({str(error) or 'the connection was closed'})"
+                why = f"no process answers there ({str(error) or 'the connection was closed'})"
                 continue
             except ProtocolError:
-                why = "something else answers there"
+                why = "another program answers there"
                 continue
             if reply.kind == "welcome":
                 return self._welcomed(connection, reply)
@@ -81,7 +81,7 @@ class Follower(ConnectedGroup):
         )
 
     def _handshake(self, address: str, timeout: float) -> tuple[Connection, Message]:
-        connection = Connection(connect(address, timeout), most=MOST_BYTES)
+        connection = Connection(connect(address, timeout), most=MAX_BYTES)
         try:
             connection.set_timeout(timeout)
             connection.greet()

@@ -1,4 +1,4 @@
-"""What coordinator and followers have in common: each notices that a peer is lost, and exits in bounded time.
+"""The common base of coordinator and followers: each notices that a peer is lost, and exits in bounded time.
 
 Every process connects to the coordinator. The coordinator compares what they were started with and welcomes them, or
 refuses with the difference. From then on both sides send heartbeats. A process that is silent for too long, or closes
@@ -21,7 +21,7 @@ from modelyard.distributed.connection import ProtocolError
 from modelyard.errors import ClusterError, Interrupted, PeerLostError, UserError
 
 log = logging.getLogger("modelyard")
-_MOST_CHARACTERS = 20_000
+_MAX_CHARACTERS = 20_000
 _EXPLAIN_SECONDS = 5.0
 """A collective operation may fail a moment before the connection is known to be closed."""
 
@@ -84,7 +84,7 @@ class ConnectedGroup(ProcessGroup):
                 return
             self.failure, self.lost = failure, not self._leaving.is_set()
             callbacks = [] if self._leaving.is_set() else list(self._callbacks)
-        log.debug("%s", failure)  # the user is told when the process ends
+        log.debug("%s", failure)  # shown when the process exits
         self._failed.set()
         threading.Thread(target=self._exit_in_time, args=(failure,), name="leaving", daemon=True).start()
         for callback in callbacks:
@@ -116,7 +116,7 @@ def describe_error(error: BaseException) -> dict[str, Any]:
     """Describes an error for the other processes: its text, and whether a restart is pointless."""
     final = isinstance(error, UserError) and not isinstance(error, PeerLostError)
     text = str(error) if isinstance(error, UserError) else ": ".join(filter(None, (type(error).__name__, str(error))))
-    return {"message": text[:_MOST_CHARACTERS], "final": final}
+    return {"message": text[:_MAX_CHARACTERS], "final": final}
 
 
 def signal_from(fields: dict[str, Any]) -> int:

@@ -1,4 +1,4 @@
-"""The part of each process in a run of several: the coordinator trains and writes, the others follow."""
+"""Runs one process of a cluster: the coordinator trains and writes, the others follow."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def run(config: Config, evaluates: bool, cluster: Cluster) -> Result:
         cluster: all processes of the run.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # we explain what a lost peer leads to
-    select_engine(config.engine)  # importing it may block this process, which would look like silence later
+    select_engine(config.engine)  # importing it may block this process, which later would look like a lost peer
     if not cluster.is_coordinator:
         return _take_part(config, cluster, evaluates)
     with form_group(config, cluster, evaluates) as group:
@@ -87,8 +87,8 @@ class Processes(single.SingleProcess):
             others = [str(member) for member, facts in group.wait_until_ready().items() if facts.get("data") != mine]
             if others:
                 raise ClusterError(
-                    f"the data of {', '.join(others)} is not the data of {self.cluster.coordinator}: the same dataset "
-                    "must be at every process's data_dir, or on a file system that all share."
+                    f"the data of {', '.join(others)} differs from that of {self.cluster.coordinator}. "
+                    "Every process needs the same dataset in its data_dir, or on a shared file system."
                 )
             group.broadcast("begin")
 
@@ -106,19 +106,18 @@ class Processes(single.SingleProcess):
         return CoordinatedEngine(engine, self.group)
 
     def check_devices(self, engine: Engine) -> None:
-        """Checks that all processes have as many devices of the same kind, which TensorFlow takes for granted.
+        """Checks that all processes have the same number and type of devices, which TensorFlow assumes.
 
         Raises:
             ClusterError: if a process differs.
         """
-        mine = _device_kinds(engine)
+        mine = _device_types(engine)
         others = {str(member): facts.get("devices") for member, facts in self.group.wait_until_ready().items()}
         different = [f"{name} has {inline(devices)}" for name, devices in others.items() if devices != mine]
         if different:
             raise ClusterError(
                 f"{', '.join(different)}, where {self.cluster.coordinator} has {inline(mine)}: all processes that "
-                "train need as many devices of the same kind. num_gpus, or CUDA_VISIBLE_DEVICES of a process, says "
-                "which it takes."
+                "train need the same number and type of devices. Set num_gpus, or CUDA_VISIBLE_DEVICES of each process."
             )
 
     def hooks(self, hooks: list[Hook]) -> list[Hook]:
@@ -130,7 +129,7 @@ class Processes(single.SingleProcess):
         return self.group.signal
 
 
-def _device_kinds(engine: Engine) -> list[str]:
+def _device_types(engine: Engine) -> list[str]:
     return [re.sub(r"\W*\d+$", "", name.rpartition("device:")[2]) for name in engine.devices]
 
 
@@ -166,15 +165,15 @@ def _run_folder(config: Config) -> RunDirectory:
 
 
 def _train(config: Config, group: Follower, directory: RunDirectory) -> tuple[Result, Message]:
-    """Trains and evaluates its share of every batch."""
+    """Trains and evaluates its part of every batch."""
     from modelyard.distributed.engine import follow
 
     dataset = open_dataset(config)
     length = run_length(config, dataset)
     group.report_ready(data=dataset.fingerprint())
-    group.next_command()  # to begin
+    group.next_command()  # begin
     engine = load_engine(import_engine(config.engine), config)(config, group)
-    group.report_ready(devices=_device_kinds(engine))
+    group.report_ready(devices=_device_types(engine))
     build(engine, config, dataset, length)
     try:
         with signals_to_coordinator(group):
@@ -196,7 +195,7 @@ def _serve(config: Config, group: Follower, directory: RunDirectory) -> tuple[Re
 
 
 def _evaluate(config: Config, group: Follower, directory: RunDirectory) -> Result:
-    """Evaluates every new checkpoint; also what is left if training has ended meanwhile."""
+    """Evaluates every new checkpoint, and the remaining ones if training has ended."""
     from modelyard.distributed.evaluator import CheckpointEvaluator
 
     data = cache(lambda: open_dataset(config))
