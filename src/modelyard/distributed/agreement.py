@@ -75,7 +75,8 @@ def _evaluator_problems(config: Config) -> list[Problem]:
     hooks = build_hooks(config.hooks)
     stopping = [hook.name for hook in hooks if hook.needs_training and hook.needs_evaluation]
     if stopping:
-        message = f"{' and '.join(stopping)} must see evaluations in the process that trains; leave the evaluator out of the cluster."
+        names = " and ".join(stopping)
+        message = f"{names} must see evaluations in the process that trains; leave the evaluator out of the cluster."
         problems.append(Problem(config.origin("hooks"), "hooks", message))
     if config.model_dir and storage.is_remote(config.model_dir):
         message = "is a URL, but an evaluator can only watch a folder. Use a shared folder, or leave the evaluator out."

@@ -46,7 +46,7 @@ class Follower(ConnectedGroup):
         self._connection: Connection | None = None
 
     def join(self, unless: Callable[[], bool] = lambda: False) -> dict[str, Any] | None:
-        """Joins the coordinator, and waits until all processes have. Returns the facts that the coordinator sends about the run.
+        """Joins the coordinator, waits until all processes have joined, and returns what it sends about the run.
 
         Args:
             unless: called before every attempt; if it returns True, joining is pointless, and None is returned.
