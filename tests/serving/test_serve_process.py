@@ -10,6 +10,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -183,8 +184,6 @@ def test_a_run_without_a_checkpoint_is_not_served(run_folder: Path, tmp_path: Pa
 
 
 def test_without_the_extra_it_says_what_to_install(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
     loaded = [name for name in sys.modules if name.startswith(("modelyard.serving.", "modelyard.compat.uvicorn"))]
     for name in loaded:
         if name.rsplit(".", 1)[1] in ("app", "limits", "server", "uvicorn"):
@@ -194,3 +193,13 @@ def test_without_the_extra_it_says_what_to_install(run_folder: Path, monkeypatch
 
     with pytest.raises(UserError, match=r"pip install 'modelyard\[serve\]'"):
         modelyard.serve(run_folder)
+
+
+def test_a_server_that_is_not_started_yet_has_imported_no_framework() -> None:
+    """Keras's backend is chosen by the run that is served, so nothing may import Keras before."""
+    code = (
+        "import sys, modelyard.compat.uvicorn, modelyard.serving.http.app, modelyard.serving.http.server\n"
+        "print([name for name in ('keras', 'tensorflow', 'jax') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
