@@ -10,18 +10,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from modelyard.data.dataset import Feature
+from modelyard.data.image_spec import ImageSpec
+from modelyard.serving.description import ModelInfo
 from modelyard.serving.http.app import Metrics, Service
 from modelyard.serving.http.batching import BatchingOptions
 from modelyard.serving.http.limits import Limits
 from modelyard.serving.http.model_versions import Found, ModelVersions, VersionSource
-from modelyard.serving.servable import ModelInfo, Outputs, Servable
+from modelyard.serving.servable import Outputs, Servable
 
 CLASSES = ("dark", "grey", "<b>bright</b>")
 
 
-def facts(kind: str = "classification", image: Feature | None = None, **more: Any) -> ModelInfo:
-    return ModelInfo("brightness", "made up", 7, kind, CLASSES, image or Feature((4, 4, 3), "uint8"), **more)
+def facts(kind: str = "classification", image: ImageSpec | None = None, **more: Any) -> ModelInfo:
+    return ModelInfo("brightness", "made up", 7, kind, CLASSES, image or ImageSpec((4, 4, 3), "uint8"), **more)
 
 
 class Brightness(Servable):

@@ -11,22 +11,22 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from modelyard.data.dataset import Feature
+from modelyard.data.image_spec import ImageSpec
 from modelyard.data.images import fill
 
 pytestmark = [pytest.mark.tensorflow_only("SavedModels are TensorFlow's"), pytest.mark.usefixtures("two_devices")]
 _DECODERS: dict[Any, Any] = {}
 
 
-def decoder(shape: tuple[int, int, int], fit: str, dtype: str = "uint8", shares: bool = False) -> Any:
+def decoder(shape: tuple[int, int, int], fit: Any, dtype: str = "uint8", unit_scale: bool = False) -> Any:
     """Compiled, once for all tests."""
     import tensorflow as tf
 
     from modelyard.serving.exporting.decoding import image_decoder
 
-    key = (shape, fit, dtype, shares)
+    key = (shape, fit, dtype, unit_scale)
     if key not in _DECODERS:
-        function = image_decoder(Feature(shape, dtype), fit, shares)
+        function = image_decoder(ImageSpec(shape, dtype, fit, unit_scale))
         _DECODERS[key] = tf.function(function, input_signature=[tf.TensorSpec([], tf.string)], autograph=False)
     return _DECODERS[key]
 
@@ -141,7 +141,7 @@ def test_damaged_exif_is_taken_for_none() -> None:
 
 def test_floats_are_shares_of_white() -> None:
     data = saved(noisy(np.random.default_rng(4)), "PNG")
-    found = decoder((32, 32, 3), "crop", "float32", shares=True)(data).numpy()
+    found = decoder((32, 32, 3), "crop", "float32", unit_scale=True)(data).numpy()
     assert found.dtype == np.float32
     assert np.array_equal(found, as_in_training(data, (32, 32, 3), "crop").astype(np.float32) / 255)
 

@@ -54,17 +54,14 @@ def run(photos_run: Path, tmp_path: Path) -> Path:
 def of_the_run(run: Path, images: list[Any]) -> dict[str, NDArray[Any]]:
     """What the run itself predicts for stored images."""
     from modelyard.data.dataset import IMAGE
-    from modelyard.data.raw_examples import ArrayExamples
-    from modelyard.serving.examples import Examples
     from modelyard.serving.run_model import open_run
 
     opened = open_run(run)
     engine, _ = opened.engine()
-    kept = opened.recorded_data()
-    batch = np.empty((len(images), *kept.image.shape), kept.image.dtype)
-    reader = Examples(ArrayExamples(batch[:1], np.zeros(1, np.int32)), kept)
+    spec = opened.recorded_data().image
+    batch = np.empty((len(images), *spec.shape), spec.dtype)
     for place, image in enumerate(images):
-        reader.put(batch[place], image, lambda: "an image")
+        spec.write(image, batch[place], lambda: "an image")
     return {name: np.asarray(value) for name, value in engine.predict_batch({IMAGE: batch}).items()}
 
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from starlette.testclient import TestClient
 
-from modelyard.data.dataset import Feature
+from modelyard.data.image_spec import ImageSpec
 from modelyard.serving.http.app import PAGE, PAGE_POLICY
 from modelyard.serving.http.batching import BatchingOptions
 from modelyard.serving.http.limits import Limits
@@ -151,30 +151,21 @@ def test_images_are_uploaded_as_a_form_or_as_they_are(client: TestClient) -> Non
 
 @pytest.mark.parametrize("mode", ["L", "RGBA", "CMYK", "P", "1", "I;16", "LA"])
 def test_an_image_of_any_colour_mode_is_converted_as_in_training(mode: str, two_devices: None) -> None:
-    from modelyard.data.raw_examples import ArrayExamples
-    from modelyard.models.recorded_data import RecordedData
-    from modelyard.models.task import DataInfo
-    from modelyard.serving.examples import Examples
-
-    image = Feature((4, 4, 3), "uint8")
-    kept = RecordedData(
-        DataInfo({"image": image}, CLASSES, np.zeros(3), np.ones(3)), {"image": image}, None, "crop", False
-    )
     pixels = np.random.default_rng(1).integers(0, 256, (7, 9, 3), np.uint8)
     if mode == "I;16":
         file = png(Image.fromarray(pixels[..., 0].astype(np.uint16) * 257))
     else:
         file = png(Image.fromarray(pixels).convert(mode), format="TIFF" if mode == "CMYK" else "PNG")
     wanted = np.empty((4, 4, 3), np.uint8)
-    Examples(ArrayExamples(wanted[None], np.zeros(1, np.int32)), kept).put(wanted, file, lambda: "it")
+    ImageSpec((4, 4, 3), "uint8").write(file, wanted, lambda: "it")
     servable = Brightness()
     with TestClient(service(servable).app()) as client:
         assert client.post(UPLOAD, files={"file": file}).status_code == 200
     np.testing.assert_array_equal(servable.batches[-1][0], wanted)
 
 
-def test_pixels_as_shares_are_made_of_files() -> None:
-    servable = Brightness(facts(image=Feature((4, 4, 1), "float32"), shares=True))
+def test_pixels_in_unit_scale_are_made_of_files() -> None:
+    servable = Brightness(facts(image=ImageSpec((4, 4, 1), "float32", unit_scale=True)))
     with TestClient(service(servable).app()) as client:
         assert client.post(PREDICT, json={"instances": [b64(WHITE)]}).status_code == 200
     assert servable.batches[-1].max() == 1.0
@@ -358,7 +349,7 @@ def test_whole_numbers_may_be_written_as_floats(client: TestClient) -> None:
 
 
 def test_numbers_that_a_model_has_no_answer_for_are_refused() -> None:
-    servable = Brightness(facts(image=Feature((2,), "float32")))
+    servable = Brightness(facts(image=ImageSpec((2,), "float32")))
     with TestClient(service(servable).app()) as client:
         assert client.post(PREDICT, json={"instances": [[1.5, 2.5]]}).status_code == 200
         servable.shift = float("nan")
@@ -504,7 +495,7 @@ def test_a_method_that_is_not_allowed_is_reported_with_the_one_that_is(client: T
 
 
 def test_a_request_that_waits_holds_its_numbers_once() -> None:
-    servable = Brightness(facts("regression", Feature((20_000,), "float32")))
+    servable = Brightness(facts("regression", ImageSpec((20_000,), "float32")))
     body = json.dumps({"instances": [[n / 7 for n in range(20_000)]] * 16}).encode()
     with TestClient(service(servable).app()) as client:
         tracemalloc.start()

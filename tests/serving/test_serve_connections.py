@@ -16,7 +16,7 @@ import uvicorn
 from numpy.typing import NDArray
 
 from modelyard.compat.uvicorn import protocol_with_timeouts
-from modelyard.data.dataset import Feature
+from modelyard.data.image_spec import ImageSpec
 from modelyard.serving.http.batching import BatchingOptions
 from modelyard.serving.servable import Outputs
 from serving_parts import Brightness, facts, service
@@ -35,7 +35,7 @@ class Talkative(Brightness):
 
 @pytest.fixture
 def server() -> Iterator[uvicorn.Server]:
-    app = service(Talkative(facts("regression", Feature((1,), "uint8"))), batching=BatchingOptions(64, 0.0, 64)).app()
+    app = service(Talkative(facts("regression", ImageSpec((1,), "uint8"))), batching=BatchingOptions(64, 0.0, 64)).app()
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         config = uvicorn.Config(

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modelyard.data.dataset import Feature
+from modelyard.data.image_spec import ImageSpec
 from modelyard.serving.http import json_tensors
 from modelyard.serving.http.limits import Limits, RequestError
 from serving_parts import Brightness, facts
 
-IMAGE = Feature((2, 3, 1), "uint8")
+IMAGE = ImageSpec((2, 3, 1), "uint8")
 MOST = 4
 SERVABLE, LIMITS = Brightness(facts(image=IMAGE)), Limits(max_instances=MOST)
 EVERY_BYTE = np.arange(258).clip(0, 255).astype(np.uint8).reshape(43, 2, 3, 1)
@@ -65,7 +65,7 @@ def test_what_is_unusual_is_left_to_the_parser(old: bytes, new: bytes) -> None:
 def test_too_many_images_none_and_other_types_are_left_to_the_parser() -> None:
     assert json_tensors.parse_uint8_images(body_of(EVERY_BYTE[: MOST + 1]), IMAGE, MOST) is None
     assert json_tensors.parse_uint8_images(b'{"instances":[]}', IMAGE, MOST) is None
-    assert json_tensors.parse_uint8_images(GOOD, Feature((2, 3, 1), "float32"), MOST) is None
+    assert json_tensors.parse_uint8_images(GOOD, ImageSpec((2, 3, 1), "float32"), MOST) is None
 
 
 @settings(max_examples=500, deadline=None)

@@ -1,9 +1,9 @@
-"""A dataset of stored examples: image files or values, decoded and made one size as they are read."""
+"""A dataset that decodes raw examples as they are read, for training and for prediction."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -11,69 +11,91 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modelyard.data.dataset import ID, IMAGE, LABEL, TRAIN, VALIDATION, Arrays, Crop, DataContext, Dataset, Feature
-from modelyard.data.images import Box, Choose, Fit, UndecodableError, fill, size_of
-from modelyard.data.raw_examples import ExampleSubset, RawExample, RawExamples
+from modelyard.data.image_spec import ImageOptions, ImageSpec, UndecodableError
+from modelyard.data.raw_examples import ArrayExamples, ExampleSubset, RawExample, RawExamples
 from modelyard.data.splits import are_classes, by_chance, stratified
 from modelyard.errors import DataError
 
+_HINT = "`modelyard data verify` lists all such images, `modelyard convert --on_bad skip` leaves them out."
+
 
 class DecodedDataset(Dataset):
-    """Examples that are decoded when they are read.
+    """Raw examples, decoded when they are read.
 
     Args:
-        splits: the stored examples of each split.
+        splits: the raw examples of each split.
         classes: the names of the classes.
-        size: height and width of the images to give; None if all are stored at one size.
-        channels: 1 or 3; None: as stored in arrays, 3 for image files.
-        fit: how images of another shape are made to fit.
+        image: for training, the options that decide the image spec; for prediction, the spec of the run.
+        labelled: whether the examples have labels.
+        skip_bad: write black for an example that can't be read, and keep the reason in `bad`; else it is an error.
     """
 
     def __init__(
         self,
         splits: Mapping[str, RawExamples],
         classes: Sequence[str],
+        image: ImageOptions | ImageSpec,
         *,
-        size: tuple[int, int] | None = None,
-        channels: int | None = None,
-        fit: Fit = "crop",
+        labelled: bool = True,
+        skip_bad: bool = False,
     ) -> None:
-        if TRAIN not in splits or not len(splits[TRAIN]):
+        self._predicts = isinstance(image, ImageSpec)
+        if not self._predicts and not len(splits.get(TRAIN, ())):
             raise DataError("there are no training examples.")
-        self.splits = {name: items for name, items in splits.items() if len(items)}
+        self.splits = {name: examples for name, examples in splits.items() if len(examples)}
         self.classes = tuple(classes)
-        self._size, self._channels, self._fit = size, channels, fit
-        self._ids = {name: items.ids for name, items in self.splits.items()}
+        self.bad: dict[int, str] = {}
+        self._image, self._labelled, self._skip_bad = image, labelled, skip_bad
+
+    @cached_property
+    def image_spec(self) -> ImageSpec:
+        """The spec; in training of the first example. Converting and verifying need none: that one may be damaged."""
+        if isinstance(self._image, ImageSpec):
+            return self._image
+        train = self.splits[TRAIN]
+        return self._image.spec(train.load(0), train.name(0))
 
     @cached_property
     def features(self) -> dict[str, Feature]:
-        """What an example looks like, from the first one. Converting and checking go without: it may be damaged."""
-        first = self.splits[TRAIN].load(0)
-        shape, dtype = _shape(first, self._size, self._channels, self.splits[TRAIN].name(0))
-        labels = self.splits[TRAIN].labels
-        label = Feature(labels.shape[1:], labels.dtype.name)
-        return {IMAGE: Feature(shape, dtype), LABEL: label, ID: Feature((), "int64")}
+        """Shape and type of each array of an example."""
+        features = {IMAGE: self.image_spec.feature, ID: Feature((), "int64")}
+        if self._labelled:
+            labels = next(iter(self.splits.values())).labels
+            features[LABEL] = Feature(labels.shape[1:], labels.dtype.name)
+        return features
 
     @property
     def crops(self) -> bool:
-        """Parts of images can be taken while they are decoded."""
-        return len(self.features[IMAGE].shape) == 3
+        """Whether a part of each image can be taken while decoding."""
+        return len(self.image_spec.shape) == 3
 
     def sizes(self) -> dict[str, int]:
-        """How many examples each split has."""
-        return {name: len(items) for name, items in self.splits.items()}
+        """Returns the number of examples of each split."""
+        return {name: len(examples) for name, examples in self.splits.items()}
+
+    def arrays(self, split: str) -> Arrays | None:
+        """Returns the whole split if it is an array that needs no conversion."""
+        examples = self.splits[split]
+        # Not in training: statistics of arrays are of more examples, and existing runs would change.
+        if not self._predicts or not isinstance(examples, ArrayExamples):
+            return None
+        if examples.images.shape[1:] != self.image_spec.shape or examples.images.dtype != self.image_spec.dtype:
+            return None
+        named = {IMAGE: examples.images, LABEL: examples.labels, ID: examples.ids}
+        return {name: named[name] for name in self.features}
 
     def labels(self, split: str) -> NDArray[np.int32] | None:
-        """The class of every example, if it has one."""
+        """Returns the class of every example, if labels are classes."""
         self.size(split)
         labels = self.splits[split].labels
-        return labels if are_classes(labels) else None
+        return labels if self._labelled and are_classes(labels) else None
 
     def name(self, split: str, index: int) -> str:
-        """The path of the file, or the place in it."""
+        """Returns the path of the file, or the position in it."""
         return self.splits[split].name(index)
 
     def read(self, split: str, indices: NDArray[np.int64]) -> Arrays:
-        """The examples of ``split`` at ``indices``, decoded."""
+        """Decodes the examples of ``split`` at ``indices``."""
         out = {name: np.empty((len(indices), *f.shape), f.dtype) for name, f in self.features.items()}
         self.read_into(split, indices, out)
         return out
@@ -81,61 +103,34 @@ class DecodedDataset(Dataset):
     def read_into(self, split: str, indices: NDArray[np.int64], out: Arrays, crop: Crop | None = None) -> None:
         """Decodes the examples into ``out``."""
         self.size(split)
-        items = self.splits[split]
+        examples = self.splits[split]
         if LABEL in out:
-            out[LABEL][...] = items.labels[indices]
+            out[LABEL][...] = examples.labels[indices]
         if ID in out:
-            out[ID][...] = self._ids[split][indices]
-        if IMAGE in out:
-            for place, index in enumerate(indices.tolist()):
-                self._fill(out[IMAGE][place], items.load(index), crop, place, items, index)
-
-    def _fill(
-        self,
-        out: NDArray[np.generic],
-        stored: RawExample,
-        crop: Crop | None,
-        place: int,
-        items: RawExamples,
-        index: int,
-    ) -> None:
-        if out.ndim != 3:
-            if isinstance(stored, bytes) or stored.shape != out.shape:
-                found = "an image file" if isinstance(stored, bytes) else f"shape {stored.shape}"
-                raise DataError(f"{items.name(index)} is {found}, the others have shape {out.shape}.")
-            out[...] = stored
-            return
-        choose: Choose | None = None
-        if crop is not None:
-            choose = partial(crop, place)
-        elif self._size is None:
-            choose = partial(_whole, out, partial(items.name, index))
-        try:
-            fill(out, stored, self._fit, choose, partial(items.name, index))
-        except UndecodableError as error:
-            hint = "`modelyard data verify` lists all such images, `modelyard convert --on_bad skip` leaves them out."
-            raise DataError(f"{error} {hint}") from error
+            out[ID][...] = examples.ids[indices]
+        for place, index in enumerate(indices.tolist() if IMAGE in out else ()):
+            choose = None if crop is None else partial(crop, place)
+            try:
+                self.image_spec.write(examples.load(index), out[IMAGE][place], partial(examples.name, index), choose)
+            except DataError as error:
+                if self._skip_bad:
+                    out[IMAGE][place] = 0
+                    self.bad[index] = str(error)
+                elif isinstance(error, UndecodableError) and not self._predicts:
+                    raise DataError(f"{error} {_HINT}") from error
+                else:
+                    raise
 
     def fingerprint(self) -> str:
-        """Of the stored examples, the classes, and what is made of them."""
-        digest = hashlib.sha256(repr((self.classes, self.features[IMAGE], self._fit)).encode())
-        for name, items in sorted(self.splits.items()):
-            digest.update(f"{name}/{items.fingerprint()}".encode())
+        """Hashes the raw examples, the classes and the image spec."""
+        digest = hashlib.sha256(repr((self.classes, self.features[IMAGE], self.image_spec.fit)).encode())
+        for name, examples in sorted(self.splits.items()):
+            digest.update(f"{name}/{examples.fingerprint()}".encode())
         return digest.hexdigest()
 
 
-def _whole(out: NDArray[np.generic], name: Callable[[], str], height: int, width: int) -> Box:
-    """The whole image, which must be as large as the first."""
-    if (height, width) != out.shape[:2]:
-        raise DataError(
-            f"{name()} is {height}×{width}, the first image {out.shape[0]}×{out.shape[1]}. "
-            "Give one size for all: --image_size 224, for example."
-        )
-    return 0.0, 0.0, float(height), float(width)
-
-
 class _DatasetExamples(RawExamples):
-    """The examples of any dataset, as it reads them."""
+    """The examples of any dataset, as it returns them."""
 
     def __init__(self, dataset: Dataset, split: str) -> None:
         self.dataset, self.split = dataset, split
@@ -146,21 +141,21 @@ class _DatasetExamples(RawExamples):
         self.labels = np.asarray(labels)
 
     def load(self, index: int) -> RawExample:
-        """The values of one example."""
+        """Reads one example."""
         value = self.dataset.read(self.split, np.array([index]))[IMAGE][0]
         return np.asarray(value)
 
     def name(self, index: int) -> str:
-        """As the dataset names it."""
+        """Returns its name in the dataset."""
         return self.dataset.name(self.split, index)
 
     def fingerprint(self) -> str:
-        """That of the dataset, and the split."""
+        """Hashes the fingerprint of the dataset and the split."""
         return hashlib.sha256(f"{self.dataset.fingerprint()}/{self.split}".encode()).hexdigest()
 
 
 def raw_examples_of(dataset: Dataset) -> dict[str, RawExamples]:
-    """The stored examples of any dataset with images or values and labels."""
+    """Returns the raw examples of each split of any dataset that has images or values, and labels."""
     if isinstance(dataset, DecodedDataset):
         return dict(dataset.splits)
     missing = [name for name in (IMAGE, LABEL) if name not in dataset.features]
@@ -170,7 +165,7 @@ def raw_examples_of(dataset: Dataset) -> dict[str, RawExamples]:
 
 
 def with_validation_examples(splits: Mapping[str, RawExamples], context: DataContext) -> dict[str, RawExamples]:
-    """``splits`` with a validation split, taken from train where there is none."""
+    """Returns ``splits`` with a validation split, which is taken from train if there is none."""
     if context.validation_fraction <= 0 or VALIDATION in splits or len(splits.get(TRAIN, ())) < 2:
         return dict(splits)
     whole = splits[TRAIN]
@@ -179,19 +174,3 @@ def with_validation_examples(splits: Mapping[str, RawExamples], context: DataCon
     else:
         larger, smaller = by_chance(len(whole), context.validation_fraction, context.split_seed)
     return {**splits, TRAIN: ExampleSubset(whole, larger), VALIDATION: ExampleSubset(whole, smaller)}
-
-
-def _shape(
-    first: RawExample, size: tuple[int, int] | None, channels: int | None, name: str
-) -> tuple[tuple[int, ...], str]:
-    """Shape and type of the images that are given."""
-    if isinstance(first, bytes):
-        height, width, _ = size_of(first, name)
-        return (*(size or (height, width)), channels or 3), "uint8"
-    dtype = "uint8" if first.dtype == np.uint8 else "float32"
-    shape = (*first.shape, 1) if first.ndim == 2 else first.shape
-    if len(shape) != 3:
-        if size is not None or channels is not None:
-            raise DataError(f"image_size and image_channels are for images; these examples have shape {shape}.")
-        return shape, dtype
-    return (*(size or shape[:2]), channels or shape[2]), dtype

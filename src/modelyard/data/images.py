@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import cv2
 import numpy as np
@@ -18,29 +18,19 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image
 
+from modelyard.data.image_spec import IMAGE_FORMATS, Box, Choose, Fit, UndecodableError
 from modelyard.errors import DataError
 
 Pixels = NDArray[Any]
-Box = tuple[float, float, float, float]
-"""Top, left, height and width of a part of an image, in pixels of the upright original."""
-Choose = Callable[[int, int], Box]
-"""Chooses a part of an image from its height and width."""
-Fit = Literal["crop", "stretch", "pad"]
-
 cv2.setNumThreads(0)  # examples are read side by side already
 MOST_PIXELS = 170_000_000
 """A larger image is refused: a small file may claim to be huge. (Pillow itself stops at 179 million.)"""
 
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-"""What Pillow may read: some of its other readers start programs."""
+_FORMATS = tuple(IMAGE_FORMATS)
 Image.MAX_IMAGE_PIXELS = MOST_PIXELS  # one limit, and no warnings below it
 _JPEG = b"\xff\xd8\xff"
 _ORIENTATION = 0x0112
 _MAY_TURN = (b"Exif\0\0", b"tiff:Orientation")
-
-
-class UndecodableError(DataError):
-    """An image that can't be decoded."""
 
 
 def decode(data: bytes, channels: int | None, name: str) -> Pixels:
@@ -74,7 +64,7 @@ def resize(image: Pixels, height: int, width: int) -> Pixels:
 def size_of(data: bytes, name: str) -> tuple[int, int, int]:
     """Height, width and channels (1 or 3) of an image file, upright, without decoding it."""
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
             width, height = image.size
             turned = image.format != "TIFF" and _orientation(image) in (5, 6, 7, 8)  # Pillow turns TIFFs itself
             channels = 1 if image.mode in ("1", "L", "LA", "I", "F") or image.mode.startswith("I;16") else 3
@@ -220,7 +210,7 @@ class _JpegFile:
         end = _header_length(data)
         if any(data.find(mark, 0, end) >= 0 for mark in _MAY_TURN):
             try:
-                with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+                with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
                     orientation = _orientation(image)
             except Exception:
                 return None
@@ -268,7 +258,7 @@ def _turned(pixels: Pixels, orientation: int) -> Pixels:
 
 def _with_pillow(data: bytes, channels: int | None, name: str) -> Pixels:
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
+        with Image.open(io.BytesIO(data), formats=_FORMATS) as opened:
             if opened.width * opened.height > MOST_PIXELS:
                 raise DataError(
                     f"{name} claims to be {opened.width}×{opened.height} pixels; the most is {MOST_PIXELS:,}."

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ class RawExamples(ABC):
     def __len__(self) -> int:
         return len(self.labels)
 
-    @property
+    @cached_property
     def ids(self) -> NDArray[np.int64]:
         """A number per example, which derived splits keep."""
         return np.arange(len(self), dtype=np.int64)
@@ -119,7 +120,7 @@ class ExampleSubset(RawExamples):
         self.whole, self.indices = whole, indices
         self.labels = whole.labels[indices]
 
-    @property
+    @cached_property
     def ids(self) -> NDArray[np.int64]:
         """The ids in the whole."""
         return self.whole.ids[self.indices]

@@ -1,4 +1,4 @@
-"""What a run remembers of its data, in its manifest, so that its model can be built where the data is not."""
+"""Facts of a run's data, recorded in its manifest, so that its model can be built without the data."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from modelyard.config.schema import Config
 from modelyard.data.dataset import ID, IMAGE, LABEL, Dataset, Feature
+from modelyard.data.image_spec import ImageSpec
 from modelyard.errors import RunError
 from modelyard.models.task import DataInfo
 
@@ -18,39 +19,37 @@ _SAMPLE = 4
 
 @dataclass(frozen=True)
 class RecordedData:
-    """What the examples of a run look like, and how an image becomes one of them.
+    """The examples of a run: as its model sees them, and how a raw example becomes one of them.
 
     Args:
-        data: what the network sees.
-        stored: features of an example before the user's preprocessing.
-        label: of an example, after what is preprocessed example by example; None where there is none.
-        fit: how images of another shape are made to fit.
-        shares: whether pixels are floats from 0 to 1, where image files hold bytes.
+        data: the model's view.
+        features: of an example before the user's preprocessing.
+        label: of an example after the user's preprocessing of examples; None if there is none.
+        image_spec: of images before the user's preprocessing; None if examples have none.
     """
 
     data: DataInfo
-    stored: dict[str, Feature]
+    features: dict[str, Feature]
     label: Feature | None
-    fit: str
-    shares: bool
+    image_spec: ImageSpec | None
 
     @property
-    def image(self) -> Feature:
-        """The image of an example before the user's preprocessing.
+    def image(self) -> ImageSpec:
+        """The image spec.
 
         Raises:
-            RunError: if examples have none.
+            RunError: if examples have no image.
         """
-        if IMAGE not in self.stored:
-            raise RunError(f"the examples of this run are no images: they have {', '.join(self.stored)}.")
-        return self.stored[IMAGE]
+        if self.image_spec is None:
+            raise RunError(f"the examples of this run are not images: they have {', '.join(self.features)}.")
+        return self.image_spec
 
 
 def record_data(config: Config, dataset: Dataset, data: DataInfo) -> dict[str, Any]:
-    """What to write into the manifest."""
+    """Returns the facts as the manifest holds them, under the key ``data``."""
     stored = {name: feature for name, feature in dataset.stored.features.items() if name != ID}
     images = data.images
-    shares = images is not None and images.dtype.kind == "f" and float(images.max(initial=0)) <= 1
+    unit_scale = images is not None and images.dtype.kind == "f" and float(images.max(initial=0)) <= 1
     return {
         "stored": _listed(stored),
         "label": _listed({LABEL: label})[LABEL] if (label := dataset.features.get(LABEL)) is not None else None,
@@ -58,29 +57,36 @@ def record_data(config: Config, dataset: Dataset, data: DataInfo) -> dict[str, A
         "classes": list(data.classes),
         "outputs": data.outputs,
         "fit": getattr(config.options_of("dataset"), "image_fit", "crop"),
-        "shares": bool(shares),
+        "shares": bool(unit_scale),
         **{key: np.asarray(getattr(data, key)).tolist() for key in ("mean", "spread", "label_mean", "label_spread")},
     }
 
 
-def read_recorded_data(kept: Mapping[str, Any]) -> RecordedData:
-    """What `record_data` has written.
+def read_recorded_data(recorded: Mapping[str, Any]) -> RecordedData:
+    """Reads what `record_data` returned.
 
     Raises:
         RunError: if it is damaged.
     """
     try:
-        seen, stored = _features(kept["seen"]), _features(kept["stored"])
-        label = None if kept["label"] is None else _features({LABEL: kept["label"]})[LABEL]
-        numbers = {key: np.asarray(kept[key], np.float32) for key in ("mean", "spread", "label_mean", "label_spread")}
-        classes = tuple(str(name) for name in kept["classes"])
-        fit, shares, outputs = str(kept["fit"]), bool(kept["shares"]), kept["outputs"]
+        seen, stored = _features(recorded["seen"]), _features(recorded["stored"])
+        label = None if recorded["label"] is None else _features({LABEL: recorded["label"]})[LABEL]
+        numbers = {
+            key: np.asarray(recorded[key], np.float32) for key in ("mean", "spread", "label_mean", "label_spread")
+        }
+        classes = tuple(str(name) for name in recorded["classes"])
+        fit, unit_scale, outputs = recorded["fit"], bool(recorded["shares"]), recorded["outputs"]
     except (KeyError, TypeError, ValueError) as error:
         raise RunError(f"the manifest of this run is damaged where it describes the data: {error!r}.") from error
     sample = None
     if IMAGE in seen and len(seen[IMAGE].shape) == 3:
-        # What networks make of a sample is in their weights; some only ask which values there are.
-        sample = np.full((_SAMPLE, *seen[IMAGE].shape), 1 if shares else 255, seen[IMAGE].dtype)
+        # What networks compute from a sample is in their weights; some only ask for the range of values.
+        sample = np.full((_SAMPLE, *seen[IMAGE].shape), 1 if unit_scale else 255, seen[IMAGE].dtype)
+    spec = None
+    if IMAGE in stored:
+        image = stored[IMAGE]
+        # The user's preprocessing may have scaled what the network sees; it is still to come.
+        spec = ImageSpec(image.shape, image.dtype, fit, unit_scale and np.dtype(image.dtype).kind == "f")
     return RecordedData(
         DataInfo(
             seen,
@@ -88,16 +94,14 @@ def read_recorded_data(kept: Mapping[str, Any]) -> RecordedData:
             numbers["mean"],
             numbers["spread"],
             sample,
-            lambda: np.ones(len(classes), np.int64),  # weights of classes are for training
+            lambda: np.ones(len(classes), np.int64),  # class weights are for training
             numbers["label_mean"],
             numbers["label_spread"],
             outputs if outputs is None else int(outputs),
         ),
         stored,
         label,
-        fit,
-        # What the network sees may have been made shares by the user's preprocessing; that is still to come.
-        shares and IMAGE in stored and np.dtype(stored[IMAGE].dtype).kind == "f",
+        spec,
     )
 
 

@@ -13,11 +13,12 @@ from modelyard.config import Config, load_config
 from modelyard.config.backend import keras_backend, select_engine
 from modelyard.config.durations import RunLength
 from modelyard.data.dataset import IMAGE, TEST, Dataset, Feature
+from modelyard.data.decoded import DecodedDataset
 from modelyard.data.pipeline import Pipeline
 from modelyard.data.raw_examples import RawExamples
 from modelyard.errors import ConfigError, DataError, Problem, RunError
-from modelyard.serving.description import DESCRIPTION
-from modelyard.serving.servable import Outputs, Servable, read_description
+from modelyard.serving.description import DESCRIPTION, read_description
+from modelyard.serving.servable import Outputs, Servable
 
 SAVED_MODEL = "saved_model.pb"
 """An exported version has it and `DESCRIPTION`. Either may be copied last: without one, it is incomplete."""
@@ -95,14 +96,7 @@ class OpenExport:
         """Returns an engine that predicts, and the dataset of the examples."""
         if keras_backend() is None:
             select_engine("tensorflow")
-        from modelyard.models.recorded_data import RecordedData
-        from modelyard.models.task import DataInfo
-        from modelyard.serving.examples import Examples
-
-        nothing = np.zeros(0, np.float32)
-        data = DataInfo({IMAGE: self.info.image}, self.info.classes, nothing, nothing)
-        kept = RecordedData(data, {IMAGE: self.info.image}, None, self.info.fit, self.info.shares)
-        dataset = Examples(items, kept, labelled=labelled, skips=skips)
+        dataset = DecodedDataset({TEST: items}, self.classes, self.info.image, labelled=labelled, skip_bad=skips)
         return ExportEngine(self, dataset), dataset
 
 

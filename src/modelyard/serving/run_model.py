@@ -13,6 +13,7 @@ from modelyard.config.backend import import_engine, keras_backend
 from modelyard.config.durations import RunLength
 from modelyard.config.schema import Config
 from modelyard.data.dataset import LABEL, TEST, Dataset, Feature
+from modelyard.data.decoded import DecodedDataset
 from modelyard.data.preprocess import with_example_preprocessing
 from modelyard.data.raw_examples import ArrayExamples, RawExamples
 from modelyard.loop.run import create_engine, find_checkpoint, load_state, open_dataset
@@ -92,12 +93,11 @@ class OpenRun:
         engine = create_engine(self.config)
         from modelyard.engine.network import build_network
         from modelyard.models.task_types import task_for
-        from modelyard.serving.examples import Examples
 
         kept = self.recorded_data()
         if examples is None:
             examples = ArrayExamples(np.zeros((1, *kept.image.shape), kept.image.dtype), np.zeros(1, np.int32))
-        raw = Examples(examples, kept, labelled=labelled, skips=skips)
+        raw = DecodedDataset({TEST: examples}, kept.data.classes, kept.image, labelled=labelled, skip_bad=skips)
         dataset = with_example_preprocessing(raw, self.config.preprocess)
         size = dataset.size(TEST)
         length = RunLength(size, self.config.train_batch_size, 1)

@@ -20,9 +20,10 @@ import numpy as np
 from modelyard.config.schema import PATH_DATASET
 from modelyard.data.catalog import FilesOptions
 from modelyard.data.dataset import TEST, TRAIN, VALIDATION, ArrayDataset, DataContext, Dataset
+from modelyard.data.image_spec import IMAGE_SUFFIXES, ImageOptions
 from modelyard.data.raw_examples import ArrayExamples, FileExamples, RawExamples
 from modelyard.data.sources.csv_file import CsvRows, label_columns, named_images, read_csv
-from modelyard.data.sources.folder import IMAGE_ENDINGS, Labelled, class_names, images_by_class, split_folders
+from modelyard.data.sources.folder import Labelled, class_names, images_by_class, split_folders
 from modelyard.data.sources.npz import read_npy_folder, read_npz
 from modelyard.data.sources.remote import local_tree
 from modelyard.errors import ConfigError, DataError, Problem
@@ -85,9 +86,7 @@ def files(options: FilesOptions, context: DataContext) -> Dataset:
     return DecodedDataset(
         with_validation_examples(found.splits, context),
         _named_classes(options, found.classes, context),
-        size=options.image_size,
-        channels=options.image_channels,
-        fit=options.image_fit,
+        ImageOptions(options.image_size, options.image_channels, options.image_fit),
     )
 
 
@@ -253,7 +252,7 @@ def _is_records(name: str) -> bool:
     return (
         name.endswith(RECORD_ENDINGS)
         or ".tfrecord-" in name
-        or (_SHARD.search(name) is not None and not name.endswith((".csv", *IMAGE_ENDINGS)))
+        or (_SHARD.search(name) is not None and not name.endswith((".csv", *IMAGE_SUFFIXES)))
     )
 
 

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from modelyard.data.dataset import TEST, TRAIN, VALIDATION
+from modelyard.data.image_spec import IMAGE_SUFFIXES
 from modelyard.errors import DataError
 
 log = logging.getLogger("modelyard")
 
-IMAGE_ENDINGS = (".jpg", ".jpeg", ".jpe", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 SPLIT_NAMES = {
     TRAIN: ("train", "training"),
     VALIDATION: ("validation", "valid", "val", "eval", "dev"),
@@ -65,7 +65,7 @@ def images_by_class(folder: Path) -> Labelled:
         for parent, folders, files in os.walk(place):
             folders[:] = sorted(name for name in folders if not is_hidden(name))
             for name in files:
-                if name.lower().endswith(IMAGE_ENDINGS) and not is_hidden(name):
+                if name.lower().endswith(IMAGE_SUFFIXES) and not is_hidden(name):
                     images.append(Path(parent, name).relative_to(folder).as_posix())
                 elif not is_hidden(name):
                     others.append(name)
@@ -75,7 +75,7 @@ def images_by_class(folder: Path) -> Labelled:
     if others:
         log.warning("%s: %d file(s) left out, no images by their names: %s …", folder, len(others), others[0])
     if not found:
-        raise DataError(f"there are no images under {folder}. Known endings: {', '.join(IMAGE_ENDINGS)}.")
+        raise DataError(f"there are no images under {folder}. Known endings: {', '.join(IMAGE_SUFFIXES)}.")
     return found
 
 
@@ -107,7 +107,7 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _holds_classes(folder: Path) -> bool:
-    return bool(_folders(folder)) and not any(p.name.lower().endswith(IMAGE_ENDINGS) for p in folder.iterdir())
+    return bool(_folders(folder)) and not any(p.name.lower().endswith(IMAGE_SUFFIXES) for p in folder.iterdir())
 
 
 def is_hidden(name: str) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 
 from modelyard.data.dataset import IMAGE, LABEL, SPLITS, TRAIN, DataContext, Dataset
 from modelyard.data.decoded import DecodedDataset, with_validation_examples
+from modelyard.data.image_spec import ImageOptions
 from modelyard.data.raw_examples import RawExample, RawExamples
 from modelyard.data.records.convert_shard import Recipe, encode_item, recipe_for
 from modelyard.data.records.example import encode_example
@@ -87,7 +88,9 @@ def materialise(generated: GeneratorDataset, entry: Entry, options: Options, con
     splits: dict[str, RawExamples] = {
         split: RecordExamples([folder / f"{split}.tfrecord"], features, place) for split in generated.splits
     }
-    return DecodedDataset(with_validation_examples(splits, context), facts["classes"], size=generated.image_size)
+    return DecodedDataset(
+        with_validation_examples(splits, context), facts["classes"], ImageOptions(generated.image_size)
+    )
 
 
 def _write(generated: GeneratorDataset, folder: Path, name: str) -> None:

@@ -142,9 +142,7 @@ class CheckExamples:
 
 def check_examples(model: Exportable) -> CheckExamples:
     """Returns examples of the run's data, or random ones if the data can't be opened."""
-    from modelyard.data.raw_examples import ArrayExamples
     from modelyard.loop.run import open_dataset
-    from modelyard.serving.examples import Examples
 
     try:
         dataset = open_dataset(model.run.config)
@@ -165,14 +163,13 @@ def check_examples(model: Exportable) -> CheckExamples:
     if not model.takes_files:
         return CheckExamples(images, [], images[:0], origin)
     files = [
-        one if isinstance(one, bytes) and one.startswith(_DECODED_BY_TENSORFLOW) else _png(image, model.kept.shares)
+        one
+        if isinstance(one, bytes) and one.startswith(_DECODED_BY_TENSORFLOW)
+        else _png(image, model.recorded.image.unit_scale)
         for one, image in zip(stored or [None] * len(images), images, strict=True)
     ]
     files += _unusual_files(files[0])
-    reader = Examples(ArrayExamples(images[:1], np.zeros(1, np.int32)), model.kept)
-    decoded = np.empty((len(files), *model.image.shape), model.image.dtype)
-    for number, file in enumerate(files):
-        reader.put(decoded[number], file, lambda: "an example to check with")
+    decoded = np.stack([model.recorded.image.decode(file, "an example to check with") for file in files])
     return CheckExamples(images, files, decoded, origin)
 
 
@@ -188,16 +185,16 @@ def _random_images(model: Exportable) -> NDArray[Any]:
     shape = (_MAX_EXAMPLES, *model.image.shape)
     if model.image.dtype == "uint8":
         return random.integers(0, 256, shape, np.uint8)
-    values = random.random(shape) if model.kept.shares else random.normal(0, 1, shape)
+    values = random.random(shape) if model.recorded.image.unit_scale else random.normal(0, 1, shape)
     return values.astype(model.image.dtype)
 
 
-def _png(image: NDArray[Any], shares: bool) -> bytes:
+def _png(image: NDArray[Any], unit_scale: bool) -> bytes:
     """Returns an image of a dataset as a PNG file; floats are rounded to bytes."""
     from PIL import Image
 
     if image.dtype != np.uint8:
-        image = np.rint(image.astype(np.float64) * (255 if shares else 1)).clip(0, 255).astype(np.uint8)
+        image = np.rint(image.astype(np.float64) * (255 if unit_scale else 1)).clip(0, 255).astype(np.uint8)
     file = io.BytesIO()
     Image.fromarray(image[..., 0] if image.shape[2] == 1 else image).save(file, "PNG")
     return file.getvalue()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from modelyard.data.dataset import Feature
+from modelyard.data.image_spec import ImageSpec
 from modelyard.data.images import MOST_PIXELS
 
 Tensor = Any
@@ -23,13 +23,11 @@ _JPEG = (0xFF, 0xD8, 0xFF)
 _PNG = tuple(b"\x89PNG\r\n\x1a\n")
 
 
-def image_decoder(image: Feature, fit: str, shares: bool) -> Callable[[Tensor], Tensor]:
-    """A function from the bytes of one image file to an image as in training.
+def image_decoder(image: ImageSpec) -> Callable[[Tensor], Tensor]:
+    """Returns a function from the bytes of one image file to an image as in training.
 
     Args:
-        image: shape (height × width × 1 or 3) and type of the images.
-        fit: how an image of another shape is made to fit: crop, stretch or pad.
-        shares: whether pixels are floats from 0 to 1.
+        image: the spec of the images; they have 1 or 3 channels.
     """
 
     def decode(data: Tensor) -> Tensor:
@@ -37,12 +35,12 @@ def image_decoder(image: Feature, fit: str, shares: bool) -> Callable[[Tensor], 
         is_jpeg = tf.equal(tf.strings.substr(data, 0, 3), bytes(_JPEG))
         pixels, *part = tf.cond(
             is_jpeg,
-            lambda: _from_jpeg(data, height, width, channels, fit),
-            lambda: _from_other(data, height, width, channels, fit),
+            lambda: _from_jpeg(data, height, width, channels, image.fit),
+            lambda: _from_other(data, height, width, channels, image.fit),
         )
-        pixels = _fitted(tf.ensure_shape(pixels, [None, None, channels]), part, height, width, fit)
+        pixels = _fitted(tf.ensure_shape(pixels, [None, None, channels]), part, height, width, image.fit)
         pixels = tf.ensure_shape(pixels, image.shape)
-        if shares:  # looked up: a graph would multiply by 1/255 instead of dividing
+        if image.unit_scale:  # looked up: a graph would multiply by 1/255 instead of dividing
             return tf.gather(tf.constant(np.arange(256, dtype=np.dtype(image.dtype)) / 255, image.dtype), pixels)
         return tf.cast(pixels, image.dtype)
 

@@ -30,13 +30,13 @@ class Exportable:
         run: the run and its checkpoint.
         engine: the engine, with the weights of the checkpoint.
         dataset: the dataset that the engine predicts from.
-        kept: what the run remembers of its data.
+        recorded: the recorded facts of its data.
     """
 
     run: OpenRun
     engine: TensorFlowEngine
     dataset: Dataset
-    kept: RecordedData
+    recorded: RecordedData
 
     @property
     def image(self) -> Feature:
@@ -57,7 +57,7 @@ class Exportable:
     @property
     def classes(self) -> tuple[str, ...]:
         """Names of the classes, or of the predicted values."""
-        return self.kept.data.classes
+        return self.recorded.data.classes
 
     @property
     def has_own_preprocessing(self) -> bool:

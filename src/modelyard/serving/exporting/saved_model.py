@@ -84,7 +84,7 @@ class _SignatureModule(tf.Module):
     def __init__(self, model: Exportable, folder: Path) -> None:
         super().__init__()
         self._model = model
-        decode = image_decoder(model.image, model.kept.fit, model.kept.shares)
+        decode = image_decoder(model.recorded.image)
         # A traced function, which the signatures share.
         self._decode = _traced(decode, tf.TensorSpec([], tf.string))
         self.kept_variables = list(model.function.get_concrete_function().graph.variables)

@@ -14,7 +14,8 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from modelyard.data.dataset import IMAGE, Feature
+from modelyard.data.dataset import IMAGE
+from modelyard.data.image_spec import ImageSpec
 from modelyard.errors import DataError
 from modelyard.serving.description import BYTES, IMAGE_BYTES
 from modelyard.serving.http.limits import Limits, RequestError
@@ -75,7 +76,7 @@ def predict_rows(request: dict[str, Any], limits: Limits) -> tuple[list[Any], bo
     return _check_files(rows) if name == IMAGE_BYTES else rows, columns
 
 
-def example_rows(request: dict[str, Any], image: Feature, limits: Limits) -> list[Any]:
+def example_rows(request: dict[str, Any], image: ImageSpec, limits: Limits) -> list[Any]:
     """Returns the images of a classify or regress request, whose lists may be flat.
 
     Raises:
@@ -95,7 +96,7 @@ def example_rows(request: dict[str, Any], image: Feature, limits: Limits) -> lis
         if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict):
             value = value[0]
         elif _is_flat(value, image):
-            value = _to_array([value], Feature((len(value),), image.dtype)).reshape(image.shape).tolist()
+            value = _to_array([value], ImageSpec((len(value),), image.dtype)).reshape(image.shape).tolist()
         rows.append(value)
     return _check_files(rows) if name == IMAGE_BYTES else rows
 
@@ -114,7 +115,7 @@ def _check_files(rows: list[Any]) -> list[Any]:
     return rows
 
 
-def _is_flat(value: Any, image: Feature) -> bool:
+def _is_flat(value: Any, image: ImageSpec) -> bool:
     """Returns whether ``value`` is a flat list of pixels: TensorFlow Serving's examples have no shape."""
     if not isinstance(value, list) or len(image.shape) < 2 or len(value) != math.prod(image.shape):
         return False
@@ -189,7 +190,7 @@ def _from_base64(row: dict[str, Any], number: int) -> bytes:
         raise RequestError(400, f"instance {number} is not base64: {error}.") from None
 
 
-def _to_array(rows: list[Any], image: Feature, first: int = 0) -> NDArray[Any]:
+def _to_array(rows: list[Any], image: ImageSpec, first: int = 0) -> NDArray[Any]:
     """Converts nested lists to an array. Every list and number is checked, by functions that loop in C."""
     shape = "×".join(map(str, image.shape))
     level: list[Any] = rows
@@ -212,7 +213,7 @@ def _to_array(rows: list[Any], image: Feature, first: int = 0) -> NDArray[Any]:
     return _to_dtype(level, image).reshape(len(rows), *image.shape)
 
 
-def _to_dtype(values: list[Any], image: Feature) -> NDArray[Any]:
+def _to_dtype(values: list[Any], image: ImageSpec) -> NDArray[Any]:
     dtype = np.dtype(image.dtype)
     if dtype == np.uint8:
         try:
@@ -252,7 +253,7 @@ _TAIL = b"]}"
 _DIGITS, _BRACKETS = b"0123456789", b"[] "
 
 
-def parse_uint8_images(body: bytes, image: Feature, most: int) -> NDArray[np.uint8] | None:
+def parse_uint8_images(body: bytes, image: ImageSpec, most: int) -> NDArray[np.uint8] | None:
     """Parses a predict request of whole numbers from 0 to 255, in nested lists of the model's image shape.
 
     A JSON parser makes 3,072 numbers and 1,057 lists of an image of 32×32×3, which are checked and thrown away. Here,

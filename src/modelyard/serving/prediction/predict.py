@@ -16,7 +16,7 @@ import numpy as np
 
 from modelyard import storage
 from modelyard.data.dataset import TEST
-from modelyard.data.images import UndecodableError
+from modelyard.data.image_spec import UndecodableError
 from modelyard.errors import DataError, UserError
 from modelyard.serving.exported_model import OpenExport, is_export
 from modelyard.serving.prediction.sources import COLUMNS, ToPredict, open_sources

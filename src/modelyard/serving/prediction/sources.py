@@ -16,10 +16,11 @@ from modelyard import storage
 from modelyard.config.schema import Config
 from modelyard.data.catalog import FilesOptions
 from modelyard.data.dataset import Feature
+from modelyard.data.image_spec import IMAGE_SUFFIXES
 from modelyard.data.raw_examples import ArrayExamples, FileExamples, RawExamples
 from modelyard.data.sources.csv_file import csv_lines, is_there, numbers_of
 from modelyard.data.sources.files import feature_map, holds_records, matching
-from modelyard.data.sources.folder import IMAGE_ENDINGS, is_hidden
+from modelyard.data.sources.folder import is_hidden
 from modelyard.data.sources.npz import UNREADABLE
 from modelyard.errors import DataError, unknown
 from modelyard.serving.prediction.truth import why_no_truth
@@ -85,10 +86,10 @@ def _images(place: Path) -> list[str]:
             found += [
                 Path(parent, name).as_posix()
                 for name in sorted(files)
-                if name.lower().endswith(IMAGE_ENDINGS) and not is_hidden(name)
+                if name.lower().endswith(IMAGE_SUFFIXES) and not is_hidden(name)
             ]
         if not found:
-            raise DataError(f"there are no images under {place}. Known endings: {', '.join(IMAGE_ENDINGS)}.")
+            raise DataError(f"there are no images under {place}. Known endings: {', '.join(IMAGE_SUFFIXES)}.")
         return found
     if place.exists():
         return [place.as_posix()]
