@@ -25,8 +25,8 @@ from modelyard.system import network
 from modelyard.system.network import connect, free_port, join_address
 
 T = TypeVar("T")
-OURS = {"door", "visitor", "sender", "orders", "leaving", "loss"}
-LONG = 30.0
+OURS = {"accept", "hello", "sender", "commands", "leaving", "loss"}
+LONG = 120.0
 """Longer than anything here takes."""
 
 

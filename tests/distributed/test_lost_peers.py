@@ -257,7 +257,7 @@ def test_speaking_to_a_coordinator_that_is_gone_is_reported_as_that_and_not_as_a
 
 
 def test_a_process_that_takes_no_bytes_holds_up_nobody_else_and_is_lost(yard: Yard) -> None:
-    yard.peer_timeout = 2.0
+    yard.peer_timeout = 10.0
     large = b"x" * (64 << 20)
     seen: list[str] = []
 
@@ -268,13 +268,13 @@ def test_a_process_that_takes_no_bytes_holds_up_nobody_else_and_is_lost(yard: Ya
                 seen.append(next_command.kind)
 
     other = Part(follow)
-    with ends_in(PeerLostError, match=r"worker 0 .* has been silent for 2 s"), yard.coordinator() as coordinator:
+    with ends_in(PeerLostError, match=r"worker 0 .* has been silent for 10 s"), yard.coordinator() as coordinator:
         puppet = meets(yard, coordinator, 0)
         puppet.connection.keep_alive(0.2)  # it says that it is well
         began = time.monotonic()
         for kind in ("load", "train"):
             coordinator.broadcast(kind, large)
-        assert time.monotonic() - began < 2.0
+        assert time.monotonic() - began < 10.0
         wait_until(lambda: "train" in seen, "the other has its orders")
         assert coordinator.failure is None  # so it was not held up until the first was given up
         waits_for_loss(coordinator)
