@@ -1,4 +1,4 @@
-"""Crews whose processes are threads of one process, on ports that the system picked."""
+"""Process groups whose processes are threads of one process, on ports that the system picked."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LONG = 120.0
 """Longer than anything here takes."""
 
 
-class Part(Generic[T]):
+class InThread(Generic[T]):
     """What another process would do, in a thread; its result or its error is asked for later."""
 
     def __init__(self, work: Callable[[], T]) -> None:
@@ -65,7 +65,7 @@ def differences(mine: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
     return [f"{key}: {theirs.get(key)}, not {mine[key]}" for key in mine if theirs.get(key) != mine[key]]
 
 
-class Yard:
+class LocalCluster:
     """The addresses of a cluster, and its processes."""
 
     def __init__(
@@ -94,21 +94,21 @@ class Yard:
     def follower(self, role: str, index: int = 0, **start_info: Any) -> Follower:
         return Follower(self.cluster(role, index), start_info, self.start_timeout, self.peer_timeout)
 
-    def obeys(self, role: str, index: int = 0, **start_info: Any) -> Part[list[Message]]:
-        """A follower that notes its orders until the end."""
+    def start_follower(self, role: str, index: int = 0, **start_info: Any) -> InThread[list[Message]]:
+        """A follower that notes its commands until the end."""
 
         def work() -> list[Message]:
             with self.follower(role, index, **start_info) as group:
                 assert group.join() is not None
                 return list(group.commands())
 
-        return Part(work)
+        return InThread(work)
 
-    def puppet(self, role: str, index: int = 0, **start_info: Any) -> Puppet:
-        return Puppet(self.coordinator_address, role, index, start_info)
+    def scripted(self, role: str, index: int = 0, **start_info: Any) -> ScriptedMember:
+        return ScriptedMember(self.coordinator_address, role, index, start_info)
 
 
-class Puppet:
+class ScriptedMember:
     """A member that does only what the test says: no heartbeats, nothing read."""
 
     def __init__(self, address: str, role: str, index: int, start_info: dict[str, Any]) -> None:
@@ -129,14 +129,14 @@ class Puppet:
 
 
 @dataclass
-class Caught:
+class CaughtError:
     value: BaseException = field(default_factory=BaseException)
 
 
 @contextlib.contextmanager
-def ends_in(kind: type[BaseException], match: str = "") -> Iterator[Caught]:
+def fails_with(kind: type[BaseException], match: str = "") -> Iterator[CaughtError]:
     """What is inside is the life of a process, which ends in an error."""
-    caught = Caught()
+    caught = CaughtError()
     try:
         yield caught
     except kind as error:
@@ -163,7 +163,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.01)
 
 
-def hears_the_end(connection: socket.socket) -> bool:
+def is_closed(connection: socket.socket) -> bool:
     """Whether the other side hangs up, whatever it says before; and at once, not when its patience is at an end."""
     connection.settimeout(8.0)
     try:

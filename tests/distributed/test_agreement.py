@@ -182,7 +182,7 @@ def test_an_evaluator_in_the_list_of_one_only_is_not_a_difference_of_addresses()
 
 
 @pytest.mark.parametrize("start_info", [{}, {"options": []}, {"options": {}, "versions": 5}])
-def test_a_card_of_another_kind_is_refused(start_info: dict[str, Any]) -> None:
+def test_start_info_of_another_kind_is_refused(start_info: dict[str, Any]) -> None:
     mine = agreement._start_info(config(), cluster(chief=1, worker=1), True)
     assert "it uses another protocol; are the versions of Modelyard the same?" in agreement._differences(
         mine, start_info

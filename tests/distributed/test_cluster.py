@@ -185,7 +185,7 @@ def test_an_evaluator_evaluates_every_checkpoint_and_keeps_the_best(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_an_evaluator_goes_on_with_a_finished_run_that_is_made_longer(tmp_path: Path) -> None:
+def test_an_evaluator_resumes_a_finished_run_that_is_made_longer(tmp_path: Path) -> None:
     run = tmp_path / "run"
     words = ["train-and-evaluate", *COMMON, "--model", "tiny_norm", "--save_every", "20 steps"]
     words += ["--keep_checkpoints", "9", "--model_dir", str(run), "--start_timeout_secs", "30"]
@@ -197,7 +197,7 @@ def test_an_evaluator_goes_on_with_a_finished_run_that_is_made_longer(tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_another_number_of_workers(tmp_path: Path) -> None:
+def test_a_run_resumes_with_another_number_of_workers(tmp_path: Path) -> None:
     options = words_of("--model tiny_norm --precision float64 --train_batch_size 32")
     whole = train(tmp_path / "whole", {"1": 1}, *options, "--train_steps", "40")["1"]
     part = train(tmp_path, {"1": 1}, *options, "--train_steps", "20")["1"]

@@ -30,7 +30,7 @@ def ip(*words: str) -> None:
 @pytest.fixture
 def machines() -> Iterator[tuple[str, str]]:
     """Two network namespaces with a cable between them."""
-    names = tuple(f"yard{os.getpid()}{letter}" for letter in "ab")
+    names = tuple(f"processes{os.getpid()}{letter}" for letter in "ab")
     try:
         for name in names:
             ip("netns", "add", name)
@@ -60,7 +60,7 @@ def start(machines: tuple[str, str], run: Path, out: Path, *words: str) -> list[
     return started
 
 
-def test_a_pulled_cable_is_reported_within_the_bound_and_the_run_goes_on(
+def test_a_pulled_cable_is_reported_within_the_bound_and_the_run_continues(
     machines: tuple[str, str], tmp_path: Path
 ) -> None:
     run, whole = tmp_path / "run", tmp_path / "whole"

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from groups import LONG, Part, Puppet, Yard, ends_in, nothing_is_left, wait_until
+from groups import LONG, InThread, LocalCluster, ScriptedMember, fails_with, nothing_is_left, wait_until
 
 from conftest import environment
 from modelyard.cluster.description import Member
@@ -27,8 +27,8 @@ def _nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def yard() -> Yard:
-    return Yard()
+def peers() -> LocalCluster:
+    return LocalCluster()
 
 
 def waits_for_loss(coordinator: Coordinator) -> None:
@@ -36,61 +36,64 @@ def waits_for_loss(coordinator: Coordinator) -> None:
     coordinator.check()
 
 
-def meets(yard: Yard, coordinator: Coordinator, index: int = 1) -> Puppet:
-    """A puppet as worker ``index``, with all others there already."""
-    puppet = yard.puppet("worker", index)
+def meets(peers: LocalCluster, coordinator: Coordinator, index: int = 1) -> ScriptedMember:
+    """A scripted as worker ``index``, with all others there already."""
+    scripted = peers.scripted("worker", index)
     coordinator.wait_for_all()
-    puppet.polling("welcome")
-    return puppet
+    scripted.polling("welcome")
+    return scripted
 
 
 # -- the others learn of it -----------------------------------------------------------------------------------------
 
 
-def test_a_process_that_hangs_up_is_lost_for_everyone(yard: Yard) -> None:
-    other = yard.obeys("worker", 0)  # waits for orders
-    with ends_in(PeerLostError) as caught, yard.coordinator() as coordinator:
-        meets(yard, coordinator).close()
+def test_a_process_that_hangs_up_is_lost_for_everyone(peers: LocalCluster) -> None:
+    other = peers.start_follower("worker", 0)  # waits for commands
+    with fails_with(PeerLostError) as caught, peers.coordinator() as coordinator:
+        meets(peers, coordinator).close()
         waits_for_loss(coordinator)
-    who = f"worker 1 ({yard.addresses['worker'][1]})"
+    who = f"worker 1 ({peers.addresses['worker'][1]})"
     expected = f"{who} closed the connection unexpectedly. Start all processes again to resume the run"
     assert str(caught.value).startswith(expected)
     assert str(other.error()) == str(caught.value)
     assert caught.value.status == other.error().status == 75  # type: ignore[attr-defined]
 
 
-def test_a_process_that_is_silent_is_lost_for_everyone(yard: Yard) -> None:
-    yard.peer_timeout = 2.0
-    other = yard.obeys("worker", 0)
+def test_a_process_that_is_silent_is_lost_for_everyone(peers: LocalCluster) -> None:
+    peers.peer_timeout = 2.0
+    other = peers.start_follower("worker", 0)
     with (
-        ends_in(PeerLostError, match=r"worker 1 .* has been silent for 2 s") as caught,
-        yard.coordinator() as coordinator,
+        fails_with(PeerLostError, match=r"worker 1 .* has been silent for 2 s") as caught,
+        peers.coordinator() as coordinator,
     ):
-        puppet = meets(yard, coordinator)
+        scripted = meets(peers, coordinator)
         waits_for_loss(coordinator)
     assert str(other.error()) == str(caught.value)
-    puppet.close()
+    scripted.close()
 
 
-def test_a_process_that_sends_nonsense_is_lost_for_everyone(yard: Yard) -> None:
-    other = yard.obeys("worker", 0)
-    with ends_in(PeerLostError, match=r"worker 1 .* sent a malformed message"), yard.coordinator() as coordinator:
-        puppet = meets(yard, coordinator)
-        puppet.socket.sendall(b"\xff" * 12)
+def test_a_process_that_sends_malformed_messages_is_lost_for_everyone(peers: LocalCluster) -> None:
+    other = peers.start_follower("worker", 0)
+    with (
+        fails_with(PeerLostError, match=r"worker 1 .* sent a malformed message"),
+        peers.coordinator() as coordinator,
+    ):
+        scripted = meets(peers, coordinator)
+        scripted.socket.sendall(b"\xff" * 12)
         waits_for_loss(coordinator)
     assert "malformed message" in str(other.error())
-    puppet.close()
+    scripted.close()
 
 
 @pytest.mark.parametrize("number", [9, "15", None, 1e400, [15], 10**30])
-def test_a_signal_that_is_none_is_nonsense(number: object) -> None:
-    yard = Yard(worker=1)
-    with ends_in(PeerLostError, match="malformed message"), yard.coordinator() as coordinator:
-        puppet = meets(yard, coordinator, 0)
-        puppet.connection.send("signal", number=number)
+def test_a_signal_that_is_not_one_is_a_malformed_message(number: object) -> None:
+    peers = LocalCluster(worker=1)
+    with fails_with(PeerLostError, match="malformed message"), peers.coordinator() as coordinator:
+        scripted = meets(peers, coordinator, 0)
+        scripted.connection.send("signal", number=number)
         waits_for_loss(coordinator)
     assert coordinator.signal is None
-    puppet.close()
+    scripted.close()
 
 
 @pytest.mark.parametrize(
@@ -103,17 +106,17 @@ def test_a_signal_that_is_none_is_nonsense(number: object) -> None:
     ],
 )
 def test_what_a_follower_fails_with_is_reported_to_everyone(
-    yard: Yard, error: BaseException, kind: type[ClusterError], words: str
+    peers: LocalCluster, error: BaseException, kind: type[ClusterError], words: str
 ) -> None:
-    other = yard.obeys("worker", 1)
+    other = peers.start_follower("worker", 1)
 
     def follow() -> None:
-        with yard.follower("worker", 0) as group:
+        with peers.follower("worker", 0) as group:
             group.join()
             raise error
 
-    part = Part(follow)
-    with ends_in(ClusterError) as caught, yard.coordinator() as coordinator:
+    part = InThread(follow)
+    with fails_with(ClusterError) as caught, peers.coordinator() as coordinator:
         coordinator.wait_for_all()
         coordinator.wait_until_ready()  # which worker 0 will never say
     assert part.error() is error
@@ -123,9 +126,9 @@ def test_what_a_follower_fails_with_is_reported_to_everyone(
         assert str(seen).count("failed:") == 1
 
 
-def test_what_the_coordinator_fails_with_is_reported_to_everyone(yard: Yard) -> None:
-    parts = [yard.obeys("worker", 0), yard.obeys("worker", 1)]
-    with ends_in(DataError), yard.coordinator() as coordinator:
+def test_what_the_coordinator_fails_with_is_reported_to_everyone(peers: LocalCluster) -> None:
+    parts = [peers.start_follower("worker", 0), peers.start_follower("worker", 1)]
+    with fails_with(DataError), peers.coordinator() as coordinator:
         coordinator.wait_for_all()
         coordinator.on_loss(lambda reason: pytest.fail("nobody is lost"))
         raise DataError("the shard s3://b/7 is damaged")
@@ -135,15 +138,15 @@ def test_what_the_coordinator_fails_with_is_reported_to_everyone(yard: Yard) -> 
 
 
 def test_of_several_failures_all_report_the_same_first_one() -> None:
-    yard = Yard(worker=4)
-    watching = [yard.obeys("worker", index) for index in (0, 1)]
-    with ends_in(ClusterError) as caught, yard.coordinator() as coordinator:
-        puppets = [yard.puppet("worker", index) for index in (2, 3)]
+    peers = LocalCluster(worker=4)
+    watching = [peers.start_follower("worker", index) for index in (0, 1)]
+    with fails_with(ClusterError) as caught, peers.coordinator() as coordinator:
+        members = [peers.scripted("worker", index) for index in (2, 3)]
         coordinator.wait_for_all()
-        for puppet in puppets:
-            puppet.polling("welcome")
+        for scripted in members:
+            scripted.polling("welcome")
         threads = [
-            threading.Thread(target=p.connection.send, args=("failed",), kwargs={"message": "m"}) for p in puppets
+            threading.Thread(target=p.connection.send, args=("failed",), kwargs={"message": "m"}) for p in members
         ]
         for thread in threads:
             thread.start()
@@ -151,20 +154,20 @@ def test_of_several_failures_all_report_the_same_first_one() -> None:
     first = str(caught.value)
     assert first in ("worker 2 failed: m", "worker 3 failed: m")
     assert [str(part.error()) for part in watching] == [first, first]
-    for puppet in puppets:
-        puppet.close()
+    for scripted in members:
+        scripted.close()
 
 
-def test_a_lost_peer_breaks_off_what_waits_for_it(yard: Yard) -> None:
+def test_a_lost_peer_breaks_off_what_waits_for_it(peers: LocalCluster) -> None:
     reasons: list[str] = []
-    part = yard.obeys("worker", 0)
-    with ends_in(PeerLostError), yard.coordinator() as coordinator:
-        puppet = meets(yard, coordinator)
+    part = peers.start_follower("worker", 0)
+    with fails_with(PeerLostError), peers.coordinator() as coordinator:
+        scripted = meets(peers, coordinator)
         stuck = threading.Event()
         coordinator.on_loss(lambda reason: stuck.wait(LONG) and None)  # one that does not return holds up nobody
         coordinator.on_loss(lambda reason: 1 / 0)
         coordinator.on_loss(reasons.append)
-        puppet.close()
+        scripted.close()
         wait_until(lambda: bool(reasons), "the callback is called")
         coordinator.on_loss(reasons.append)  # comes too late, and is called at once
         assert len(reasons) == 2
@@ -175,14 +178,14 @@ def test_a_lost_peer_breaks_off_what_waits_for_it(yard: Yard) -> None:
     assert "closed the connection unexpectedly" in str(part.error())
 
 
-def test_the_first_failure_of_a_process_stays(yard: Yard) -> None:
-    with ends_in(ClusterError, match="the first"), yard.follower("worker") as group:
+def test_the_first_failure_of_a_process_stays(peers: LocalCluster) -> None:
+    with fails_with(ClusterError, match="the first"), peers.follower("worker") as group:
         group.fail(ClusterError("the first"))
         group.fail(ClusterError("the second"))
         group.check()
 
 
-def test_the_last_words_of_one_who_hung_up_are_heard_though_sending_failed() -> None:
+def test_the_reason_of_a_closed_connection_is_read_though_sending_failed() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         mine, theirs = Connection(socket.create_connection(server.getsockname())), Connection(server.accept()[0])
     theirs.send("failed", message="no disk space")
@@ -193,20 +196,20 @@ def test_the_last_words_of_one_who_hung_up_are_heard_though_sending_failed() -> 
     mine.close()
 
 
-def test_an_error_of_its_own_is_not_explained_by_others(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_its_own_is_not_explained_by_others(peers: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("modelyard.distributed.process_group._EXPLAIN_SECONDS", 0.01)
     error = RuntimeError("out of memory")
-    assert yard.follower("worker").explain(error) is error
+    assert peers.follower("worker").explain(error) is error
 
 
 # -- the coordinator is gone ----------------------------------------------------------------------------------------
 
 
-def welcomed(yard: Yard) -> tuple[Follower, Connection]:
+def welcomed(peers: LocalCluster) -> tuple[Follower, Connection]:
     """A follower, and the other end of its connection: a coordinator that does only what the test says."""
-    with listen(yard.coordinator_address) as server:
-        group = yard.follower("worker")
-        joining = Part(group.join)
+    with listen(peers.coordinator_address) as server:
+        group = peers.follower("worker")
+        joining = InThread(group.join)
         connection, _ = server.accept()
     connection = Connection(connection)
     connection.set_timeout(LONG)
@@ -218,35 +221,37 @@ def welcomed(yard: Yard) -> tuple[Follower, Connection]:
     return group, connection
 
 
-def test_a_coordinator_that_hangs_up_is_lost_while_a_command_is_waited_for(yard: Yard) -> None:
-    group, connection = welcomed(yard)
-    with ends_in(PeerLostError, match="the chief closed the connection unexpectedly"), group:
-        waiting = Part(group.next_command)
+def test_a_coordinator_that_hangs_up_is_lost_while_a_command_is_waited_for(peers: LocalCluster) -> None:
+    group, connection = welcomed(peers)
+    with fails_with(PeerLostError, match="the chief closed the connection unexpectedly"), group:
+        waiting = InThread(group.next_command)
         connection.close()
         assert isinstance(waiting.error(), PeerLostError)
         group.next_command()
 
 
-def test_a_coordinator_that_is_silent_is_lost_while_a_command_is_waited_for(yard: Yard) -> None:
-    yard.peer_timeout = 2.0
-    group, connection = welcomed(yard)
+def test_a_coordinator_that_is_silent_is_lost_while_a_command_is_waited_for(peers: LocalCluster) -> None:
+    peers.peer_timeout = 2.0
+    group, connection = welcomed(peers)
     with pytest.raises(PeerLostError, match="the chief has been silent for 2 s"), group:
         group.next_command()
     connection.close()
 
 
 @pytest.mark.parametrize("said", [b"\xff" * 12, b"\0\0\0\2" + b"\0" * 8 + b"[]", b"\0\0\0\2" + b"\0" * 8 + b"{}"])
-def test_a_coordinator_that_sends_nonsense_is_lost(yard: Yard, said: bytes) -> None:
-    group, connection = welcomed(yard)
-    with ends_in(PeerLostError, match="the chief sent a malformed message"), group:
+def test_a_coordinator_that_sends_malformed_messages_is_lost(peers: LocalCluster, said: bytes) -> None:
+    group, connection = welcomed(peers)
+    with fails_with(PeerLostError, match="the chief sent a malformed message"), group:
         connection._put(said)
         group.next_command()
     connection.close()
 
 
-def test_speaking_to_a_coordinator_that_is_gone_is_reported_as_that_and_not_as_a_broken_pipe(yard: Yard) -> None:
-    group, connection = welcomed(yard)
-    with ends_in(PeerLostError, match="closed the connection unexpectedly"), group:
+def test_speaking_to_a_coordinator_that_is_gone_is_reported_as_that_and_not_as_a_broken_pipe(
+    peers: LocalCluster,
+) -> None:
+    group, connection = welcomed(peers)
+    with fails_with(PeerLostError, match="closed the connection unexpectedly"), group:
         connection.close()
         group.report_ready(data="x" * (1 << 20))
         group.report_signal(15)
@@ -256,51 +261,54 @@ def test_speaking_to_a_coordinator_that_is_gone_is_reported_as_that_and_not_as_a
 # -- who is stuck ---------------------------------------------------------------------------------------------------
 
 
-def test_a_process_that_takes_no_bytes_holds_up_nobody_else_and_is_lost(yard: Yard) -> None:
-    yard.peer_timeout = 10.0
+def test_a_process_that_takes_no_bytes_holds_up_nobody_else_and_is_lost(peers: LocalCluster) -> None:
+    peers.peer_timeout = 10.0
     large = b"x" * (64 << 20)
     seen: list[str] = []
 
     def follow() -> None:
-        with yard.follower("worker", 1) as group:
+        with peers.follower("worker", 1) as group:
             group.join()
             for next_command in group.commands():
                 seen.append(next_command.kind)
 
-    other = Part(follow)
-    with ends_in(PeerLostError, match=r"worker 0 .* has been silent for 10 s"), yard.coordinator() as coordinator:
-        puppet = meets(yard, coordinator, 0)
-        puppet.connection.keep_alive(0.2)  # it says that it is well
+    other = InThread(follow)
+    with (
+        fails_with(PeerLostError, match=r"worker 0 .* has been silent for 10 s"),
+        peers.coordinator() as coordinator,
+    ):
+        scripted = meets(peers, coordinator, 0)
+        scripted.connection.keep_alive(0.2)  # it says that it is well
         began = time.monotonic()
         for kind in ("load", "train"):
             coordinator.broadcast(kind, large)
         assert time.monotonic() - began < 10.0
-        wait_until(lambda: "train" in seen, "the other has its orders")
+        wait_until(lambda: "train" in seen, "the other has its commands")
         assert coordinator.failure is None  # so it was not held up until the first was given up
         waits_for_loss(coordinator)
     assert "worker 0 (" in str(other.error())
-    puppet.close()
+    scripted.close()
 
 
 def test_a_payload_may_take_longer_than_the_timeout_as_long_as_it_moves() -> None:
-    yard = Yard(worker=1)
-    yard.peer_timeout = 1.0
+    peers = LocalCluster(worker=1)
+    peers.peer_timeout = 1.0
     large = bytes(range(256)) * (1 << 17)
-    with yard.coordinator() as coordinator:
-        puppet = meets(yard, coordinator, 0)
-        puppet.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 18)
-        puppet.connection.keep_alive(0.2)
+    with peers.coordinator() as coordinator:
+        scripted = meets(peers, coordinator, 0)
+        scripted.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 18)
+        scripted.connection.keep_alive(0.2)
         coordinator.broadcast("load", large)
         coordinator.broadcast("train", step=1)
         began = time.monotonic()
-        slow = _Slow(puppet.socket, pause=0.02, polling=began + 1.5)
-        puppet.connection._socket = slow  # type: ignore[assignment]
-        assert puppet.polling("load").payload == large
+        slow = _Slow(scripted.socket, pause=0.02, polling=began + 1.5)
+        scripted.connection._socket = slow  # type: ignore[assignment]
+        assert scripted.polling("load").payload == large
         assert time.monotonic() - began > 1.0
-        assert puppet.polling("train").fields == {"step": 1}
+        assert scripted.polling("train").fields == {"step": 1}
         assert coordinator.failure is None
-        puppet.connection.send("bye")
-    puppet.close()
+        scripted.connection.send("bye")
+    scripted.close()
 
 
 class _Slow:
@@ -323,15 +331,15 @@ class _Slow:
 
 
 def test_an_evaluator_may_go_and_come_back() -> None:
-    yard = Yard(worker=1, evaluator=1)
-    worker = yard.obeys("worker")
-    with yard.coordinator() as coordinator:
-        evaluator = yard.puppet("evaluator")
+    peers = LocalCluster(worker=1, evaluator=1)
+    worker = peers.start_follower("worker")
+    with peers.coordinator() as coordinator:
+        evaluator = peers.scripted("evaluator")
         coordinator.wait_for_all(mark="m")
         for _ in range(2):
             evaluator.close()
             wait_until(lambda: Member("evaluator", 0) not in coordinator._connections, "the coordinator notices")
-            evaluator = yard.puppet("evaluator")
+            evaluator = peers.scripted("evaluator")
             assert evaluator.polling("welcome").fields == {"mark": "m", "spec": coordinator.spec}
         evaluator.connection.send("failed", message="no disk space", final=True)
         wait_until(lambda: Member("evaluator", 0) not in coordinator._connections, "the coordinator notices")
@@ -340,22 +348,22 @@ def test_an_evaluator_may_go_and_come_back() -> None:
     evaluator.close()
 
 
-def test_an_evaluator_that_comes_back_otherwise_is_refused_and_the_run_goes_on() -> None:
-    yard = Yard(worker=0, evaluator=1)
-    with yard.coordinator(lr=0.1) as coordinator:
-        evaluator = yard.puppet("evaluator", lr=0.1)
+def test_an_evaluator_that_comes_back_otherwise_is_refused_and_the_run_continues() -> None:
+    peers = LocalCluster(worker=0, evaluator=1)
+    with peers.coordinator(lr=0.1) as coordinator:
+        evaluator = peers.scripted("evaluator", lr=0.1)
         coordinator.wait_for_all()
         evaluator.close()
         wait_until(lambda: not coordinator._connections, "the coordinator notices")
         with pytest.raises(ClusterError, match=r"lr: 0\.5, not 0\.1"):
-            yard.follower("evaluator", lr=0.5).join()
+            peers.follower("evaluator", lr=0.5).join()
         assert coordinator.failure is None
 
 
 def test_a_coordinator_that_is_done_does_not_wait_for_the_evaluator() -> None:
-    yard = Yard(worker=0, evaluator=1)
-    with yard.coordinator() as coordinator:
-        evaluator = yard.puppet("evaluator")
+    peers = LocalCluster(worker=0, evaluator=1)
+    with peers.coordinator() as coordinator:
+        evaluator = peers.scripted("evaluator")
         coordinator.wait_for_all()
         began = time.monotonic()
     assert time.monotonic() - began < 5.0
@@ -364,13 +372,13 @@ def test_a_coordinator_that_is_done_does_not_wait_for_the_evaluator() -> None:
 
 
 def test_a_worker_of_parameter_servers_may_go_and_come_back() -> None:
-    yard = Yard(worker=2, ps=1)
-    stays = [yard.obeys("worker", 0), yard.obeys("ps")]
-    with yard.coordinator() as coordinator:
-        worker = meets(yard, coordinator)
+    peers = LocalCluster(worker=2, ps=1)
+    stays = [peers.start_follower("worker", 0), peers.start_follower("ps")]
+    with peers.coordinator() as coordinator:
+        worker = meets(peers, coordinator)
         worker.close()
         wait_until(lambda: Member("worker", 1) not in coordinator._connections, "the coordinator notices")
-        again = yard.obeys("worker", 1)
+        again = peers.start_follower("worker", 1)
         wait_until(lambda: Member("worker", 1) in coordinator._connections, "it is back")
     for part in (*stays, again):
         assert part.result()[-1].kind == "end"
@@ -378,11 +386,11 @@ def test_a_worker_of_parameter_servers_may_go_and_come_back() -> None:
 
 @pytest.mark.parametrize("how", ["silent", "for good"])
 def test_a_worker_of_parameter_servers_that_will_not_come_back_ends_the_run(how: str) -> None:
-    yard = Yard(worker=2, ps=1)
-    yard.peer_timeout = 2.0
-    stays = [yard.obeys("worker", 0), yard.obeys("ps")]
-    with ends_in(ClusterError) as caught, yard.coordinator() as coordinator:
-        worker = meets(yard, coordinator)
+    peers = LocalCluster(worker=2, ps=1)
+    peers.peer_timeout = 2.0
+    stays = [peers.start_follower("worker", 0), peers.start_follower("ps")]
+    with fails_with(ClusterError) as caught, peers.coordinator() as coordinator:
+        worker = meets(peers, coordinator)
         if how == "for good":
             worker.connection.send("failed", message="no such model", final=True)
         waits_for_loss(coordinator)
@@ -392,10 +400,13 @@ def test_a_worker_of_parameter_servers_that_will_not_come_back_ends_the_run(how:
 
 
 def test_a_parameter_server_that_is_gone_ends_the_run() -> None:
-    yard = Yard(worker=1, ps=1)
-    worker = yard.obeys("worker")
-    with ends_in(PeerLostError, match=r"ps 0 .* closed the connection unexpectedly"), yard.coordinator() as coordinator:
-        server = yard.puppet("ps")
+    peers = LocalCluster(worker=1, ps=1)
+    worker = peers.start_follower("worker")
+    with (
+        fails_with(PeerLostError, match=r"ps 0 .* closed the connection unexpectedly"),
+        peers.coordinator() as coordinator,
+    ):
+        server = peers.scripted("ps")
         coordinator.wait_for_all()
         server.polling("welcome")
         server.close()
@@ -403,16 +414,16 @@ def test_a_parameter_server_that_is_gone_ends_the_run() -> None:
     assert isinstance(worker.error(), PeerLostError)
 
 
-def test_a_synchronous_worker_that_comes_back_waits_for_the_next_start(yard: Yard) -> None:
-    other = yard.obeys("worker", 0)
-    with ends_in(PeerLostError), yard.coordinator() as coordinator:
-        meets(yard, coordinator).close()
+def test_a_synchronous_worker_that_comes_back_waits_for_the_next_start(peers: LocalCluster) -> None:
+    other = peers.start_follower("worker", 0)
+    with fails_with(PeerLostError), peers.coordinator() as coordinator:
+        meets(peers, coordinator).close()
         assert coordinator._failed.wait(LONG)
-        again = yard.obeys("worker", 1)
+        again = peers.start_follower("worker", 1)
         coordinator.check()
     assert isinstance(other.error(), PeerLostError)
-    other = yard.obeys("worker", 0)
-    with yard.coordinator() as coordinator:
+    other = peers.start_follower("worker", 0)
+    with peers.coordinator() as coordinator:
         coordinator.wait_for_all()
     assert [part.result()[-1].kind for part in (again, other)] == ["end", "end"]
 
@@ -421,13 +432,13 @@ def test_a_synchronous_worker_that_comes_back_waits_for_the_next_start(yard: Yar
 
 SCRIPT = """
 import sys, threading, time
-from groups import Yard
+from groups import LocalCluster
 from modelyard.cluster.description import ProcessGroup
 from modelyard.errors import ClusterError, PeerLostError
 ProcessGroup.grace_seconds = 0.3
 how, error = sys.argv[1], PeerLostError("gone.") if sys.argv[2] == "75" else ClusterError("not like the chief.")
-yard = Yard(worker=0)
-with yard.coordinator() as coordinator:
+peers = LocalCluster(worker=0)
+with peers.coordinator() as coordinator:
     coordinator.fail(error)
     if how == "hangs":
         threading.Event().wait(60)

@@ -1,4 +1,4 @@
-"""How the processes of a run meet, what is refused, and how orders reach them."""
+"""How the processes of a run meet, what is refused, and how commands reach them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from groups import LONG, Part, Yard, ends_in, nothing_is_left, wait_until
+from groups import LONG, InThread, LocalCluster, fails_with, nothing_is_left, wait_until
 
 from modelyard.cluster.description import Member, ProcessGroup
 from modelyard.distributed import coordinator as coordinators
@@ -24,27 +24,27 @@ def _nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def yard() -> Yard:
-    return Yard()
+def peers() -> LocalCluster:
+    return LocalCluster()
 
 
 # -- meeting --------------------------------------------------------------------------------------------------------
 
 
 def test_all_join_and_receive_the_same_facts() -> None:
-    yard = Yard(worker=2, evaluator=1)
+    peers = LocalCluster(worker=2, evaluator=1)
     received: list[dict[str, object]] = []
 
     def follow(role: str, index: int) -> list[str]:
-        with yard.follower(role, index, lr=0.1) as group:
+        with peers.follower(role, index, lr=0.1) as group:
             facts = group.join()
             assert facts is not None
             received.append(facts)
             group.report_ready(found=index)
             return [next_command.kind for next_command in group.commands()]
 
-    parts = [Part(lambda who=who: follow(*who)) for who in (("worker", 0), ("worker", 1), ("evaluator", 0))]
-    with yard.coordinator(lr=0.1) as coordinator:
+    parts = [InThread(lambda who=who: follow(*who)) for who in (("worker", 0), ("worker", 1), ("evaluator", 0))]
+    with peers.coordinator(lr=0.1) as coordinator:
         coordinator.wait_for_all(mark="m", threads=3)
         report_ready = coordinator.wait_until_ready()
         coordinator.broadcast("train", step=0)
@@ -55,88 +55,88 @@ def test_all_join_and_receive_the_same_facts() -> None:
     }
     assert all((facts["mark"], facts["threads"], facts["spec"]) == ("m", 3, coordinator.spec) for facts in received)
     own, *others = coordinator.spec["worker"]
-    assert others == list(yard.addresses["worker"])
+    assert others == list(peers.addresses["worker"])
     assert own.startswith("127.0.0.1:")
-    assert own != yard.coordinator_address
+    assert own != peers.coordinator_address
     assert coordinator.failure is None
 
 
 def test_worker_0_coordinates_where_there_is_no_chief() -> None:
-    yard = Yard(chief=0, worker=2)
-    part = yard.obeys("worker", 1)
-    with yard.coordinator() as coordinator:
+    peers = LocalCluster(chief=0, worker=2)
+    part = peers.start_follower("worker", 1)
+    with peers.coordinator() as coordinator:
         coordinator.wait_for_all()
         assert (coordinator.rank, coordinator.size) == (0, 2)
-        assert coordinator.spec["worker"][1:] == [yard.addresses["worker"][1]]
+        assert coordinator.spec["worker"][1:] == [peers.addresses["worker"][1]]
     assert [next_command.kind for next_command in part.result()] == ["end"]
 
 
 def test_servers_of_parameter_servers_keep_their_roles() -> None:
-    yard = Yard(worker=1, ps=1)
-    parts = [yard.obeys("worker"), yard.obeys("ps")]
-    with yard.coordinator() as coordinator:
+    peers = LocalCluster(worker=1, ps=1)
+    parts = [peers.start_follower("worker"), peers.start_follower("ps")]
+    with peers.coordinator() as coordinator:
         coordinator.wait_for_all()
         coordinator.broadcast("train")  # to nobody: they are the coordinator's
     assert [[next_command.kind for next_command in part.result()] for part in parts] == [["end"], ["end"]]
     assert set(coordinator.spec) == {"chief", "worker", "ps"}
 
 
-def test_crews_meet_over_ipv6() -> None:
+def test_groups_form_over_ipv6() -> None:
     try:
-        yard = Yard("::1", worker=1)
+        peers = LocalCluster("::1", worker=1)
     except OSError:
         pytest.skip("no IPv6 here")
-    part = yard.obeys("worker")
-    with yard.coordinator() as coordinator:
+    part = peers.start_follower("worker")
+    with peers.coordinator() as coordinator:
         coordinator.wait_for_all()
         assert coordinator.spec["worker"][0].startswith("[::1]:")
     assert [next_command.kind for next_command in part.result()] == ["end"]
 
 
-def test_a_card_arrives_as_it_was_though_json_has_no_tuples() -> None:
-    yard = Yard(worker=1)
-    part = yard.obeys("worker", sizes=(1, 2), rate=0.1)
-    with yard.coordinator(sizes=(1, 2), rate=0.1) as coordinator:
+def test_start_info_arrives_as_it_was_though_json_has_no_tuples() -> None:
+    peers = LocalCluster(worker=1)
+    part = peers.start_follower("worker", sizes=(1, 2), rate=0.1)
+    with peers.coordinator(sizes=(1, 2), rate=0.1) as coordinator:
         coordinator.wait_for_all()
     part.result()
 
 
-def test_who_waits_for_others_for_long_is_not_taken_for_lost(yard: Yard) -> None:
-    yard.peer_timeout = 1.0
-    first = yard.obeys("worker", 0)
-    with yard.coordinator() as coordinator:
+def test_who_waits_for_others_for_long_is_not_taken_for_lost(peers: LocalCluster) -> None:
+    peers.peer_timeout = 1.0
+    first = peers.start_follower("worker", 0)
+    with peers.coordinator() as coordinator:
         wait_until(lambda: Member("worker", 0) in coordinator._connections, "worker 0 is there")
         assert not coordinator._failed.wait(1.8)
-        second = yard.obeys("worker", 1)
+        second = peers.start_follower("worker", 1)
         coordinator.wait_for_all()
     assert [part.result()[-1].kind for part in (first, second)] == ["end", "end"]
 
 
-def test_who_does_not_come_is_named_with_its_address(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_does_not_come_is_named_with_its_address(peers: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinators, "_LINGER_SECONDS", 0.1)
-    yard.start_timeout = 0.5
-    part = yard.obeys("worker", 0)
-    with pytest.raises(PeerLostError) as caught, yard.coordinator() as coordinator:
+    peers.start_timeout = 0.5
+    part = peers.start_follower("worker", 0)
+    with pytest.raises(PeerLostError) as caught, peers.coordinator() as coordinator:
         coordinator.wait_for_all()
     message = str(caught.value)
-    assert message.startswith(f"worker 1 ({yard.addresses['worker'][1]}) did not join within 0.5 s.")
-    assert yard.coordinator_address in message
+    assert message.startswith(f"worker 1 ({peers.addresses['worker'][1]}) did not join within 0.5 s.")
+    assert peers.coordinator_address in message
     assert "start_timeout_secs" in message
     assert "worker 1 (" in str(part.error())
     assert part.error().status == 75  # type: ignore[attr-defined]  # it may come the next time
 
 
-def test_a_coordinator_that_is_not_there_is_named_with_its_address(yard: Yard) -> None:
-    yard.start_timeout = 0.5
+def test_a_coordinator_that_is_not_there_is_named_with_its_address(peers: LocalCluster) -> None:
+    peers.start_timeout = 0.5
     with pytest.raises(
-        ClusterError, match=rf"the chief at {yard.coordinator_address} could not be joined within 0.5 s.*refused"
+        ClusterError, match=rf"the chief at {peers.coordinator_address} could not be joined within 0.5 s.*refused"
     ):
-        yard.follower("worker").join()
+        peers.follower("worker").join()
 
 
-def test_another_program_at_the_coordinators_address_is_recognized(yard: Yard) -> None:
-    yard.start_timeout = 1.0
-    with listen(yard.coordinator_address) as server:
+def test_another_program_at_the_coordinators_address_is_recognized(peers: LocalCluster) -> None:
+    peers.start_timeout = 1.0
+    with listen(peers.coordinator_address) as server:
 
         def serve() -> None:
             while True:
@@ -148,16 +148,16 @@ def test_another_program_at_the_coordinators_address_is_recognized(yard: Yard) -
                     connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
                     connection.recv(4096)
 
-        part = Part(serve)
+        part = InThread(serve)
         with pytest.raises(ClusterError, match="another program answers there"):
-            yard.follower("worker").join()
+            peers.follower("worker").join()
         server.shutdown(socket.SHUT_RDWR)
     part.result()
 
 
-def test_a_coordinator_that_hangs_up_is_reported_as_that(yard: Yard) -> None:
-    yard.start_timeout = 0.5
-    with listen(yard.coordinator_address) as server:
+def test_a_coordinator_that_hangs_up_is_reported_as_that(peers: LocalCluster) -> None:
+    peers.start_timeout = 0.5
+    with listen(peers.coordinator_address) as server:
 
         def serve() -> None:
             while True:
@@ -166,9 +166,9 @@ def test_a_coordinator_that_hangs_up_is_reported_as_that(yard: Yard) -> None:
                 except OSError:
                     return
 
-        part = Part(serve)
+        part = InThread(serve)
         with pytest.raises(ClusterError, match=r"no process answers there \((the connection was closed|.*reset.*)\)"):
-            yard.follower("worker").join()
+            peers.follower("worker").join()
         server.shutdown(socket.SHUT_RDWR)
     part.result()
 
@@ -195,30 +195,32 @@ def test_a_port_that_is_not_allowed_is_reported_as_that() -> None:
         listen("127.0.0.1:1")
 
 
-def test_the_port_of_a_coordinator_is_free_when_it_is_over(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_port_of_a_coordinator_is_free_when_it_is_over(
+    peers: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(network, "_OWN_PORT_SECONDS", 0.0)
     for _ in range(3):
-        parts = [yard.obeys("worker", 0), yard.obeys("worker", 1)]
-        with yard.coordinator() as coordinator:
+        parts = [peers.start_follower("worker", 0), peers.start_follower("worker", 1)]
+        with peers.coordinator() as coordinator:
             coordinator.wait_for_all()
         for part in parts:
             part.result()
-        listen(yard.coordinator_address).close()
+        listen(peers.coordinator_address).close()
 
 
 def test_an_evaluator_need_not_join_what_is_over() -> None:
-    yard = Yard(worker=0, evaluator=1)
+    peers = LocalCluster(worker=0, evaluator=1)
     asked = iter([False, True])
-    assert yard.follower("evaluator").join(unless=lambda: next(asked)) is None
+    assert peers.follower("evaluator").join(unless=lambda: next(asked)) is None
     assert list(asked) == []
 
 
 def test_a_coordinator_does_not_wait_for_optional_processes() -> None:
-    yard = Yard(worker=1, evaluator=1)
-    worker = yard.obeys("worker")
-    with yard.coordinator() as coordinator:
+    peers = LocalCluster(worker=1, evaluator=1)
+    worker = peers.start_follower("worker")
+    with peers.coordinator() as coordinator:
         coordinator.wait_for_all(("evaluator",), mark="m")
-        late = yard.puppet("evaluator")
+        late = peers.scripted("evaluator")
         assert late.polling("welcome").fields["mark"] == "m"
         late.close()
     assert [next_command.kind for next_command in worker.result()] == ["end"]
@@ -227,11 +229,11 @@ def test_a_coordinator_does_not_wait_for_optional_processes() -> None:
 # -- who is not let in ----------------------------------------------------------------------------------------------
 
 
-def test_a_difference_is_reported_on_every_process(yard: Yard) -> None:
-    waiting = yard.obeys("worker", 0, lr=0.1)
-    with ends_in(ClusterError) as caught, yard.coordinator(lr=0.1) as coordinator:
+def test_a_difference_is_reported_on_every_process(peers: LocalCluster) -> None:
+    waiting = peers.start_follower("worker", 0, lr=0.1)
+    with fails_with(ClusterError) as caught, peers.coordinator(lr=0.1) as coordinator:
         wait_until(lambda: bool(coordinator._connections), "worker 0 is there")
-        different = yard.obeys("worker", 1, lr=0.5)
+        different = peers.start_follower("worker", 1, lr=0.5)
         coordinator.wait_for_all()
     errors = [caught.value, waiting.error(), different.error()]
     expected = "worker 1 was not started like the chief:\n  lr: 0.5, not 0.1"
@@ -241,11 +243,11 @@ def test_a_difference_is_reported_on_every_process(yard: Yard) -> None:
 
 def test_a_coordinator_exits_when_all_are_informed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinators, "_LINGER_SECONDS", LONG)
-    yard = Yard(worker=1, evaluator=1)
-    waiting = yard.obeys("evaluator", lr=0.1)
-    with ends_in(ClusterError), yard.coordinator(lr=0.1) as coordinator:
+    peers = LocalCluster(worker=1, evaluator=1)
+    waiting = peers.start_follower("evaluator", lr=0.1)
+    with fails_with(ClusterError), peers.coordinator(lr=0.1) as coordinator:
         wait_until(lambda: bool(coordinator._connections), "the evaluator is there")
-        different = yard.obeys("worker", lr=0.5)
+        different = peers.start_follower("worker", lr=0.5)
         different.error()
         waiting.error()
         wait_until(lambda: not coordinator._connections, "both are gone")
@@ -254,9 +256,12 @@ def test_a_coordinator_exits_when_all_are_informed(monkeypatch: pytest.MonkeyPat
     assert time.monotonic() - began < LONG / 2
 
 
-def test_a_difference_is_reported_at_once_though_the_coordinator_is_busy(yard: Yard) -> None:
-    with yard.coordinator(lr=0.1) as coordinator:
-        waiting, different = yard.obeys("worker", 0, lr=0.1), yard.obeys("worker", 1, lr=0.5)
+def test_a_difference_is_reported_at_once_though_the_coordinator_is_busy(peers: LocalCluster) -> None:
+    with peers.coordinator(lr=0.1) as coordinator:
+        waiting, different = (
+            peers.start_follower("worker", 0, lr=0.1),
+            peers.start_follower("worker", 1, lr=0.5),
+        )
         for part in (waiting, different):  # and this thread, the coordinator's, has done nothing yet
             assert "lr: 0.5, not 0.1" in str(part.error())
         with pytest.raises(ClusterError, match=r"lr: 0\.5"):
@@ -265,59 +270,59 @@ def test_a_difference_is_reported_at_once_though_the_coordinator_is_busy(yard: Y
 
 def test_a_process_that_is_not_in_the_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinators, "_LINGER_SECONDS", 0.1)
-    yard = Yard(worker=1)
+    peers = LocalCluster(worker=1)
     what = "the chief has 1 chief, 1 worker, and the evaluator is not in it"
-    with ends_in(ClusterError, match=what), yard.coordinator() as coordinator:
-        part = yard.obeys("evaluator")
+    with fails_with(ClusterError, match=what), peers.coordinator() as coordinator:
+        part = peers.start_follower("evaluator")
         coordinator.wait_for_all()
     assert "Without an evaluator in it, the chief evaluates itself" in str(part.error())
 
 
-def test_a_second_process_of_the_same_name_waits(yard: Yard) -> None:
-    first = yard.obeys("worker", 0)
-    with yard.coordinator() as coordinator:
+def test_a_second_process_of_the_same_name_waits(peers: LocalCluster) -> None:
+    first = peers.start_follower("worker", 0)
+    with peers.coordinator() as coordinator:
         wait_until(lambda: bool(coordinator._connections), "worker 0 is there")
-        yard.start_timeout = 0.5
+        peers.start_timeout = 0.5
         with pytest.raises(ClusterError, match="there is a worker 0 already"):
-            yard.follower("worker", 0).join()
+            peers.follower("worker", 0).join()
         assert coordinator.failure is None
-        second = yard.obeys("worker", 1)
+        second = peers.start_follower("worker", 1)
         coordinator.wait_for_all()
         with pytest.raises(ClusterError, match="there is a worker 0 already"):
-            yard.follower("worker", 0).join()
+            peers.follower("worker", 0).join()
     assert [part.result()[-1].kind for part in (first, second)] == ["end", "end"]
 
 
-def test_a_coordinator_that_fails_before_anyone_came_tells_those_who_come(yard: Yard) -> None:
+def test_a_coordinator_that_fails_before_anyone_came_reports_it_to_late_processes(peers: LocalCluster) -> None:
     def coordinator() -> None:
-        with yard.coordinator():
+        with peers.coordinator():
             raise DataError("there is no folder /x")
 
-    part = Part(coordinator)
+    part = InThread(coordinator)
     for index in (0, 1):
-        error = yard.obeys("worker", index).error()
+        error = peers.start_follower("worker", index).error()
         assert str(error) == "the chief failed: there is no folder /x"
         assert type(error) is ClusterError
     assert isinstance(part.error(), DataError)  # as soon as all are informed, not later
 
 
 def test_a_coordinator_that_fails_does_not_wait_for_ever_for_those_who_do_not_come(
-    yard: Yard, monkeypatch: pytest.MonkeyPatch
+    peers: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(coordinators, "_LINGER_SECONDS", 0.1)
-    with pytest.raises(DataError), yard.coordinator():
+    with pytest.raises(DataError), peers.coordinator():
         raise DataError("there is no folder /x")
 
 
-def test_a_coordinator_that_crashes_leaves_the_others_to_its_next_start(yard: Yard) -> None:
-    waiting = yard.obeys("worker", 0)
-    with ends_in(ValueError, match="oh"), yard.coordinator() as coordinator:
+def test_a_coordinator_that_crashes_leaves_the_others_to_its_next_start(peers: LocalCluster) -> None:
+    waiting = peers.start_follower("worker", 0)
+    with fails_with(ValueError, match="oh"), peers.coordinator() as coordinator:
         wait_until(lambda: bool(coordinator._connections), "worker 0 is there")
         raise ValueError("oh")
     assert str(waiting.error()) == "the chief failed: ValueError: oh"
     assert isinstance(waiting.error(), PeerLostError)
-    late = [yard.obeys("worker", 0), yard.obeys("worker", 1)]
-    with yard.coordinator() as coordinator:
+    late = [peers.start_follower("worker", 0), peers.start_follower("worker", 1)]
+    with peers.coordinator() as coordinator:
         coordinator.wait_for_all()
     assert [part.result()[-1].kind for part in late] == ["end", "end"]
 
@@ -325,10 +330,10 @@ def test_a_coordinator_that_crashes_leaves_the_others_to_its_next_start(yard: Ya
 # -- orders ---------------------------------------------------------------------------------------------------------
 
 
-def test_orders_come_in_order_with_large_payloads_between(yard: Yard) -> None:
-    parts = [yard.obeys("worker", 0), yard.obeys("worker", 1)]
+def test_commands_come_in_order_with_large_payloads_between(peers: LocalCluster) -> None:
+    parts = [peers.start_follower("worker", 0), peers.start_follower("worker", 1)]
     large = os.urandom(1 << 20) * 20
-    with yard.coordinator() as coordinator:
+    with peers.coordinator() as coordinator:
         coordinator.wait_for_all()
         for step in range(50):
             coordinator.broadcast("train", step=step)
@@ -347,10 +352,10 @@ def test_orders_come_in_order_with_large_payloads_between(yard: Yard) -> None:
         assert commands[-1].kind == "end"
 
 
-def test_a_follower_can_wait_for_an_order_for_a_while(yard: Yard) -> None:
-    part = yard.obeys("worker", 1)
-    with yard.coordinator() as coordinator, yard.follower("worker", 0) as group:
-        joining = Part(group.join)
+def test_a_follower_can_wait_for_a_command_for_a_while(peers: LocalCluster) -> None:
+    part = peers.start_follower("worker", 1)
+    with peers.coordinator() as coordinator, peers.follower("worker", 0) as group:
+        joining = InThread(group.join)
         coordinator.wait_for_all()
         joining.result()
         assert group.command_within(0.01) is None
@@ -362,16 +367,16 @@ def test_a_follower_can_wait_for_an_order_for_a_while(yard: Yard) -> None:
     part.result()
 
 
-def test_a_signal_reaches_the_coordinator_and_ends_all_with_it(yard: Yard) -> None:
+def test_a_signal_reaches_the_coordinator_and_ends_all_with_it(peers: LocalCluster) -> None:
     def follow() -> object:
-        with yard.follower("worker", 0) as group:
+        with peers.follower("worker", 0) as group:
             group.join()
             group.report_signal(signal.SIGTERM)
             *_, last = group.commands()
             return last.fields["signal"]
 
-    parts = [Part(follow), Part(lambda: yard.obeys("worker", 1).result()[-1].fields["signal"])]
-    with ends_in(Interrupted), yard.coordinator() as coordinator:
+    parts = [InThread(follow), InThread(lambda: peers.start_follower("worker", 1).result()[-1].fields["signal"])]
+    with fails_with(Interrupted), peers.coordinator() as coordinator:
         coordinator.wait_for_all()
         wait_until(lambda: coordinator.signal is not None, "the coordinator hears of the signal")
         assert coordinator.signal == signal.SIGTERM
@@ -379,17 +384,17 @@ def test_a_signal_reaches_the_coordinator_and_ends_all_with_it(yard: Yard) -> No
     assert [part.result() for part in parts] == [signal.SIGTERM, signal.SIGTERM]
 
 
-def test_a_follower_that_leaves_by_a_signal_is_not_lost(yard: Yard) -> None:
-    other = yard.obeys("worker", 1)
+def test_a_follower_that_leaves_by_a_signal_is_not_lost(peers: LocalCluster) -> None:
+    other = peers.start_follower("worker", 1)
 
     def follow() -> None:
-        with yard.follower("worker", 0) as group:
+        with peers.follower("worker", 0) as group:
             group.join()
             *_, last = group.commands()
             raise Interrupted(last.fields["signal"], 5, "run")
 
-    part = Part(follow)
-    with ends_in(Interrupted), yard.coordinator() as coordinator:
+    part = InThread(follow)
+    with fails_with(Interrupted), peers.coordinator() as coordinator:
         coordinator.wait_for_all()
         raise Interrupted(signal.SIGINT, 5, "run")
     assert isinstance(part.error(), Interrupted)
@@ -397,15 +402,15 @@ def test_a_follower_that_leaves_by_a_signal_is_not_lost(yard: Yard) -> None:
     assert coordinator.failure is None
 
 
-def test_an_order_after_the_end_is_an_error_that_says_so(yard: Yard) -> None:
+def test_a_command_after_the_end_is_an_error_that_says_so(peers: LocalCluster) -> None:
     def follow() -> None:
-        with yard.follower("worker", 0) as group:
+        with peers.follower("worker", 0) as group:
             group.join()
             assert [next_command.kind for next_command in group.commands()] == ["end"]
             group.next_command()
 
-    part, other = Part(follow), yard.obeys("worker", 1)
-    with yard.coordinator() as coordinator:
+    part, other = InThread(follow), peers.start_follower("worker", 1)
+    with peers.coordinator() as coordinator:
         coordinator.wait_for_all()
     assert "has ended the run already" in str(part.error())
     other.result()

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from groups import Yard, ends_in, hears_the_end, nothing_is_left, wait_until
+from groups import LocalCluster, fails_with, is_closed, nothing_is_left, wait_until
 
 from modelyard.distributed import coordinator as coordinators
 from modelyard.distributed.connection import MAGIC
@@ -25,8 +25,8 @@ def _nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def yard() -> Yard:
-    return Yard()
+def peers() -> LocalCluster:
+    return LocalCluster()
 
 
 def message(text: str, more: int = 0) -> bytes:
@@ -68,81 +68,83 @@ def hello(**fields: object) -> bytes:
     ],
     ids=range(25),
 )
-def test_a_stranger_is_sent_away_and_the_crew_meets(yard: Yard, said: bytes) -> None:
-    with yard.coordinator(lr=0.1) as coordinator:
-        stranger = connect(yard.coordinator_address, 5.0)
-        stranger.sendall(said)
+def test_an_unknown_connection_is_closed_and_the_group_forms(peers: LocalCluster, said: bytes) -> None:
+    with peers.coordinator(lr=0.1) as coordinator:
+        unknown = connect(peers.coordinator_address, 5.0)
+        unknown.sendall(said)
         if said != message(DEEP):  # may be understood, and refused
-            assert hears_the_end(stranger)
+            assert is_closed(unknown)
             assert not coordinator._connections
             assert coordinator.failure is None
-            parts = [yard.obeys("worker", index, lr=0.1) for index in (0, 1)]
+            parts = [peers.start_follower("worker", index, lr=0.1) for index in (0, 1)]
             coordinator.wait_for_all()
             coordinator.broadcast("train")
             coordinator.__exit__(None, None, None)
             assert [[next_command.kind for next_command in part.result()] for part in parts] == [["train", "end"]] * 2
         else:
-            assert hears_the_end(stranger)
-        stranger.close()
+            assert is_closed(unknown)
+        unknown.close()
 
 
-def test_a_stranger_who_says_its_hello_drop_by_drop_is_sent_away(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hello_that_arrives_byte_by_byte_is_closed_after_the_limit(
+    peers: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(coordinators, "_HELLO_SECONDS", 1.0)
-    with yard.coordinator() as coordinator, connect(yard.coordinator_address, 5.0) as stranger:
+    with peers.coordinator() as coordinator, connect(peers.coordinator_address, 5.0) as unknown:
         began = time.monotonic()
-        with ends_in(OSError):
-            stranger.sendall(MAGIC + struct.pack(">IQ", 1 << 20, 0))
+        with fails_with(OSError):
+            unknown.sendall(MAGIC + struct.pack(">IQ", 1 << 20, 0))
             while time.monotonic() - began < 8.0:
-                stranger.sendall(b" ")
+                unknown.sendall(b" ")
                 time.sleep(0.05)
         assert not coordinator._connections
 
 
-def test_strangers_who_say_nothing_are_not_let_in_without_end(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_silent_connections_is_limited(peers: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinators, "_MAX_PENDING", 5)
     monkeypatch.setattr(coordinators, "_HELLO_SECONDS", 60.0)
-    with yard.coordinator() as coordinator:
-        strangers = [connect(yard.coordinator_address, 5.0) for _ in range(20)]
-        assert hears_the_end(strangers[-1])
+    with peers.coordinator() as coordinator:
+        others = [connect(peers.coordinator_address, 5.0) for _ in range(20)]
+        assert is_closed(others[-1])
         assert [thread.name for thread in threading.enumerate()].count("hello") == 5
-        parts = [yard.obeys("worker", index) for index in (0, 1)]  # try again until there is room
-        for stranger in strangers:
-            stranger.close()
+        parts = [peers.start_follower("worker", index) for index in (0, 1)]  # try again until there is room
+        for unknown in others:
+            unknown.close()
         coordinator.wait_for_all()
     for part in parts:
         part.result()
 
 
-def test_the_door_stays_open_when_the_system_is_short_of_something(yard: Yard) -> None:
-    with yard.coordinator() as coordinator:
-        door, failures = coordinator._listener, iter([OSError(24, "Too many open files")] * 2)
+def test_it_keeps_accepting_after_the_system_ran_out_of_file_descriptors(peers: LocalCluster) -> None:
+    with peers.coordinator() as coordinator:
+        listener, failures = coordinator._listener, iter([OSError(24, "Too many open files")] * 2)
 
         class Short:
             def accept(self) -> tuple[socket.socket, object]:
                 for error in failures:
                     raise error
-                return door.accept()
+                return listener.accept()
 
             def __getattr__(self, name: str) -> object:
-                return getattr(door, name)
+                return getattr(listener, name)
 
         coordinator._listener = Short()  # type: ignore[assignment]
-        connect(yard.coordinator_address, 5.0).close()  # what the old one still waits for
+        connect(peers.coordinator_address, 5.0).close()  # what the old one still waits for
         wait_until(lambda: next(failures, None) is None, "both failures")
-        parts = [yard.obeys("worker", index) for index in (0, 1)]
+        parts = [peers.start_follower("worker", index) for index in (0, 1)]
         coordinator.wait_for_all()
     for part in parts:
         part.result()
 
 
-def test_one_who_claims_to_be_a_member_that_is_there_changes_nothing(yard: Yard) -> None:
-    parts = [yard.obeys("worker", index, lr=0.1) for index in (0, 1)]
-    with yard.coordinator(lr=0.1) as coordinator:
+def test_one_who_claims_to_be_a_member_that_is_there_changes_nothing(peers: LocalCluster) -> None:
+    parts = [peers.start_follower("worker", index, lr=0.1) for index in (0, 1)]
+    with peers.coordinator(lr=0.1) as coordinator:
         coordinator.wait_for_all()
         for said in (hello(start_info={"lr": 0.1}), hello(start_info={"lr": 0.5}), hello(index=7), hello(role="chief")):
-            with connect(yard.coordinator_address, 5.0) as stranger:
-                stranger.sendall(said)
-                assert hears_the_end(stranger)
+            with connect(peers.coordinator_address, 5.0) as unknown:
+                unknown.sendall(said)
+                assert is_closed(unknown)
         assert coordinator.failure is None
         coordinator.broadcast("train")
     for part in parts:
