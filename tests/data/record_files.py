@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from modelyard.data.records.example import encode_example
-from modelyard.data.records.feature_map import FeatureMap
+from modelyard.data.records.example import FeatureMap, encode_example
 from modelyard.data.records.tfrecord import frame
 
 PLAIN = FeatureMap(image="image", label="label")

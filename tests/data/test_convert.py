@@ -19,8 +19,8 @@ from modelyard.data.images import decode
 from modelyard.data.raw_examples import ArrayExamples, ExampleSubset, FileExamples, RawExample, RawExamples
 from modelyard.data.records import convert, convert_shard
 from modelyard.data.records.convert import ConvertReport, convert_items
-from modelyard.data.records.converted import open_converted, read_dataset_json
 from modelyard.data.records.example import parse_example
+from modelyard.data.records.reader import open_converted, read_dataset_json
 from modelyard.data.records.tfrecord import scan
 from modelyard.errors import DataError
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from modelyard.data.raw_examples import ArrayExamples
 from modelyard.data.records.convert import convert_items
-from modelyard.data.records.converted import open_converted, read_dataset_json
+from modelyard.data.records.reader import open_converted, read_dataset_json
 from modelyard.errors import DataError
 from modelyard.system import console
 
@@ -42,7 +42,7 @@ def test_no_file_outside_the_folder_is_opened(made: Path, file: str) -> None:
         (lambda d: d.update(format=2), "another version: format"),
         (lambda d: d.pop("classes"), "classes"),
         (lambda d: d["features"].update(coding="pickle"), "features"),
-        (lambda d: d["features"].update(shape=[-1]), "no shape of an image"),
+        (lambda d: d["features"].update(shape=[-1]), "is not the shape of an image"),
         (lambda d: d["splits"].update(other={}), "splits"),
         (lambda d: d["splits"]["train"].update(examples=23), "has 24 train examples; dataset.json says 23"),
         (lambda d: d.update(classes=["cat"]), "its label 2 is out of range, there are 1 classes"),
@@ -64,7 +64,7 @@ def test_nonsense_is_no_description(made: Path, text: str) -> None:
 
 
 def test_an_unfinished_folder_is_told(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="it is no converted dataset, or unfinished"):
+    with pytest.raises(DataError, match="it is not a converted dataset, or not finished"):
         read_dataset_json(tmp_path)
 
 

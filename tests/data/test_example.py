@@ -163,7 +163,7 @@ def test_features_are_listed_with_kind_and_size() -> None:
     assert describe_example(record) == [
         "box: 4 floats",
         "image: 3,072 bytes",
-        "label: 1 whole number",
+        "label: 1 integer",
         "names: 2 values of 3 bytes",
         "none: empty",
     ]

@@ -17,10 +17,10 @@ from rich.console import Console
 from modelyard.config import load_config
 from modelyard.data.open_dataset import open_dataset
 from modelyard.data.records import index as record_index
-from modelyard.data.records import items as items_module
-from modelyard.data.records.feature_map import FeatureMap
+from modelyard.data.records import reader
+from modelyard.data.records.example import FeatureMap
 from modelyard.data.records.index import index_path
-from modelyard.data.records.items import RecordExamples
+from modelyard.data.records.reader import RecordExamples
 from modelyard.system import console
 
 
@@ -47,7 +47,7 @@ def sound_items(items: RecordExamples, count: int = 30) -> bool:
 def test_it_is_made_once(path: Path, built: list[Path]) -> None:
     assert sound_items(RecordExamples([path], PLAIN))
     assert built == []
-    assert isinstance(RecordExamples([path], PLAIN).places()[0][1].entries.base, np.memmap)
+    assert isinstance(RecordExamples([path], PLAIN).indexes()[0][1].entries.base, np.memmap)
 
 
 def test_a_missing_one_is_made(path: Path, built: list[Path]) -> None:
@@ -103,7 +103,7 @@ def test_a_damaged_one_is_made_anew(path: Path, data: st.DataObject) -> None:
     ],
 )
 def test_a_forged_one_reads_nothing_outside_its_records(path: Path, built: list[Path], column: str, value: int) -> None:
-    made = RecordExamples([path], PLAIN).places()[0][1]
+    made = RecordExamples([path], PLAIN).indexes()[0][1]
     entries = np.array(made.entries)
     entries[column][3] = value
     with open(index_path(path), "wb") as out:
@@ -177,7 +177,7 @@ def test_progress_tells_the_bytes_of_files_without_an_index(
     assert len(seen) == 1
     for file in others:
         index_path(file).unlink()
-    monkeypatch.setattr(items_module, "_TELL_BYTES", 1)
+    monkeypatch.setattr(reader, "_PROGRESS_BYTES", 1)
     RecordExamples([path, *others], PLAIN, progress=tell)
     assert len(seen) == 1 + 20
     assert seen[1:] == sorted(seen[1:])

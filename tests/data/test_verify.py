@@ -160,7 +160,7 @@ class TestFolder:
         path = made / "train-00000-of-00002.tfrecord"
         path.write_bytes(b"\xff" + path.read_bytes()[1:])
         report = verify_folder(made)
-        assert "the length of the record at byte 0 does not fit its checksum" in self.found(report)
+        assert "the length of the record at byte 0 does not match its checksum" in self.found(report)
         assert {name: split.examples for name, split in report.splits.items()} == {"train": 40, "test": 20}
 
     @pytest.mark.parametrize(

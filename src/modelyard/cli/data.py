@@ -12,7 +12,7 @@ from modelyard.cli.commands import print_json, stdout
 from modelyard.config.resolve import COMMAND_LINE
 from modelyard.data import manage
 from modelyard.data.dataset import SPLITS
-from modelyard.data.records.converted import read_dataset_json
+from modelyard.data.records.reader import read_dataset_json
 from modelyard.errors import DataError, unknown
 from modelyard.system.console import console, show_log
 

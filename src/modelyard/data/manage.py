@@ -17,8 +17,7 @@ from modelyard.data.dataset import IMAGE, LABEL, TRAIN, VALIDATION, Dataset, lab
 from modelyard.data.decoded import DecodedDataset, raw_examples_of
 from modelyard.data.open_dataset import load_dataset, open_dataset
 from modelyard.data.records.convert import ConvertReport, convert_items
-from modelyard.data.records.converted import DATASET_JSON, read_dataset_json
-from modelyard.data.records.items import RecordExamples, describe_record
+from modelyard.data.records.reader import DATASET_JSON, RecordExamples, describe_record, read_dataset_json
 from modelyard.data.sources.remote import local_tree
 from modelyard.data.splits import are_classes
 from modelyard.data.verify import VerifyReport, verify, verify_folder

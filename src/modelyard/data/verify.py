@@ -15,8 +15,14 @@ from numpy.typing import NDArray
 from modelyard.data.dataset import TRAIN
 from modelyard.data.images import decode as decode_image
 from modelyard.data.raw_examples import RawExample, RawExamples
-from modelyard.data.records.converted import DATASET_JSON, LABELS, ConvertedInfo, ShardInfo, read_dataset_json
-from modelyard.data.records.items import RecordExamples
+from modelyard.data.records.reader import (
+    DATASET_JSON,
+    LABELS,
+    ConvertedInfo,
+    RecordExamples,
+    ShardInfo,
+    read_dataset_json,
+)
 from modelyard.data.splits import are_classes
 from modelyard.errors import DataError
 from modelyard.system.files import explain

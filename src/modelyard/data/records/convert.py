@@ -33,7 +33,8 @@ from modelyard.data.records.convert_shard import (
     result_path,
     unskipped,
 )
-from modelyard.data.records.converted import (
+from modelyard.data.records.index import index_path
+from modelyard.data.records.reader import (
     BAD,
     DATASET_JSON,
     FORMAT,
@@ -45,7 +46,6 @@ from modelyard.data.records.converted import (
     SplitInfo,
     read_dataset_json,
 )
-from modelyard.data.records.index import index_path
 from modelyard.errors import DataError
 from modelyard.system.files import PARTIAL, explain, remove_partial, whole_file
 

@@ -21,10 +21,9 @@ from pydantic import BaseModel
 from modelyard.data.catalog import RawType
 from modelyard.data.images import decode, resize
 from modelyard.data.raw_examples import RawExample, RawExamples
-from modelyard.data.records.converted import Encoding
-from modelyard.data.records.example import Value, encode_example
-from modelyard.data.records.feature_map import FeatureMap
+from modelyard.data.records.example import FeatureMap, Value, encode_example
 from modelyard.data.records.index import build_index, index_path, write_index
+from modelyard.data.records.reader import Encoding
 from modelyard.data.records.tfrecord import frame
 from modelyard.errors import DataError
 from modelyard.system.files import explain, whole_file

@@ -18,9 +18,8 @@ from modelyard.data.decoded import DecodedDataset, with_validation_examples
 from modelyard.data.image_spec import ImageOptions
 from modelyard.data.raw_examples import RawExample, RawExamples
 from modelyard.data.records.convert_shard import Recipe, encode_item, recipe_for
-from modelyard.data.records.example import encode_example
-from modelyard.data.records.feature_map import FeatureMap
-from modelyard.data.records.items import RecordExamples
+from modelyard.data.records.example import FeatureMap, encode_example
+from modelyard.data.records.reader import RecordExamples
 from modelyard.data.records.tfrecord import frame
 from modelyard.data.sources.generator import GeneratorDataset
 from modelyard.errors import DataError, unknown
