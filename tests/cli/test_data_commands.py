@@ -301,7 +301,7 @@ def test_a_damaged_shard_is_named_with_all_that_is_wrong(run: Run, records: Path
     done = run("data", "verify", "records", status=2)
     assert f"records/{first.name} is damaged: record 0 at byte 0 " in done.error
     assert f"records/{second.name} is damaged: record 4 at byte " in done.error
-    assert "labels.txt names other classes" in done.error
+    assert "labels.txt has other classes" in done.error
     assert third.name not in done.error
     told = run("data", "verify", "records", "--json", status=2)
     report = json.loads(told.out)

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from modelyard.data.raw_examples import ArrayExamples
-from modelyard.data.records.convert import convert_items
+from modelyard.data.records.convert import convert_examples
 from modelyard.data.records.reader import open_converted, read_dataset_json
 from modelyard.errors import DataError
 from modelyard.system import console
@@ -20,7 +20,7 @@ from modelyard.system import console
 @pytest.fixture
 def made(tmp_path: Path) -> Path:
     items = ArrayExamples(np.zeros((24, 4, 4, 3), np.uint8), np.arange(24, dtype=np.int32) % 3)
-    return convert_items({"train": items}, ("cat", "dog", "emu"), tmp_path / "made", shards=2).folder
+    return convert_examples({"train": items}, ("cat", "dog", "emu"), tmp_path / "made", shards=2).folder
 
 
 def change_description(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:

@@ -18,9 +18,10 @@ from conftest import environment
 from modelyard import storage
 from modelyard.config.durations import RunLength
 from modelyard.data.dataset import Dataset
-from modelyard.data.manage import convert, data_info, verify_data
+from modelyard.data.inspection import data_info, verify_data
 from modelyard.data.open_dataset import load_dataset, open_dataset
 from modelyard.data.pipeline import Pipeline
+from modelyard.data.records.convert import convert
 from modelyard.data.sources.remote import local_tree
 from modelyard.errors import DataError
 from modelyard.system import console

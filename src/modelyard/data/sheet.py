@@ -1,40 +1,155 @@
-"""A sheet of examples to look at: each one as it is and after augmentation, with its label and id.
-
-Arrays and texts in, a picture out; nothing is read or written here.
-"""
+"""A sheet of examples as a PNG file: each example as stored and as augmented in training, with its label and name."""
 
 from __future__ import annotations
 
+import bisect
 import io
 import math
 import unicodedata
 from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 
+from modelyard.config import Config, resolve
+from modelyard.config.backend import select_engine
+from modelyard.config.durations import RunLength
+from modelyard.data.dataset import IMAGE, LABEL, TRAIN, Dataset, label_kind
+from modelyard.data.decoded import DecodedDataset
+from modelyard.data.images import decode
+from modelyard.data.open_dataset import load_dataset
 from modelyard.errors import DataError
+from modelyard.system.files import explain, whole_file
 
 Row = tuple[str, Sequence[NDArray[Any]]]
-"""A caption (its first line the label, the second smaller, for the id) and the images of an example."""
+"""The images of an example and its caption: first the label, then a smaller line with the name."""
 
 TILE = 160
 MARGIN = 32
 _LARGEST_WIDTH = 1840
 _SMALLEST_WIDTH = 480
 _GAP = 6  # between the images of an example
-_FIRST_GAP = 16  # after the first, which is the original
+_FIRST_GAP = 16  # after the first one, the original
 _GUTTER = 36  # between examples
-_SHAPE = 1.4  # width by height, where there is a choice
+_ASPECT = 1.4  # preferred width by height
 
-_PAPER, _INK, _FAINT = (255, 255, 255), (28, 30, 33), (112, 117, 124)
-_MOUNT, _EDGE = (241, 242, 244), (214, 217, 221)
+_WHITE, _TEXT, _MUTED = (255, 255, 255), (28, 30, 33), (112, 117, 124)
+_BACKGROUND, _BORDER = (241, 242, 244), (214, 217, 221)
 _PLAIN = {"×": "x", "–": "-", "—": "-", "→": ">", "ß": "ss", "ø": "o", "Ø": "O", "æ": "ae", "Æ": "AE", "ł": "l"}
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
+
+
+def show_data(
+    source: str,
+    output: str | Path = "sheet.png",
+    *,
+    split: str = TRAIN,
+    examples: int = 8,
+    copies: int = 5,
+    origin: str = "Python",
+    **options: Any,
+) -> Path:
+    """Draws examples of all classes, as stored and several times augmented as in training.
+
+    Args:
+        source: a path or the name of a dataset.
+        output: the PNG file to write.
+        split: train, validation or test.
+        examples: the number of examples.
+        copies: the number of augmented images per example.
+        origin: where the options come from, for error messages.
+        **options: options of the dataset, ``augment``, ``preprocess``, ``random_seed``.
+    """
+    path = Path(output).expanduser()
+    if path.suffix.lower() != ".png":
+        raise DataError(f"{path} must end in .png.")
+    config = resolve({**options, "dataset": source}, source=origin, pick_up_files=False)
+    select_engine(config.engine)
+    dataset = load_dataset(config)
+    rows = _one_of_each_class(dataset, split, examples)
+    found = dataset.read(split, rows)
+    strips = [[image] for image in _originals(dataset, split, rows, np.asarray(found[IMAGE]))]
+    augmented = copies if split == TRAIN and (config.augment or config.preprocess) else 0
+    for copy in range(augmented):
+        for strip, image in zip(strips, _augmented(config, dataset, rows, copy), strict=True):
+            strip.append(image)
+    captions = [str(row) for row in rows]
+    if LABEL in found:
+        pairs = zip(np.asarray(found[LABEL]), rows.tolist(), strict=True)
+        captions = [f"{_label_text(dataset, label)}\n{dataset.name(split, row)}" for label, row in pairs]
+    shape = "×".join(map(str, dataset.features[IMAGE].shape))
+    notes = [
+        f"{split}: {dataset.size(split):,} examples of {len(dataset.classes)} classes, trained as {shape}",
+        f"augment: {', '.join(map(str, config.augment)) or 'none'}",
+    ]
+    headings = ["stored", *(f"augmented {number + 1}" for number in range(augmented))]
+    picture = sheet(list(zip(captions, strips, strict=True)), headings, title=source, notes=notes)
+    with explain(path, "write", DataError), whole_file(path) as file:
+        file.write(to_png(picture))
+    return path
+
+
+def _label_text(dataset: Dataset, label: Any) -> str:
+    kind = label_kind(dataset.features.get(LABEL))
+    if kind == "class":
+        return dataset.classes[int(label)]
+    if kind == "flags":
+        return ", ".join(name for name, applies in zip(dataset.classes, label, strict=True) if applies) or "none"
+    return ", ".join(f"{value:.4g}" for value in np.ravel(label))
+
+
+def _originals(dataset: Dataset, split: str, rows: NDArray[np.int64], read: NDArray[Any]) -> list[NDArray[Any]]:
+    """Returns the raw images, which are not cropped or resized."""
+    if not isinstance(dataset, DecodedDataset):
+        return list(read)
+    examples = dataset.splits[split]
+    raw = [(examples.load(row), examples.name(row)) for row in rows.tolist()]
+    return [decode(value, None, name) if isinstance(value, bytes) else value for value, name in raw]
+
+
+def _one_of_each_class(dataset: Dataset, split: str, count: int) -> NDArray[np.int64]:
+    """Returns the first example of each class, then the second, and so on, up to ``count``."""
+    size = dataset.size(split)
+    labels = dataset.labels(split)
+    if labels is None:
+        return np.unique(np.linspace(0, size - 1, min(count, size)).astype(np.int64))
+    order = np.argsort(labels, kind="stable")
+    first = np.searchsorted(labels[order], labels[order])
+    turn = np.arange(size) - first  # the number of examples of the class before this one
+    return np.sort(order[np.lexsort((labels[order], turn))][: min(count, size)])
+
+
+def _augmented(config: Config, dataset: Dataset, rows: NDArray[np.int64], copy: int) -> NDArray[Any]:
+    """Returns the images augmented as in training, with other random numbers for each copy."""
+    from keras import ops
+
+    from modelyard.data.augment.build import build_augmentation, neighbours
+    from modelyard.data.draws import halves
+    from modelyard.data.pipeline import Pipeline
+    from modelyard.data.preprocess import batch_preprocessing
+
+    group = neighbours(config.augment)  # mixup needs pairs
+    padded = np.concatenate([rows, np.resize(rows, -len(rows) % group)])
+    pipeline = Pipeline(config, dataset, RunLength(dataset.size(TRAIN), len(padded), 1))
+    positions = np.arange(len(padded)) + copy * (-(-dataset.size(TRAIN) // group) * group)
+    out = {name: np.empty((len(padded), *f.shape), f.dtype) for name, f in pipeline.features.items()}
+    pipeline.read(padded, positions, out)
+    batch = {name: ops.convert_to_tensor(array) for name, array in out.items()}
+    augment = build_augmentation(
+        config.augment, dataset, config.random_seed, len(padded), pipeline.crops_while_decoding
+    )
+    low, high = (ops.convert_to_tensor(half) for half in halves(positions.astype(np.uint64)))
+    numbers, epochs = (ops.convert_to_tensor(n.astype(np.int32)) for n in (padded, np.full(len(padded), copy)))
+    batch = batch_preprocessing(config.preprocess)(augment(batch, low, high, numbers, epochs), True)
+    return np.asarray(ops.convert_to_numpy(batch[IMAGE]))[: len(rows)]
+
+
+# -- drawing --------------------------------------------------------------------------------------------------------
 
 
 def sheet(
@@ -42,88 +157,79 @@ def sheet(
     columns: Sequence[str] = (),
     title: str = "",
     notes: Sequence[str] = (),
-    tile: int = TILE,
-    value_range: tuple[float, float] | None = None,
 ) -> Image.Image:
-    """A picture of examples, one strip of images each.
+    """Draws examples, one strip of images each.
 
-    Small images are enlarged by a whole factor, pixel by pixel; large ones are made smaller and keep their shape.
+    Small images are enlarged by an integer factor, large ones are reduced. The aspect ratio is kept. Float images are
+    shown from 0 to 1, or from 0 to 255 beside uint8 images, if all values are in that range; else from the smallest to
+    the largest value of the sheet.
 
     Args:
-        rows: for each example its caption and its images: [height, width] or [height, width, channels], uint8 or
-            floats. The first image is the original; the others stand a little apart.
+        rows: the caption and the images of each example: [height, width] or [height, width, channels], uint8 or
+            floats. The first image is the original, with a gap after it.
         columns: headings of the images, such as ``original`` and ``augmented``.
         title: the first line, such as the name of the dataset.
         notes: lines below it, such as split, size, augmentations.
-        tile: the longest side of a shown image, in pixels.
-        value_range: what is black and what is white in float images. By default 0 to 1, or 0 to 255 beside images of
-            bytes, if all values are in there; else from the smallest to the largest value of the sheet.
 
     Raises:
-        DataError: if there is nothing to show, or an array is no image.
+        DataError: if there is nothing to show, or an array is not an image.
 
     Example:
         >>> sheet([("seven", [np.zeros((8, 8), np.uint8)])], title="digits").size[0]
         480
     """
-    shown = _tiles(rows, tile, value_range)
+    shown = _tiles(rows)
     layout = _Layout(shown, bool(columns), max(len(caption.splitlines()) for caption, _ in rows))
     heading = _wrapped(notes, layout.width - 2 * MARGIN)
     top = MARGIN + (_line(22) + 6 if title else 0) + len(heading) * _line(14) + (18 if title or heading else 0)
-    picture = Image.new("RGB", (layout.width, top + layout.height + MARGIN), _PAPER)
+    picture = Image.new("RGB", (layout.width, top + layout.height + MARGIN), _WHITE)
     draw = ImageDraw.Draw(picture)
     y = MARGIN
     if title:
-        draw.text((MARGIN, y), shortened(title, _font(22), layout.width - 2 * MARGIN), _INK, _font(22))
+        draw.text((MARGIN, y), shortened(title, _font(22), layout.width - 2 * MARGIN), _TEXT, _font(22))
         y += _line(22) + 6
     for line in heading:
-        draw.text((MARGIN, y), line, _FAINT, _font(14))
+        draw.text((MARGIN, y), line, _MUTED, _font(14))
         y += _line(14)
     for across in range(layout.abreast if columns else 0):
         left, rule = layout.corner(across)[0], top + _line(13) + 6
-        draw.line((left, rule, left + layout.strip - 1, rule), _EDGE)
+        draw.line((left, rule, left + layout.strip - 1, rule), _BORDER)
         for x, column in zip(layout.image_lefts(across), columns, strict=False):
-            draw.text((x, top), shortened(column, _font(13), layout.box[0]), _FAINT, _font(13))
+            draw.text((x, top), shortened(column, _font(13), layout.box[0]), _MUTED, _font(13))
     for number, (caption, images) in enumerate(zip((caption for caption, _ in rows), shown, strict=True)):
         _draw_strip(picture, draw, layout, number, top, caption, images)
     return picture
 
 
 def to_png(picture: Image.Image) -> bytes:
-    """The picture as the content of a .png file."""
+    """Encodes the picture as PNG."""
     buffer = io.BytesIO()
     picture.save(buffer, "PNG", optimize=True)
     return buffer.getvalue()
 
 
 def shortened(text: str, font: Font, width: float) -> str:
-    """As much of ``text`` as fits into ``width`` pixels, with an ellipsis where some is left out."""
+    """Cuts ``text`` to ``width`` pixels, with an ellipsis."""
     text = _legible(" ".join(text.split()))
     if font.getlength(text) <= width:
         return text
-    low, high = 0, len(text)
-    while low < high:  # the longest beginning that fits
-        middle = (low + high + 1) // 2
-        if font.getlength(f"{text[:middle].rstrip()}…") <= width:
-            low = middle
-        else:
-            high = middle - 1
-    return f"{text[:low].rstrip()}…"
+    cuts = [f"{text[:length].rstrip()}…" for length in range(len(text))]
+    return cuts[max(bisect.bisect(cuts, width, key=font.getlength) - 1, 0)]
 
 
 class _Layout:
-    """Where things stand: strips side by side, as many as give the sheet a good shape."""
+    """Positions: as many strips side by side as give the sheet a good aspect ratio."""
 
     def __init__(self, shown: Sequence[Sequence[Image.Image]], headed: bool, lines: int) -> None:
         everything = [image for images in shown for image in images]
         self.box = max(image.width for image in everything), max(image.height for image in everything)
         self.images = max(len(images) for images in shown)
-        # A caption needs some room, however small the images are.
+        # Wide enough for a caption.
         self.strip = max(110, self.images * self.box[0] + (self.images - 1) * _GAP + self._first_gap())
         self.headed = _line(13) + 20 if headed else 0
         self.caption = (_line(15) + (_line(13) if lines > 1 else 0) + 5) if lines else 0
         choices = range(1, min(len(shown), self._fitting()) + 1)
-        self.abreast = min(choices, key=lambda n: abs(math.log(self._wide(n) / self._tall(n, len(shown)) / _SHAPE)))
+        self.abreast = min(choices, key=lambda n: abs(math.log(self._wide(n) / self._tall(n, len(shown)) / _ASPECT)))
         self.width = max(_SMALLEST_WIDTH, self._wide(self.abreast))
         self.height = self._tall(self.abreast, len(shown))
 
@@ -140,12 +246,12 @@ class _Layout:
         return self.headed + -(-strips // abreast) * (self.caption + self.box[1] + 20) - 20
 
     def corner(self, number: int) -> tuple[int, int]:
-        """Left and top of strip ``number``."""
+        """Returns left and top of strip ``number``."""
         down, across = divmod(number, self.abreast)
         return MARGIN + across * (self.strip + _GUTTER), self.headed + down * (self.caption + self.box[1] + 20)
 
     def image_lefts(self, number: int) -> list[int]:
-        """The left edges of the images of strip ``number``."""
+        """Returns the left edges of the images of strip ``number``."""
         left = self.corner(number)[0]
         return [left + i * (self.box[0] + _GAP) + (self._first_gap() if i else 0) for i in range(self.images)]
 
@@ -162,13 +268,13 @@ def _draw_strip(
     left, y = layout.corner(number)
     y += top
     label, *rest = caption.splitlines() or [""]
-    draw.text((left, y), shortened(label, _font(15), layout.strip), _INK, _font(15))
+    draw.text((left, y), shortened(label, _font(15), layout.strip), _TEXT, _font(15))
     if rest:
-        draw.text((left, y + _line(15)), shortened(" ".join(rest), _font(13), layout.strip), _FAINT, _font(13))
+        draw.text((left, y + _line(15)), shortened(" ".join(rest), _font(13), layout.strip), _MUTED, _font(13))
     y += layout.caption
     wide, tall = layout.box
     for x, image in zip(layout.image_lefts(number), images, strict=False):
-        draw.rectangle((x - 1, y - 1, x + wide, y + tall), _MOUNT, _EDGE)
+        draw.rectangle((x - 1, y - 1, x + wide, y + tall), _BACKGROUND, _BORDER)
         at = x + (wide - image.width) // 2, y + (tall - image.height) // 2
         picture.paste(image, at, image if image.mode == "RGBA" else None)
 
@@ -176,13 +282,13 @@ def _draw_strip(
 # -- images ---------------------------------------------------------------------------------------------------------
 
 
-def _tiles(rows: Sequence[Row], tile: int, value_range: tuple[float, float] | None) -> list[list[Image.Image]]:
+def _tiles(rows: Sequence[Row]) -> list[list[Image.Image]]:
     checked = [[_checked(image, caption) for image in images] for caption, images in rows]
     if not any(checked):
         raise DataError("there are no images to show.")
     everything = [image for images in checked for image in images]
-    low, high = value_range or _value_range(everything)
-    return [[_scaled(_bytes(image, low, high), tile) for image in images] for images in checked]
+    low, high = _value_range(everything)
+    return [[_scaled(_bytes(image, low, high)) for image in images] for images in checked]
 
 
 def _checked(image: NDArray[Any], caption: str) -> NDArray[Any]:
@@ -194,7 +300,7 @@ def _checked(image: NDArray[Any], caption: str) -> NDArray[Any]:
     if image.ndim != 3 or image.size == 0 or image.dtype.kind not in "buif":
         raise DataError(
             f"{caption.splitlines()[0] if caption else 'an example'}: an array of {image.dtype} and shape "
-            f"{image.shape} is no image. Give [height, width, channels]."
+            f"{image.shape} is not an image. Give [height, width, channels]."
         )
     if image.shape[2] in (1, 3, 4):
         return image
@@ -202,10 +308,8 @@ def _checked(image: NDArray[Any], caption: str) -> NDArray[Any]:
 
 
 def _value_range(images: Sequence[NDArray[Any]]) -> tuple[float, float]:
-    numbers = [image[np.isfinite(image)] for image in images if image.dtype != np.uint8]
-    numbers = [values for values in numbers if values.size]
-    low = min((float(values.min()) for values in numbers), default=0.0)
-    high = max((float(values.max()) for values in numbers), default=1.0)
+    numbers = np.concatenate([image[np.isfinite(image)] for image in images if image.dtype != np.uint8] or [[0.0]])
+    low, high = (float(numbers.min()), float(numbers.max())) if numbers.size else (0.0, 1.0)
     if low >= 0 and high <= 1:
         return 0.0, 1.0
     if low >= 0 and high <= 255 and any(image.dtype == np.uint8 for image in images):
@@ -221,15 +325,13 @@ def _bytes(image: NDArray[Any], low: float, high: float) -> NDArray[np.uint8]:
     return np.rint(np.clip(shares, 0, 1) * 255).astype(np.uint8)
 
 
-def _scaled(image: NDArray[np.uint8], tile: int) -> Image.Image:
+def _scaled(image: NDArray[np.uint8]) -> Image.Image:
     height, width, channels = image.shape
     picture = Image.fromarray(np.ascontiguousarray(image[..., 0] if channels == 1 else image))
-    longest = max(height, width)
-    if longest <= tile:
-        factor = tile // longest
-        return picture.resize((width * factor, height * factor), Image.Resampling.NEAREST)
-    size = max(1, round(width * tile / longest)), max(1, round(height * tile / longest))
-    return picture.resize(size, Image.Resampling.LANCZOS, reducing_gap=3)
+    if max(height, width) <= TILE:
+        return ImageOps.scale(picture, TILE // max(height, width), Image.Resampling.NEAREST)
+    picture.thumbnail((TILE, TILE), Image.Resampling.LANCZOS, reducing_gap=3)
+    return picture
 
 
 # -- text -----------------------------------------------------------------------------------------------------------
@@ -237,7 +339,7 @@ def _scaled(image: NDArray[np.uint8], tile: int) -> Image.Image:
 
 @lru_cache(maxsize=8)
 def _font(size: int) -> Font:
-    """Pillow's own font, so that a sheet looks the same everywhere."""
+    """Returns Pillow's own font, so that a sheet looks the same everywhere."""
     return ImageFont.load_default(size)
 
 
@@ -246,7 +348,7 @@ def _line(size: int) -> int:
 
 
 def _wrapped(notes: Sequence[str], width: int, most: int = 4) -> list[str]:
-    """The notes, one below the other, long ones over several lines; ``most`` lines in all."""
+    """Wraps the notes to ``width`` pixels and at most ``most`` lines."""
     lines: list[str] = []
     for note in notes:
         line = ""
@@ -263,7 +365,7 @@ def _wrapped(notes: Sequence[str], width: int, most: int = 4) -> list[str]:
 
 
 def _legible(text: str) -> str:
-    """Letters that Pillow's font lacks without their accents, or as the plain letters nearest to them."""
+    """Replaces letters that Pillow's font does not have: without accents, or by the nearest plain letter."""
     return "".join(character if _has(character) else _plain(character) for character in text)
 
 
