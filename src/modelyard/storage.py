@@ -67,9 +67,6 @@ def local_copy(url: str | Path, cache: Path, progress: Progress | None = None) -
         url: a remote file, or a local path.
         cache: the folder for copies.
         progress: called during the download.
-
-    Example:
-        >>> local_copy("s3://bucket/train.npz", cache_folder())
     """
     if isinstance(url, Path) or not is_remote(url):
         return Path(url)
@@ -169,11 +166,7 @@ def remove(url: str) -> None:
 
 
 def list_files(url_or_glob: str) -> list[str]:
-    """Returns the files that match a pattern, or all files below a folder; sorted.
-
-    Example:
-        >>> list_files("gs://bucket/imagenet/train-*-of-01024")
-    """
+    """Returns the files that match a pattern, or all files below a folder; sorted."""
     magic = _MAGIC.search(url_or_glob)
     if not is_remote(url_or_glob):
         if magic:

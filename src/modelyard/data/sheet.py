@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import io
 import math
+import textwrap
 import unicodedata
 from collections.abc import Sequence
 from functools import lru_cache
@@ -34,13 +35,16 @@ _LARGEST_WIDTH = 1840
 _SMALLEST_WIDTH = 480
 _GAP = 6  # between the images of an example
 _FIRST_GAP = 16  # after the first one, the original
-_GUTTER = 36  # between examples
+_GUTTER, _ROW_GAP = 34, 18  # between examples
+_CAPTION_WIDTH = 110  # at least
+_FRAME = 1
 _ASPECT = 1.4  # preferred width by height
 
 _WHITE, _TEXT, _MUTED = (255, 255, 255), (28, 30, 33), (112, 117, 124)
 _BACKGROUND, _BORDER = (241, 242, 244), (214, 217, 221)
 _PLAIN = {"×": "x", "–": "-", "—": "-", "→": ">", "ß": "ss", "ø": "o", "Ø": "O", "æ": "ae", "Æ": "AE", "ł": "l"}
 
+Color = tuple[int, int, int]
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
@@ -178,27 +182,61 @@ def sheet(
         >>> sheet([("seven", [np.zeros((8, 8), np.uint8)])], title="digits").size[0]
         480
     """
-    shown = _tiles(rows)
-    layout = _Layout(shown, bool(columns), max(len(caption.splitlines()) for caption, _ in rows))
-    heading = _wrapped(notes, layout.width - 2 * MARGIN)
-    top = MARGIN + (_line(22) + 6 if title else 0) + len(heading) * _line(14) + (18 if title or heading else 0)
-    picture = Image.new("RGB", (layout.width, top + layout.height + MARGIN), _WHITE)
+    tiles = _tiles(rows)
+    box = max(image.width for images in tiles for image in images), max(i.height for images in tiles for i in images)
+    count = max(len(images) for images in tiles)
+    lefts = [i * (box[0] + _GAP) + (_FIRST_GAP - _GAP if i else 0) for i in range(count)]
+    lines = max(len(caption.splitlines()) for caption, _ in rows)
+    strips = [_strip(caption, images, lefts, box, lines) for (caption, _), images in zip(rows, tiles, strict=True)]
+    strip_width, strip_height = strips[0].size
+    across, down = strip_width + _GUTTER, strip_height + _ROW_GAP
+    headings, edge = _line(13) + 20 if columns else 0, MARGIN - _FRAME
+
+    def size(abreast: int) -> tuple[int, int]:
+        return 2 * edge + abreast * across - _GUTTER, headings + math.ceil(len(strips) / abreast) * down - _ROW_GAP
+
+    most = min(len(strips), max(1, (_LARGEST_WIDTH - 2 * edge + _GUTTER) // across))
+    abreast = min(range(1, most + 1), key=lambda n: abs(math.log(size(n)[0] / size(n)[1] / _ASPECT)))
+    width, height = max(_SMALLEST_WIDTH, size(abreast)[0]), size(abreast)[1]
+    wrapped = _wrapped(notes, width - 2 * MARGIN)
+    top = edge + (_line(22) + 6 if title else 0) + len(wrapped) * _line(14) + (18 if title or wrapped else 0)
+    picture = Image.new("RGB", (width, top + height + edge), _WHITE)
     draw = ImageDraw.Draw(picture)
     y = MARGIN
     if title:
-        draw.text((MARGIN, y), shortened(title, _font(22), layout.width - 2 * MARGIN), _TEXT, _font(22))
+        _write(draw, (MARGIN, y), title, 22, width - 2 * MARGIN, _TEXT)
         y += _line(22) + 6
-    for line in heading:
-        draw.text((MARGIN, y), line, _MUTED, _font(14))
+    for line in wrapped:
+        _write(draw, (MARGIN, y), line, 14, width - 2 * MARGIN)
         y += _line(14)
-    for across in range(layout.abreast if columns else 0):
-        left, rule = layout.corner(across)[0], top + _line(13) + 6
-        draw.line((left, rule, left + layout.strip - 1, rule), _BORDER)
-        for x, column in zip(layout.image_lefts(across), columns, strict=False):
-            draw.text((x, top), shortened(column, _font(13), layout.box[0]), _MUTED, _font(13))
-    for number, (caption, images) in enumerate(zip((caption for caption, _ in rows), shown, strict=True)):
-        _draw_strip(picture, draw, layout, number, top, caption, images)
+    for left in range(MARGIN, MARGIN + abreast * across, across) if columns else ():
+        rule = top + _line(13) + 6
+        draw.line((left, rule, left + strip_width - 2 * _FRAME - 1, rule), _BORDER)
+        for x, heading in zip(lefts, columns, strict=False):
+            _write(draw, (left + x, top), heading, 13, box[0])
+    for number, strip in enumerate(strips):
+        row, column = divmod(number, abreast)
+        picture.paste(strip, (edge + column * across, top + headings + row * down))
     return picture
+
+
+def _strip(
+    caption: str, images: Sequence[Image.Image], lefts: Sequence[int], box: tuple[int, int], lines: int
+) -> Image.Image:
+    """Draws the caption of an example, in up to two ``lines``, and its images, each in the middle of a box."""
+    wide, tall = box
+    top = (_line(15) + (_line(13) if lines > 1 else 0) + 5) if lines else 0
+    width = max(_CAPTION_WIDTH, lefts[-1] + wide)
+    strip = Image.new("RGB", (width + 2 * _FRAME, top + tall + 2 * _FRAME), _WHITE)
+    draw = ImageDraw.Draw(strip)
+    label, *rest = caption.splitlines() or [""]
+    _write(draw, (_FRAME, 0), label, 15, width, _TEXT)
+    _write(draw, (_FRAME, _line(15)), " ".join(rest), 13, width)
+    for left, image in zip(lefts, images, strict=False):
+        draw.rectangle((left, top, left + wide + _FRAME, top + tall + _FRAME), _BACKGROUND, _BORDER)
+        corner = left + _FRAME + (wide - image.width) // 2, top + _FRAME + (tall - image.height) // 2
+        strip.paste(image, corner, image if image.mode == "RGBA" else None)
+    return strip
 
 
 def to_png(picture: Image.Image) -> bytes:
@@ -215,68 +253,6 @@ def shortened(text: str, font: Font, width: float) -> str:
         return text
     cuts = [f"{text[:length].rstrip()}…" for length in range(len(text))]
     return cuts[max(bisect.bisect(cuts, width, key=font.getlength) - 1, 0)]
-
-
-class _Layout:
-    """Positions: as many strips side by side as give the sheet a good aspect ratio."""
-
-    def __init__(self, shown: Sequence[Sequence[Image.Image]], headed: bool, lines: int) -> None:
-        everything = [image for images in shown for image in images]
-        self.box = max(image.width for image in everything), max(image.height for image in everything)
-        self.images = max(len(images) for images in shown)
-        # Wide enough for a caption.
-        self.strip = max(110, self.images * self.box[0] + (self.images - 1) * _GAP + self._first_gap())
-        self.headed = _line(13) + 20 if headed else 0
-        self.caption = (_line(15) + (_line(13) if lines > 1 else 0) + 5) if lines else 0
-        choices = range(1, min(len(shown), self._fitting()) + 1)
-        self.abreast = min(choices, key=lambda n: abs(math.log(self._wide(n) / self._tall(n, len(shown)) / _ASPECT)))
-        self.width = max(_SMALLEST_WIDTH, self._wide(self.abreast))
-        self.height = self._tall(self.abreast, len(shown))
-
-    def _first_gap(self) -> int:
-        return _FIRST_GAP - _GAP if self.images > 1 else 0
-
-    def _fitting(self) -> int:
-        return max(1, (_LARGEST_WIDTH - 2 * MARGIN + _GUTTER) // (self.strip + _GUTTER))
-
-    def _wide(self, abreast: int) -> int:
-        return 2 * MARGIN + abreast * (self.strip + _GUTTER) - _GUTTER
-
-    def _tall(self, abreast: int, strips: int) -> int:
-        return self.headed + -(-strips // abreast) * (self.caption + self.box[1] + 20) - 20
-
-    def corner(self, number: int) -> tuple[int, int]:
-        """Returns left and top of strip ``number``."""
-        down, across = divmod(number, self.abreast)
-        return MARGIN + across * (self.strip + _GUTTER), self.headed + down * (self.caption + self.box[1] + 20)
-
-    def image_lefts(self, number: int) -> list[int]:
-        """Returns the left edges of the images of strip ``number``."""
-        left = self.corner(number)[0]
-        return [left + i * (self.box[0] + _GAP) + (self._first_gap() if i else 0) for i in range(self.images)]
-
-
-def _draw_strip(
-    picture: Image.Image,
-    draw: ImageDraw.ImageDraw,
-    layout: _Layout,
-    number: int,
-    top: int,
-    caption: str,
-    images: Sequence[Image.Image],
-) -> None:
-    left, y = layout.corner(number)
-    y += top
-    label, *rest = caption.splitlines() or [""]
-    draw.text((left, y), shortened(label, _font(15), layout.strip), _TEXT, _font(15))
-    if rest:
-        draw.text((left, y + _line(15)), shortened(" ".join(rest), _font(13), layout.strip), _MUTED, _font(13))
-    y += layout.caption
-    wide, tall = layout.box
-    for x, image in zip(layout.image_lefts(number), images, strict=False):
-        draw.rectangle((x - 1, y - 1, x + wide, y + tall), _BACKGROUND, _BORDER)
-        at = x + (wide - image.width) // 2, y + (tall - image.height) // 2
-        picture.paste(image, at, image if image.mode == "RGBA" else None)
 
 
 # -- images ---------------------------------------------------------------------------------------------------------
@@ -347,21 +323,17 @@ def _line(size: int) -> int:
     return round(size * 1.35)
 
 
-def _wrapped(notes: Sequence[str], width: int, most: int = 4) -> list[str]:
-    """Wraps the notes to ``width`` pixels and at most ``most`` lines."""
-    lines: list[str] = []
-    for note in notes:
-        line = ""
-        for word in _legible(note).split():
-            if line and _font(14).getlength(f"{line} {word}") > width:
-                lines.append(line)
-                line = word
-            else:
-                line = f"{line} {word}".strip()
-        lines.append(line)
-    if len(lines) > most:
-        lines = [*lines[: most - 1], " ".join(lines[most - 1 :])]
-    return [shortened(line, _font(14), width) for line in lines]
+def _write(
+    draw: ImageDraw.ImageDraw, at: tuple[int, int], text: str, size: int, width: int, color: Color = _MUTED
+) -> None:
+    draw.text(at, shortened(text, _font(size), width), color, _font(size))
+
+
+def _wrapped(notes: Sequence[str], width: int) -> list[str]:
+    """Wraps the notes to about ``width`` pixels, and joins all lines after the third."""
+    characters = int(width / _font(14).getlength("n"))
+    lines = [line for note in notes for line in textwrap.wrap(note, characters)]
+    return [*lines[:3], " ".join(lines[3:])] if len(lines) > 3 else lines
 
 
 def _legible(text: str) -> str:

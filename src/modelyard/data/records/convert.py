@@ -35,7 +35,6 @@ from modelyard.data.records.reader import (
     SETTINGS,
     ConvertedInfo,
     Encoding,
-    ShardInfo,
     SplitInfo,
     read_dataset_json,
 )
@@ -169,19 +168,13 @@ def convert_examples(
     source: Mapping[str, Any] | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> ConvertReport:
-    """Converts raw examples into a folder of records, in order.
+    """Converts raw examples into a folder of records, in order. The other arguments are those of `convert`.
 
     Args:
         splits: the raw examples of each split.
         classes: the names of the classes.
         to: the folder to write. An unfinished conversion with the same settings is resumed.
-        encoding: ``keep`` the bytes of image files, ``jpeg`` for all, or ``raw`` pixels. Arrays are kept as values.
-        max_edge: images whose longer edge is longer are made smaller, never larger.
-        quality: of JPEGs that are encoded, 1 to 100.
-        shards: files per split; by default about 128 MB each.
-        name: of the dataset.
         processes: the number of processes; 1 is this one.
-        on_bad: ``fail`` at the first example that can't be read, or ``skip`` all of them and list them in bad.txt.
         source: facts about the origin of the examples, for dataset.json.
         progress: called with the number of examples that are done, those of finished shards included.
 
@@ -387,8 +380,7 @@ def _info(
         if not any(result.records for result in results):
             raise DataError(f"no example of the {split} split can be read. The first error: {results[0].bad[0][1]}")
         counts = [sum(result.class_counts.get(n, 0) for result in results) for n in range(len(settings["classes"]))]
-        shards = [ShardInfo(**result.model_dump(include=set(ShardInfo.model_fields))) for result in results]
-        splits[split] = SplitInfo(examples=sum(counts), class_counts=counts, shards=shards)
+        splits[split] = SplitInfo(examples=sum(counts), class_counts=counts, shards=[*results])
     every = [result for results in by_split.values() for result in results]
     shapes = {size for result in every for size in result.sizes}
     channels = {size[2] for size in shapes}

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, NonNegativeInt
 
-from modelyard.data.records.example import FeatureMap, FeatureSpans, Kind, describe_example, find_features
+from modelyard.data.records.example import FeatureMap, FeatureSpans, describe_example, find_features
 from modelyard.data.records.tfrecord import HEAD, TAIL, RecordFile, checksum, header, scan
 from modelyard.errors import DataError
 from modelyard.system.files import whole_file
@@ -121,16 +121,14 @@ def build_index(path: Path, features: FeatureMap, progress: Callable[[int], None
     Raises:
         DataError: if the file is damaged, with the record and its byte offset.
     """
-    labels = _Labels()
-    rows = np.fromiter(_rows(path, features, labels, progress), ENTRY)
-    if labels.kind != "bytes":
+    texts: dict[str, int] = {}
+    rows = np.fromiter(_rows(path, features, texts, progress), ENTRY)
+    if not texts:
         return Index(rows, None)
     # Renumbered alphabetically, so that labels do not depend on the order of the records.
-    ordered = sorted(labels.texts)
-    renumber = np.empty(len(ordered), np.int32)
-    renumber[[labels.texts[text] for text in ordered]] = np.arange(len(ordered), dtype=np.int32)
-    rows["label"] = renumber[rows["label"]]
-    return Index(rows, tuple(text.decode() for text in ordered))
+    ordered = sorted(texts)
+    rows["label"] = np.argsort([texts[text] for text in ordered])[rows["label"]]
+    return Index(rows, tuple(ordered))
 
 
 def write_index(out: BinaryIO, index: Index, features: FeatureMap, size: int) -> None:
@@ -209,8 +207,9 @@ def _check(entries: NDArray[np.void], texts: tuple[str, ...] | None, file: Recor
 
 
 def _rows(
-    path: Path, features: FeatureMap, labels: _Labels, progress: Callable[[int], None] | None
+    path: Path, features: FeatureMap, texts: dict[str, int], progress: Callable[[int], None] | None
 ) -> Iterator[tuple[int, ...]]:
+    """Yields an `ENTRY` per record. Texts of labels are numbered in ``texts``, in the order of their first record."""
     for number, (at, data, crc) in enumerate(scan(path, progress)):
         try:
             found = find_features(data, features.names())
@@ -218,7 +217,13 @@ def _rows(
             height, width = _size(data, found, features)
             if features.coding != "encoded" and length != IN_PIECES:
                 features.stored_shape(length, height, width)
-            label = labels.number(data, found, features)
+            label = _label(data, found, features)
+            if number and isinstance(label, str) != bool(texts):
+                raise ValueError("some labels are numbers and some are text")
+            if isinstance(label, str):
+                label = texts.setdefault(label, len(texts))
+            if label >= _MOST_LABELS:
+                raise ValueError(f"there are more than {_MOST_LABELS:,} different labels")
         except ValueError as error:
             raise DataError(f"{path}, record {number:,} at byte {at:,}: {error}.") from error
         yield at, len(data), crc, label, start, length, height, width
@@ -255,45 +260,26 @@ def _size(record: bytes, found: dict[str, FeatureSpans], features: FeatureMap) -
     return sizes[0], sizes[1]
 
 
-class _Labels:
-    """Converts the labels of the records of a file to numbers, in one pass."""
-
-    def __init__(self) -> None:
-        self.kind: Kind | None = None
-        self.texts: dict[bytes, int] = {}
-
-    def number(self, record: bytes, found: dict[str, FeatureSpans], features: FeatureMap) -> int:
-        """Returns the label as a number. Texts are numbered in the order of their first record."""
-        if features.label is None:
-            return 0
-        label = found.get(features.label)
-        if label is None:
-            raise _feature_error(record, f"it has no feature {features.label!r} for the label")
-        values = label.values(record)
-        if label.kind not in ("ints", "bytes") or len(values) != 1:
-            raise _feature_error(record, f"the feature {features.label!r} is not one label: an integer or a text")
-        if self.kind not in (None, label.kind):
-            raise ValueError("some labels are numbers and some are text")
-        self.kind = label.kind
-        if label.kind == "bytes":
-            return self._number_of_text(values[0], record, features)
-        value = int(values[0])
-        if not 0 <= value - features.first_label < _MOST_LABELS:
-            raise ValueError(
-                f"its label {value} is out of range: labels start at {features.first_label}, "
-                f"and there are at most {_MOST_LABELS:,} classes"
-            )
-        return value - features.first_label
-
-    def _number_of_text(self, text: bytes, record: bytes, features: FeatureMap) -> int:
-        if len(text) > _LONGEST_LABEL:
-            raise _feature_error(record, f"the feature {features.label!r} is not a label: it has {len(text):,} bytes")
-        if text not in self.texts:
-            try:
-                text.decode()
-            except UnicodeDecodeError as error:
-                raise ValueError("its label is neither a number nor text") from error
-            if len(self.texts) >= _MOST_LABELS:
-                raise ValueError(f"there are more than {_MOST_LABELS:,} different labels")
-            self.texts[text] = len(self.texts)
-        return self.texts[text]
+def _label(record: bytes, found: dict[str, FeatureSpans], features: FeatureMap) -> int | str:
+    if features.label is None:
+        return 0
+    label = found.get(features.label)
+    if label is None:
+        raise _feature_error(record, f"it has no feature {features.label!r} for the label")
+    values = label.values(record)
+    if label.kind not in ("ints", "bytes") or len(values) != 1:
+        raise _feature_error(record, f"the feature {features.label!r} is not one label: an integer or a text")
+    if label.kind == "bytes":
+        if (size := label.size()) > _LONGEST_LABEL:
+            raise _feature_error(record, f"the feature {features.label!r} is not a label: it has {size:,} bytes")
+        try:
+            return bytes(values[0]).decode()
+        except UnicodeDecodeError as error:
+            raise ValueError("its label is neither a number nor text") from error
+    value = int(values[0])
+    if not 0 <= value - features.first_label < _MOST_LABELS:
+        raise ValueError(
+            f"its label {value} is out of range: labels start at {features.first_label}, "
+            f"and there are at most {_MOST_LABELS:,} classes"
+        )
+    return value - features.first_label

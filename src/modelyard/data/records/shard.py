@@ -28,14 +28,13 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image
-from pydantic import BaseModel
 
 from modelyard.data.catalog import RawType
 from modelyard.data.images import decode, resize
 from modelyard.data.raw_examples import RawExample, RawExamples
 from modelyard.data.records.example import FeatureMap, Value, encode_example
 from modelyard.data.records.index import build_index, index_path, write_index
-from modelyard.data.records.reader import Encoding
+from modelyard.data.records.reader import Encoding, ShardInfo
 from modelyard.data.records.tfrecord import frame
 from modelyard.errors import DataError
 from modelyard.system.files import explain, whole_file
@@ -202,13 +201,9 @@ class ShardTask:
     labels: NDArray[np.int32]
 
 
-class ShardResult(BaseModel):
+class ShardResult(ShardInfo):
     """The facts about a finished shard, kept in a file beside it until the conversion is complete."""
 
-    file: str
-    records: int
-    bytes: int
-    sha256: str
     class_counts: dict[int, int]
     sizes: set[Size]
     reencoded: int
