@@ -50,7 +50,7 @@ def cached(cache: Path) -> list[Path]:
         (Path("s3://b/x"), False),
     ],
 )
-def test_a_url_is_told_from_a_path(path: str | Path, remote: bool) -> None:
+def test_urls_and_paths_are_distinguished(path: str | Path, remote: bool) -> None:
     assert storage.is_remote(path) is remote
 
 
@@ -86,7 +86,7 @@ def test_a_remote_file_is_downloaded_once(url: str, cache: Path, monkeypatch: py
     assert storage.local_copy(f"{url}/train.npz", cache) == path
 
 
-def test_a_changed_remote_file_is_fetched_anew(url: str, cache: Path) -> None:
+def test_a_changed_remote_file_is_downloaded_again(url: str, cache: Path) -> None:
     storage.write_bytes(f"{url}/a", b"first")
     before = storage.local_copy(f"{url}/a", cache)
     storage.write_bytes(f"{url}/a", b"other")  # as long as before
@@ -263,7 +263,7 @@ def fresh_connection(**variables: str | None) -> Iterator[None]:
     s3fs.S3FileSystem.clear_instance_cache()
 
 
-def test_missing_credentials_are_said(url: str) -> None:
+def test_missing_credentials_are_reported(url: str) -> None:
     nowhere = "/nowhere/credentials"
     with (
         fresh_connection(
@@ -277,7 +277,7 @@ def test_missing_credentials_are_said(url: str) -> None:
         storage.read_bytes(url)
 
 
-def test_denied_access_is_said(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_denied_access_is_reported(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     system, _ = storage._file_system(url)
 
     def refuse(*_: object) -> None:
@@ -288,7 +288,7 @@ def test_denied_access_is_said(url: str, monkeypatch: pytest.MonkeyPatch) -> Non
         storage.read_bytes(url)
 
 
-def test_storage_that_does_not_answer_is_said(url: str) -> None:
+def test_storage_that_does_not_answer_is_reported(url: str) -> None:
     once = {"AWS_MAX_ATTEMPTS": "1", "AWS_RETRY_MODE": "standard"}
     with (
         fresh_connection(AWS_ENDPOINT_URL="http://127.0.0.1:9", **once),
@@ -297,7 +297,7 @@ def test_storage_that_does_not_answer_is_said(url: str) -> None:
         storage.read_bytes(url)
 
 
-def test_a_kind_nobody_knows_is_said() -> None:
+def test_an_unsupported_scheme_is_an_error() -> None:
     pytest.importorskip("fsspec")
     with pytest.raises(StorageError, match=r"s4://b/x: s4:// is not supported"):
         storage.exists("s4://b/x")

@@ -62,11 +62,6 @@ def local_copy(url: str | Path, cache: Path, progress: Progress | None = None) -
     """Returns a local path with the content of ``url``, downloaded to ``cache`` unless this version is already there.
 
     A local path is returned unchanged. The copy is written atomically; several processes may download the same file.
-
-    Args:
-        url: a remote file, or a local path.
-        cache: the folder for copies.
-        progress: called during the download.
     """
     if isinstance(url, Path) or not is_remote(url):
         return Path(url)

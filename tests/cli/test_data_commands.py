@@ -310,7 +310,7 @@ def test_a_damaged_shard_is_named_with_all_that_is_wrong(run: Run, records: Path
     assert all(problem in told.error for problem in report["problems"])
 
 
-def test_a_sound_dataset_is_said_to_be_sound(run: Run, records: Path, photos: Path) -> None:
+def test_a_sound_dataset_has_no_problems(run: Run, records: Path, photos: Path) -> None:
     for source in ("records", "photos", "digits"):
         done = run("data", "verify", source, "--json")
         assert json.loads(done.out)["problems"] == []

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from record_files import parse_example
 
 from modelyard.data.images import decode
 from modelyard.data.raw_examples import ArrayExamples, ExampleSubset, FileExamples, RawExample, RawExamples
 from modelyard.data.records import convert
 from modelyard.data.records import shard as shard_module
 from modelyard.data.records.convert import ConvertReport, convert_examples
-from modelyard.data.records.example import parse_example
 from modelyard.data.records.reader import open_converted, read_dataset_json
 from modelyard.data.records.tfrecord import scan
 from modelyard.errors import DataError
@@ -194,7 +194,7 @@ class TestEncodings:
             assert isinstance(loaded[0], bytes)
             assert loaded[0].startswith(b"\xff\xd8")
 
-    def test_a_turned_image_is_turned_when_it_is_encoded_anew_and_only_then(self, to: Path) -> None:
+    def test_a_turned_image_is_turned_when_it_is_encoded_again_and_only_then(self, to: Path) -> None:
         turned = encoded(smooth(1, 30, 60), "JPEG", EXIF_TURNED)
         for encoding in ("keep", "jpeg", "raw"):
             folder = to.with_name(encoding)
@@ -298,7 +298,7 @@ class TestShards:
 class TestBadExamples:
     """They are named, and left out only if that is wanted."""
 
-    def test_the_first_one_stops_it_and_says_how_to_go_on(self, photos: list[RawExample], to: Path) -> None:
+    def test_the_first_one_stops_it_and_says_how_to_skip_it(self, photos: list[RawExample], to: Path) -> None:
         items = MadeExamples([*photos[:7], b"\xff\xd8\xff rubbish", *photos[8:]], bad=(9,))
         with pytest.raises(DataError, match=r"photos/7\.jpg can't be decoded: .* --on_bad skip"):
             convert_examples({"train": items}, CLASSES, to, shards=4)
@@ -392,7 +392,7 @@ class TestFolders:
         ],
     )
     @pytest.mark.parametrize("finished", [True, False])
-    def test_other_settings_are_refused_and_told(
+    def test_other_settings_are_refused_and_named(
         self, photos: list[RawExample], to: Path, options: dict[str, Any], message: str, finished: bool
     ) -> None:
         self.convert(photos, to) if finished else self.interrupt(photos, to)
@@ -413,7 +413,7 @@ class TestFolders:
             self.convert(photos, to)
         assert contents(to) == {"thesis.tex": b"precious"}
 
-    def test_a_stranger_among_unfinished_shards_is_refused(self, photos: list[RawExample], to: Path) -> None:
+    def test_an_unexpected_file_among_unfinished_shards_is_refused(self, photos: list[RawExample], to: Path) -> None:
         self.interrupt(photos, to)
         (to / "thesis.tex").write_text("precious")
         with pytest.raises(DataError, match=r"holds other files: thesis\.tex"):
@@ -438,17 +438,15 @@ class TestFolders:
             with pytest.raises(KeyboardInterrupt):
                 convert_examples({"train": items}, CLASSES, to, shards=2)
 
-    def test_it_goes_on_where_it_was_and_ends_with_the_same_bytes(
-        self, photos: list[RawExample], to: Path, tmp_path: Path
-    ) -> None:
+    def test_it_resumes_and_ends_with_the_same_bytes(self, photos: list[RawExample], to: Path, tmp_path: Path) -> None:
         self.interrupt(photos, to)
         before = marks(to)
         assert len(before) == 1
         (to / ".partial-abc").write_bytes(b"left by a killed process")
-        told: list[int] = []
-        report = self.convert(photos, to, progress=told.append)
+        reported: list[int] = []
+        report = self.convert(photos, to, progress=reported.append)
         assert report.kept_shards == 1
-        assert (told[0], told[-1]) == (12, 24)
+        assert (reported[0], reported[-1]) == (12, 24)
         assert before.items() <= marks(to).items()
         self.convert(photos, tmp_path / "undisturbed")
         assert contents(to) == contents(tmp_path / "undisturbed")
@@ -464,7 +462,7 @@ class TestFolders:
         self.convert(photos, tmp_path / "undisturbed")
         assert contents(to) == contents(tmp_path / "undisturbed")
 
-    def test_a_full_disk_is_told_and_leaves_nothing_half_written(
+    def test_a_full_disk_is_reported_and_leaves_nothing_half_written(
         self, photos: list[RawExample], to: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         left = 15

@@ -1,4 +1,4 @@
-"""A conversion that is killed goes on where it was: real processes, killed by SIGKILL."""
+"""A killed conversion is resumed: real processes, killed by SIGKILL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A converted folder comes from strangers too: what it says about itself is checked."""
+"""A converted folder is untrusted input: its dataset.json is checked."""
 
 import io
 import json
@@ -50,7 +50,7 @@ def test_no_file_outside_the_folder_is_opened(made: Path, file: str) -> None:
         (lambda d: d["splits"]["train"]["shards"][1].update(file="none"), "none is missing"),
     ],
 )
-def test_a_description_that_does_not_fit_is_told(made: Path, change: Any, message: str) -> None:
+def test_a_description_that_does_not_match_is_an_error(made: Path, change: Any, message: str) -> None:
     change_description(made, change)
     with pytest.raises(DataError, match=message):
         open_converted(made)
@@ -63,7 +63,7 @@ def test_nonsense_is_no_description(made: Path, text: str) -> None:
         read_dataset_json(made)
 
 
-def test_an_unfinished_folder_is_told(tmp_path: Path) -> None:
+def test_an_unfinished_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="it is not a converted dataset, or not finished"):
         read_dataset_json(tmp_path)
 

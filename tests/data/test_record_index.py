@@ -1,4 +1,4 @@
-"""The index of a file of records: made once, and never believed blindly."""
+"""The index of a file of records: made once, and checked before it is used."""
 
 import io
 import json
@@ -77,7 +77,7 @@ def test_one_of_another_feature_map_is_not_used(path: Path, built: list[Path]) -
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_a_damaged_one_is_made_anew(path: Path, data: st.DataObject) -> None:
+def test_a_damaged_one_is_made_again(path: Path, data: st.DataObject) -> None:
     place = index_path(path)
     sound = place.read_bytes()
     if data.draw(st.booleans(), label="cut"):
@@ -120,7 +120,7 @@ def test_a_header_of_nonsense_is_no_matter(path: Path, built: list[Path], header
     assert built == [path]
 
 
-def test_an_older_version_is_made_anew(path: Path, built: list[Path]) -> None:
+def test_an_older_version_is_made_again(path: Path, built: list[Path]) -> None:
     place = index_path(path)
     place.write_bytes(place.read_bytes().replace(b"index 1\n", b"index 0\n"))
     assert sound_items(RecordExamples([path], PLAIN))
@@ -161,24 +161,24 @@ def test_where_nothing_can_be_written_it_stays_in_memory(
     assert "kept in memory" in caplog.text
 
 
-def test_progress_tells_the_bytes_of_files_without_an_index(
+def test_progress_reports_the_bytes_of_files_without_an_index(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     others = [numbered(tmp_path / name, 10) for name in ("b", "c")]
     total = sum(file.stat().st_size for file in others)
     seen: list[tuple[int, int]] = []
 
-    def tell(done: int, all_of_it: int) -> None:
+    def report(done: int, all_of_it: int) -> None:
         seen.append((done, all_of_it))
 
-    RecordExamples([path, *others], PLAIN, progress=tell)
+    RecordExamples([path, *others], PLAIN, progress=report)
     assert seen == [(total, total)]
-    RecordExamples([path, *others], PLAIN, progress=tell)
+    RecordExamples([path, *others], PLAIN, progress=report)
     assert len(seen) == 1
     for file in others:
         index_path(file).unlink()
     monkeypatch.setattr(reader, "_PROGRESS_BYTES", 1)
-    RecordExamples([path, *others], PLAIN, progress=tell)
+    RecordExamples([path, *others], PLAIN, progress=report)
     assert len(seen) == 1 + 20
     assert seen[1:] == sorted(seen[1:])
     assert seen[-1] == (total, total)

@@ -383,7 +383,7 @@ class TestDamage:
         assert int.from_bytes(path.read_bytes()[:8], "little") == length
         assert len(RecordExamples([path], PLAIN)) == 1
 
-    def test_a_file_that_changes_under_our_hands_is_told(self, tmp_path: Path) -> None:
+    def test_a_file_that_changes_after_it_was_indexed_is_reported(self, tmp_path: Path) -> None:
         path = numbered(tmp_path / "a")
         items = RecordExamples([path], PLAIN)
         other = b"".join(frame(encode_example({"image": payload(n)[::-1], "label": n % 3})) for n in range(5))

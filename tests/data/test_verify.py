@@ -1,4 +1,4 @@
-"""Looking through a whole dataset: everything that is wrong is found and named."""
+"""Checking a whole dataset: all problems are found and named."""
 
 import io
 from pathlib import Path
@@ -44,17 +44,17 @@ def made(photos: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("threads", [1, 4])
-def test_a_sound_dataset_is_told_as_it_is(photos: Path, threads: int) -> None:
-    told: list[int] = []
+def test_a_sound_dataset_is_described(photos: Path, threads: int) -> None:
+    reported: list[int] = []
     splits = {"train": items(photos, range(80)), "test": items(photos, range(80, 100))}
-    report = verify(splits, CLASSES, threads=threads, progress=told.append)
+    report = verify(splits, CLASSES, threads=threads, progress=reported.append)
     assert report.ok
     assert (report.problems, report.warnings) == ([], [])
     train = report.splits["train"]
     assert (train.examples, train.class_counts, train.bad) == (80, [27, 27, 26], 0)
     assert (train.heights, train.widths) == ((4, 10), (5, 7))
     assert report.shared == {("train", "test"): 0}
-    assert told == list(range(1, 101))
+    assert reported == list(range(1, 101))
 
 
 @pytest.mark.parametrize("threads", [1, 4])

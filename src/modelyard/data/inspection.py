@@ -171,15 +171,7 @@ def verify(
     progress: Callable[[int], None] = lambda done: None,
     report: VerifyReport | None = None,
 ) -> VerifyReport:
-    """Checks all examples. A problem does not end the check.
-
-    Args:
-        splits: the raw examples of each split.
-        classes: the names of the classes.
-        threads: the number of threads that read and decode.
-        progress: called with the number of examples that are done.
-        report: a report to extend.
-    """
+    """Checks all examples with several threads, and adds the problems to the report. A problem does not end the check."""
     report = report or VerifyReport()
     for name, examples in splits.items():
         report.splits[name] = SplitReport(len(examples), _class_counts(examples, len(classes)))

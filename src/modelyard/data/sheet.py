@@ -42,7 +42,9 @@ _ASPECT = 1.4  # preferred width by height
 
 _WHITE, _TEXT, _MUTED = (255, 255, 255), (28, 30, 33), (112, 117, 124)
 _BACKGROUND, _BORDER = (241, 242, 244), (214, 217, 221)
-_PLAIN = {"×": "x", "–": "-", "—": "-", "→": ">", "ß": "ss", "ø": "o", "Ø": "O", "æ": "ae", "Æ": "AE", "ł": "l"}
+_REPLACED = str.maketrans(
+    {"×": "x", "–": "-", "—": "-", "→": ">", "ß": "ss", "ø": "o", "Ø": "O", "æ": "ae", "Æ": "AE", "ł": "l"}
+)
 
 Color = tuple[int, int, int]
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
@@ -162,25 +164,14 @@ def sheet(
     title: str = "",
     notes: Sequence[str] = (),
 ) -> Image.Image:
-    """Draws examples, one strip of images each.
+    """Draws examples, one strip of images each, with headings for the columns of images.
 
     Small images are enlarged by an integer factor, large ones are reduced. The aspect ratio is kept. Float images are
     shown from 0 to 1, or from 0 to 255 beside uint8 images, if all values are in that range; else from the smallest to
     the largest value of the sheet.
 
-    Args:
-        rows: the caption and the images of each example: [height, width] or [height, width, channels], uint8 or
-            floats. The first image is the original, with a gap after it.
-        columns: headings of the images, such as ``original`` and ``augmented``.
-        title: the first line, such as the name of the dataset.
-        notes: lines below it, such as split, size, augmentations.
-
     Raises:
         DataError: if there is nothing to show, or an array is not an image.
-
-    Example:
-        >>> sheet([("seven", [np.zeros((8, 8), np.uint8)])], title="digits").size[0]
-        480
     """
     tiles = _tiles(rows)
     box = max(image.width for images in tiles for image in images), max(i.height for images in tiles for i in images)
@@ -337,16 +328,10 @@ def _wrapped(notes: Sequence[str], width: int) -> list[str]:
 
 
 def _legible(text: str) -> str:
-    """Replaces letters that Pillow's font does not have: without accents, or by the nearest plain letter."""
-    return "".join(character if _has(character) else _plain(character) for character in text)
-
-
-@lru_cache(maxsize=4096)
-def _has(character: str) -> bool:
-    font = _font(16)
-    return character == " " or bytes(font.getmask(character)) != bytes(font.getmask("\uffff"))
-
-
-def _plain(character: str) -> str:
-    base = unicodedata.normalize("NFKD", character)[0]
-    return _PLAIN.get(character) or (base if _has(base) else "?")
+    """Replaces letters that Pillow's font does not have: it has hardly more than ASCII."""
+    letters = unicodedata.normalize("NFKD", text.translate(_REPLACED))
+    return "".join(
+        letter if letter.isascii() or letter in "©«°±·»‘’“”‹›" else "?"
+        for letter in letters
+        if not unicodedata.combining(letter)
+    )

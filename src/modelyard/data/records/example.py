@@ -20,7 +20,6 @@ from modelyard.errors import DataError
 
 Kind = Literal["bytes", "floats", "ints"]
 Value = bytes | str | int | float | Sequence[int] | Sequence[float] | Sequence[bytes] | NDArray[np.generic]
-Parsed = list[bytes] | NDArray[np.int64] | NDArray[np.float32]
 Coding = Literal["encoded", "raw", "floats"]
 Layout = Literal["hwc", "chw"]
 
@@ -46,7 +45,7 @@ class FeatureSpans:
         """Returns the number of bytes of all values."""
         return sum(end - start for start, end in self.spans)
 
-    def values(self, record: bytes) -> Parsed:
+    def values(self, record: bytes) -> list[bytes] | NDArray[np.int64] | NDArray[np.float32]:
         """Returns a copy of the values."""
         pieces = [record[start:end] for start, end in self.spans]
         if self.kind == "floats":
@@ -150,26 +149,12 @@ class FeatureMap:
 
 
 def encode_example(features: Mapping[str, Value]) -> bytes:
-    """Encodes an Example. The bytes do not depend on the order of the features.
-
-    Example:
-        >>> parse_example(encode_example({"label": 3}))["label"]
-        array([3])
-    """
+    """Encodes an Example. The bytes do not depend on the order of the features."""
     entries = []
     for name in sorted(features):
         feature = _encode_feature(name, features[name])
         entries.append(_delimited(1, _delimited(1, name.encode()) + _delimited(2, feature)))
     return _delimited(1, b"".join(entries)) if entries else b""
-
-
-def parse_example(record: bytes) -> dict[str, Parsed]:
-    """Returns all features of a record.
-
-    Raises:
-        ValueError: if the bytes are not an Example, with the reason.
-    """
-    return {name: feature.values(record) for name, feature in find_features(record).items()}
 
 
 def find_features(record: bytes, names: Collection[str] | None = None) -> dict[str, FeatureSpans]:

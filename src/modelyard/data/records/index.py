@@ -93,12 +93,6 @@ def make_index(
 ) -> Index:
     """Makes the index of a file and writes it beside the file, or to ``cache`` if that is not possible.
 
-    Args:
-        file: an uncompressed TFRecord file.
-        features: the features with image and label.
-        cache: a folder for indexes.
-        progress: called with numbers of bytes.
-
     Raises:
         DataError: if the file is damaged, or its records do not have the features.
     """

@@ -68,7 +68,6 @@ class RecordExamples(RawExamples):
         numbers = {name: number for number, name in enumerate(self.class_names or ())}
         columns = [self._labels(number, index, numbers) for number, index in enumerate(self._indexes)]
         self.labels = np.concatenate(columns) if columns else np.empty(0, np.int32)
-        self._fingerprint: str | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process opens the files and the indexes itself. Labels may have been renumbered after they were read.
@@ -97,13 +96,11 @@ class RecordExamples(RawExamples):
 
     def fingerprint(self) -> str:
         """Hashes the checksums of all records, and the labels."""
-        if self._fingerprint is None:
-            digest = hashlib.sha256(f"{sorted(self.features.as_dict().items())}{self.class_names}".encode())
-            for index in self._indexes:
-                digest.update(np.stack([index.entries["length"], index.entries["crc"]], 1).data)
-            digest.update(self.labels.data)
-            self._fingerprint = digest.hexdigest()
-        return self._fingerprint
+        digest = hashlib.sha256(f"{sorted(self.features.as_dict().items())}{self.class_names}".encode())
+        for index in self._indexes:
+            digest.update(np.stack([index.entries["length"], index.entries["crc"]], 1).data)
+        digest.update(self.labels.data)
+        return digest.hexdigest()
 
     def indexes(self) -> list[tuple[Path, Index]]:
         """Returns each file with its index; for a compressed file, its uncompressed copy."""

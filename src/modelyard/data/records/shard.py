@@ -222,14 +222,7 @@ def bad_example_error(problem: str) -> DataError:
 
 @dataclass(frozen=True)
 class ShardWriter:
-    """Writes shards.
-
-    Args:
-        splits: the raw examples of each split.
-        classes: the names of the classes.
-        encoder: encodes the examples.
-        on_bad: what to do with examples that can't be read.
-    """
+    """Writes shards; sent to each worker process."""
 
     splits: Mapping[str, RawExamples]
     classes: Sequence[str]
@@ -303,13 +296,9 @@ class ShardWriter:
 def write_shards(
     writer: ShardWriter, tasks: Sequence[ShardTask], processes: int, progress: Callable[[int], None]
 ) -> list[ShardResult]:
-    """Writes shards; on failure, ends all work and raises the first error in the order of the shards.
+    """Writes shards and reports the number of examples that are done. One process is this one.
 
-    Args:
-        writer: writes a shard.
-        tasks: the shards.
-        processes: the number of processes; 1 is this one.
-        progress: called with the number of examples that are done.
+    On failure, all work ends, and the first error in the order of the shards is raised.
     """
     if processes == 1:
         numbers = itertools.count(1)

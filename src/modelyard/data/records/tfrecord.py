@@ -151,7 +151,7 @@ class _Descriptor:
     """An open file, closed when the last thread that uses it has released it."""
 
     def __init__(self, path: str) -> None:
-        self.number = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        self.number = os.open(path, os.O_RDONLY)
 
     def read(self, at: int, length: int) -> bytes:
         data = os.pread(self.number, length, at)
