@@ -171,7 +171,7 @@ def verify(
     progress: Callable[[int], None] = lambda done: None,
     report: VerifyReport | None = None,
 ) -> VerifyReport:
-    """Checks all examples with several threads, and adds the problems to the report. A problem does not end the check."""
+    """Checks all examples and adds the problems to the report. A problem does not end the check."""
     report = report or VerifyReport()
     for name, examples in splits.items():
         report.splits[name] = SplitReport(len(examples), _class_counts(examples, len(classes)))

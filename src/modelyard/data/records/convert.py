@@ -6,7 +6,6 @@ The bytes do not depend on the number of processes, nor on how often the convers
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import itertools
 import json
@@ -307,10 +306,10 @@ def _locked(to: Path) -> Iterator[None]:
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            # Some network file systems have no locks.
-            if error.errno in (errno.EWOULDBLOCK, errno.EAGAIN):
-                raise DataError(f"another conversion is writing to {to}. Wait until it ends, or stop it.") from error
+        except BlockingIOError as error:
+            raise DataError(f"another conversion is writing to {to}. Wait until it ends, or stop it.") from error
+        except OSError:
+            pass  # some network file systems have no locks
         yield
     finally:
         os.close(handle)
