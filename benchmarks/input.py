@@ -405,7 +405,7 @@ def _make_thumbnails(folder: Path, count: int) -> None:
     from PIL import Image
 
     from modelyard.data.raw_examples import RawExamples
-    from modelyard.data.records.convert import convert_items
+    from modelyard.data.records.convert import convert_examples
 
     random = np.random.default_rng(0)
     files = []
@@ -432,7 +432,7 @@ def _make_thumbnails(folder: Path, count: int) -> None:
             return str(count)
 
     folder.rmdir()
-    convert_items({"train": Repeated()}, [str(i) for i in range(10)], folder)
+    convert_examples({"train": Repeated()}, [str(i) for i in range(10)], folder)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def cached(cache: Path) -> list[Path]:
         (Path("s3://b/x"), False),
     ],
 )
-def test_a_url_is_told_from_a_path(path: str | Path, remote: bool) -> None:
+def test_urls_and_paths_are_distinguished(path: str | Path, remote: bool) -> None:
     assert storage.is_remote(path) is remote
 
 
@@ -86,7 +86,7 @@ def test_a_remote_file_is_downloaded_once(url: str, cache: Path, monkeypatch: py
     assert storage.local_copy(f"{url}/train.npz", cache) == path
 
 
-def test_a_changed_remote_file_is_fetched_anew(url: str, cache: Path) -> None:
+def test_a_changed_remote_file_is_downloaded_again(url: str, cache: Path) -> None:
     storage.write_bytes(f"{url}/a", b"first")
     before = storage.local_copy(f"{url}/a", cache)
     storage.write_bytes(f"{url}/a", b"other")  # as long as before
@@ -102,7 +102,7 @@ def test_files_of_one_name_in_two_places_are_not_mixed_up(url: str, cache: Path)
 
 def test_a_download_that_breaks_off_leaves_nothing(url: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage.write_bytes(f"{url}/a", b"x" * 1000)
-    system, _ = storage._system(url)
+    system, _ = storage._file_system(url)
 
     def cut(remote: str, local: str, **_: object) -> None:
         Path(local).write_bytes(b"x" * 500)
@@ -122,7 +122,7 @@ def test_a_killed_download_is_not_taken_for_the_file(url: str, cache: Path, stor
     storage.write_bytes(f"{url}/a", b"x" * 1000)
     code = (
         "import os, signal, sys\nfrom pathlib import Path\nfrom modelyard import storage\n"
-        "system, _ = storage._system(sys.argv[1])\n"
+        "system, _ = storage._file_system(sys.argv[1])\n"
         "def cut(remote, local, **_):\n"
         "    Path(local).write_bytes(b'x' * 500)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -237,7 +237,7 @@ def test_a_missing_file_and_a_missing_bucket_are_named(url: str, cache: Path) ->
         with pytest.raises(RunError, match=r"s3://nobucket/x: The specified bucket does not exist\.$"):
             call("s3://nobucket/x")
     storage.write_bytes(f"{url}/folder/a", b"1")
-    with pytest.raises(StorageError, match="is a folder; a file is needed"):
+    with pytest.raises(StorageError, match="is a folder, but must be a file"):
         storage.local_copy(f"{url}/folder", cache)
 
 
@@ -263,7 +263,7 @@ def fresh_connection(**variables: str | None) -> Iterator[None]:
     s3fs.S3FileSystem.clear_instance_cache()
 
 
-def test_missing_credentials_are_said(url: str) -> None:
+def test_missing_credentials_are_reported(url: str) -> None:
     nowhere = "/nowhere/credentials"
     with (
         fresh_connection(
@@ -277,8 +277,8 @@ def test_missing_credentials_are_said(url: str) -> None:
         storage.read_bytes(url)
 
 
-def test_denied_access_is_said(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    system, _ = storage._system(url)
+def test_denied_access_is_reported(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    system, _ = storage._file_system(url)
 
     def refuse(*_: object) -> None:
         raise PermissionError("Access Denied")
@@ -288,7 +288,7 @@ def test_denied_access_is_said(url: str, monkeypatch: pytest.MonkeyPatch) -> Non
         storage.read_bytes(url)
 
 
-def test_storage_that_does_not_answer_is_said(url: str) -> None:
+def test_storage_that_does_not_answer_is_reported(url: str) -> None:
     once = {"AWS_MAX_ATTEMPTS": "1", "AWS_RETRY_MODE": "standard"}
     with (
         fresh_connection(AWS_ENDPOINT_URL="http://127.0.0.1:9", **once),
@@ -297,9 +297,9 @@ def test_storage_that_does_not_answer_is_said(url: str) -> None:
         storage.read_bytes(url)
 
 
-def test_a_kind_nobody_knows_is_said() -> None:
+def test_an_unsupported_scheme_is_an_error() -> None:
     pytest.importorskip("fsspec")
-    with pytest.raises(StorageError, match=r"s4://b/x: there is no storage of kind s4://"):
+    with pytest.raises(StorageError, match=r"s4://b/x: s4:// is not supported"):
         storage.exists("s4://b/x")
 
 

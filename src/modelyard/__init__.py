@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from modelyard.comparison.matrix import MatrixResult, matrix
     from modelyard.config import Config, load_config
     from modelyard.data.dataset import ArrayDataset, DataContext, Dataset, Feature
-    from modelyard.data.manage import convert, data_info, fetch, show_data, verify_data
+    from modelyard.data.inspection import data_info, verify_data
+    from modelyard.data.records.convert import convert
+    from modelyard.data.sheet import show_data
+    from modelyard.data.sources.fetch import fetch
     from modelyard.data.sources.generator import GeneratorDataset
     from modelyard.errors import UserError
     from modelyard.launcher.local import launch, stop
@@ -46,7 +49,10 @@ _HOMES = {
     "modelyard.config": ("Config", "load_config"),
     "modelyard.data.dataset": ("ArrayDataset", "DataContext", "Dataset", "Feature"),
     "modelyard.data.sources.generator": ("GeneratorDataset",),
-    "modelyard.data.manage": ("convert", "data_info", "fetch", "show_data", "verify_data"),
+    "modelyard.data.inspection": ("data_info", "verify_data"),
+    "modelyard.data.records.convert": ("convert",),
+    "modelyard.data.sheet": ("show_data",),
+    "modelyard.data.sources.fetch": ("fetch",),
     "modelyard.errors": ("UserError",),
     "modelyard.launcher.local": ("launch", "stop"),
     "modelyard.launcher.submit": ("submit",),

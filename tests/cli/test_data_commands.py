@@ -289,7 +289,7 @@ def test_info_of_foreign_records_lists_their_features(run: Run, records: Path) -
     shard = str(next(records.glob("train-00000*.tfrecord")))
     assert "image/class/text" in run("data", "info", shard).out
     wrong = run("data", "info", shard, "--record_image", "jpg", status=2)
-    assert "there is no feature 'jpg'" in wrong.error
+    assert "it has no feature 'jpg'" in wrong.error
     assert "image/class/text" in wrong.error
 
 
@@ -301,7 +301,7 @@ def test_a_damaged_shard_is_named_with_all_that_is_wrong(run: Run, records: Path
     done = run("data", "verify", "records", status=2)
     assert f"records/{first.name} is damaged: record 0 at byte 0 " in done.error
     assert f"records/{second.name} is damaged: record 4 at byte " in done.error
-    assert "labels.txt names other classes" in done.error
+    assert "labels.txt has other classes" in done.error
     assert third.name not in done.error
     told = run("data", "verify", "records", "--json", status=2)
     report = json.loads(told.out)
@@ -310,7 +310,7 @@ def test_a_damaged_shard_is_named_with_all_that_is_wrong(run: Run, records: Path
     assert all(problem in told.error for problem in report["problems"])
 
 
-def test_a_sound_dataset_is_said_to_be_sound(run: Run, records: Path, photos: Path) -> None:
+def test_a_sound_dataset_has_no_problems(run: Run, records: Path, photos: Path) -> None:
     for source in ("records", "photos", "digits"):
         done = run("data", "verify", source, "--json")
         assert json.loads(done.out)["problems"] == []
@@ -416,8 +416,8 @@ def test_names_with_brackets_are_shown_as_they_are(run: Run, tmp_path: Path) -> 
 
 
 def test_labels_that_only_the_index_has_are_found(run: Run, records: Path) -> None:
-    from modelyard.data.records.converted import read_dataset_json
     from modelyard.data.records.index import Index, build_index, index_path, write_index
+    from modelyard.data.records.reader import read_dataset_json
 
     shard = next(path for path in sorted(records.glob("train-*.tfrecord")))
     info = read_dataset_json(records)
@@ -427,4 +427,4 @@ def test_labels_that_only_the_index_has_are_found(run: Run, records: Path) -> No
     with open(index_path(shard), "wb") as out:
         write_index(out, Index(entries, made.texts), info.features, shard.stat().st_size)
     wrong = run("data", "verify", "records", status=2)
-    assert "does not fit its file" in wrong.error
+    assert "does not match its file" in wrong.error

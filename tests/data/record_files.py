@@ -4,11 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from modelyard.data.records.example import encode_example
-from modelyard.data.records.feature_map import FeatureMap
+from modelyard.data.records.example import FeatureMap, encode_example, find_features
 from modelyard.data.records.tfrecord import frame
 
 PLAIN = FeatureMap(image="image", label="label")
+
+
+def parse_example(record: bytes) -> dict[str, Any]:
+    return {name: feature.values(record) for name, feature in find_features(record).items()}
 
 
 def payload(number: int) -> bytes:

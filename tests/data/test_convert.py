@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from record_files import parse_example
 
 from modelyard.data.images import decode
 from modelyard.data.raw_examples import ArrayExamples, ExampleSubset, FileExamples, RawExample, RawExamples
-from modelyard.data.records import convert, convert_shard
-from modelyard.data.records.convert import ConvertReport, convert_items
-from modelyard.data.records.converted import open_converted, read_dataset_json
-from modelyard.data.records.example import parse_example
+from modelyard.data.records import convert
+from modelyard.data.records import shard as shard_module
+from modelyard.data.records.convert import ConvertReport, convert_examples
+from modelyard.data.records.reader import open_converted, read_dataset_json
 from modelyard.data.records.tfrecord import scan
 from modelyard.errors import DataError
 
@@ -87,7 +88,7 @@ def to(tmp_path: Path) -> Path:
 
 def test_files_are_kept_byte_for_byte_and_in_order(photos: list[RawExample], to: Path) -> None:
     splits = {"train": MadeExamples(photos), "test": MadeExamples(photos[:5])}
-    report = convert_items(splits, CLASSES, to, shards=3, name="photos", source={"path": "photos"})
+    report = convert_examples(splits, CLASSES, to, shards=3, name="photos", source={"path": "photos"})
     assert report.examples == {"train": 24, "test": 5}
     assert report.shards == {"train": 3, "test": 3}
     assert (report.already_done, report.kept_shards, report.reencoded, report.bad) == (False, 0, 0, [])
@@ -103,7 +104,7 @@ def test_files_are_kept_byte_for_byte_and_in_order(photos: list[RawExample], to:
 
 
 def test_records_say_everything_about_their_image(photos: list[RawExample], to: Path) -> None:
-    convert_items({"train": MadeExamples(photos)}, CLASSES, to)
+    convert_examples({"train": MadeExamples(photos)}, CLASSES, to)
     records = [parse_example(data) for _, data, _ in scan(to / "train-00000-of-00001.tfrecord")]
     formats = ["jpeg", "png", "bmp", "webp"]
     for n, record in enumerate(records):
@@ -123,7 +124,7 @@ def test_records_say_everything_about_their_image(photos: list[RawExample], to: 
 def test_tensorflow_reads_the_records(two_devices: None, photos: list[RawExample], to: Path) -> None:
     import tensorflow as tf
 
-    convert_items({"train": MadeExamples(photos)}, CLASSES, to, encoding="jpeg")
+    convert_examples({"train": MadeExamples(photos)}, CLASSES, to, encoding="jpeg")
     spec = {
         "image/encoded": tf.io.FixedLenFeature([], tf.string),
         "image/class/label": tf.io.FixedLenFeature([], tf.int64),
@@ -134,7 +135,7 @@ def test_tensorflow_reads_the_records(two_devices: None, photos: list[RawExample
 
 
 def test_dataset_json_describes_the_folder(photos: list[RawExample], to: Path) -> None:
-    convert_items(
+    convert_examples(
         {"train": MadeExamples(photos)}, CLASSES, to, shards=2, name="photos", source={"path": "a", "size": 3}
     )
     info = read_dataset_json(to)
@@ -152,15 +153,15 @@ class TestEncodings:
     """What becomes of the images."""
 
     def test_raw_pixels_are_the_decoded_ones_whatever_their_sizes(self, photos: list[RawExample], to: Path) -> None:
-        convert_items({"train": MadeExamples(photos)}, CLASSES, to, encoding="raw")
+        convert_examples({"train": MadeExamples(photos)}, CLASSES, to, encoding="raw")
         train = open_converted(to)[0]["train"]
         for n, photo in enumerate(photos):
             assert isinstance(photo, bytes)
             assert np.array_equal(train.load(n), decode(photo, 3, ""))  # grey ones too: all have one look
 
     def test_everything_becomes_jpeg_of_the_quality(self, photos: list[RawExample], to: Path) -> None:
-        convert_items({"train": MadeExamples(photos)}, CLASSES, to, encoding="jpeg", quality=90)
-        convert_items({"train": MadeExamples(photos)}, CLASSES, to.with_name("low"), encoding="jpeg", quality=20)
+        convert_examples({"train": MadeExamples(photos)}, CLASSES, to, encoding="jpeg", quality=90)
+        convert_examples({"train": MadeExamples(photos)}, CLASSES, to.with_name("low"), encoding="jpeg", quality=20)
         train = open_converted(to)[0]["train"]
         for n, photo in enumerate(photos):
             loaded = train.load(n)
@@ -179,7 +180,7 @@ class TestEncodings:
         stored: list[RawExample] = [
             encoded(smooth(n, *size), "PNG" if n % 2 else "JPEG") for n, size in enumerate(sizes)
         ]
-        report = convert_items({"train": MadeExamples(stored)}, CLASSES, to, encoding=encoding, max_edge=64)
+        report = convert_examples({"train": MadeExamples(stored)}, CLASSES, to, encoding=encoding, max_edge=64)
         train = open_converted(to)[0]["train"]
         expected = [(64, 32), (32, 64), (30, 40), (64, 10), (64, 1)]
         loaded = [train.load(n) for n in range(5)]
@@ -193,11 +194,11 @@ class TestEncodings:
             assert isinstance(loaded[0], bytes)
             assert loaded[0].startswith(b"\xff\xd8")
 
-    def test_a_turned_image_is_turned_when_it_is_encoded_anew_and_only_then(self, to: Path) -> None:
+    def test_a_turned_image_is_turned_when_it_is_encoded_again_and_only_then(self, to: Path) -> None:
         turned = encoded(smooth(1, 30, 60), "JPEG", EXIF_TURNED)
         for encoding in ("keep", "jpeg", "raw"):
             folder = to.with_name(encoding)
-            convert_items({"train": MadeExamples([turned])}, CLASSES, folder, encoding=encoding)  # type: ignore[arg-type]
+            convert_examples({"train": MadeExamples([turned])}, CLASSES, folder, encoding=encoding)  # type: ignore[arg-type]
             loaded = open_converted(folder)[0]["train"].load(0)
             pixels = decode(loaded, None, "") if isinstance(loaded, bytes) else loaded
             assert pixels.shape == (60, 30, 3)
@@ -219,7 +220,7 @@ class TestEncodings:
     @pytest.mark.parametrize("encoding", ["keep", "raw"])
     def test_arrays_are_kept_as_values(self, to: Path, values: np.ndarray[Any, Any], encoding: Any) -> None:
         items = ArrayExamples(values, np.array([0, 1, 2, 0, 1], np.int32))
-        convert_items({"train": items}, CLASSES, to, encoding=encoding, processes=3, shards=2)
+        convert_examples({"train": items}, CLASSES, to, encoding=encoding, processes=3, shards=2)
         train = open_converted(to)[0]["train"]
         for n, value in enumerate(values):
             loaded = train.load(n)
@@ -230,18 +231,18 @@ class TestEncodings:
 
     def test_grey_arrays_without_a_channel_get_one(self, to: Path) -> None:
         values = np.arange(2 * 6, dtype=np.uint8).reshape(2, 2, 3)
-        convert_items({"train": ArrayExamples(values, np.zeros(2, np.int32))}, CLASSES, to)
+        convert_examples({"train": ArrayExamples(values, np.zeros(2, np.int32))}, CLASSES, to)
         assert np.array_equal(open_converted(to)[0]["train"].load(1), values[1][..., None])
 
     def test_arrays_become_jpeg_if_they_are_images(self, to: Path) -> None:
         values = np.stack([smooth(n, 16, 16) for n in range(3)])
-        convert_items({"train": ArrayExamples(values, np.arange(3, dtype=np.int32))}, CLASSES, to, encoding="jpeg")
+        convert_examples({"train": ArrayExamples(values, np.arange(3, dtype=np.int32))}, CLASSES, to, encoding="jpeg")
         loaded = open_converted(to)[0]["train"].load(2)
         assert isinstance(loaded, bytes)
         assert np.abs(decode(loaded, None, "").astype(int) - values[2]).mean() < 4
         floats = ArrayExamples(values.astype(np.float32), np.arange(3, dtype=np.int32))
         with pytest.raises(DataError, match=r"0 has shape 16×16×3 of float32; an image has"):
-            convert_items({"train": floats}, CLASSES, to.with_name("floats"), encoding="jpeg")
+            convert_examples({"train": floats}, CLASSES, to.with_name("floats"), encoding="jpeg")
 
 
 class TestShards:
@@ -251,13 +252,13 @@ class TestShards:
         self, photos: list[RawExample], to: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(convert, "_SHARD_BYTES", 5_000)
-        report = convert_items({"train": MadeExamples(photos)}, CLASSES, to)
+        report = convert_examples({"train": MadeExamples(photos)}, CLASSES, to)
         sizes = [path.stat().st_size for path in to.glob("*.tfrecord")]
         assert report.shards["train"] == len(sizes) > 3
         assert 2_500 < np.mean(sizes) < 10_000
 
     def test_there_are_no_more_shards_than_examples(self, photos: list[RawExample], to: Path) -> None:
-        report = convert_items({"train": MadeExamples(photos[:2])}, CLASSES, to, shards=9)
+        report = convert_examples({"train": MadeExamples(photos[:2])}, CLASSES, to, shards=9)
         assert report.shards == {"train": 2}
 
     def test_any_number_of_processes_makes_the_same_bytes(self, tmp_path: Path, photos: list[RawExample]) -> None:
@@ -276,7 +277,7 @@ class TestShards:
         for processes in (1, 2, 3):
             counts: list[int] = []
             to = tmp_path / f"out-{processes}"
-            report = convert_items(
+            report = convert_examples(
                 splits,
                 CLASSES,
                 to,
@@ -288,7 +289,8 @@ class TestShards:
             )
             assert report.bad == [("05.jpg", "05.jpg can't be decoded: it is not an image file that can be read.")]
             made.append(contents(to))
-            seen.append(sum(counts))
+            assert counts == sorted(counts)
+            seen.append(counts[-1])
         assert made[0] == made[1] == made[2]
         assert seen == [24, 24, 24]
 
@@ -296,15 +298,15 @@ class TestShards:
 class TestBadExamples:
     """They are named, and left out only if that is wanted."""
 
-    def test_the_first_one_stops_it_and_says_how_to_go_on(self, photos: list[RawExample], to: Path) -> None:
+    def test_the_first_one_stops_it_and_says_how_to_skip_it(self, photos: list[RawExample], to: Path) -> None:
         items = MadeExamples([*photos[:7], b"\xff\xd8\xff rubbish", *photos[8:]], bad=(9,))
         with pytest.raises(DataError, match=r"photos/7\.jpg can't be decoded: .* --on_bad skip"):
-            convert_items({"train": items}, CLASSES, to, shards=4)
+            convert_examples({"train": items}, CLASSES, to, shards=4)
         assert not (to / "dataset.json").exists()
         assert list(to.glob(".partial-*")) == []
         before = marks(to)
         assert sorted(before) == ["train-00000-of-00004.tfrecord"]
-        report = convert_items({"train": items}, CLASSES, to, shards=4, on_bad="skip")
+        report = convert_examples({"train": items}, CLASSES, to, shards=4, on_bad="skip")
         assert report.kept_shards == 1
         assert before.items() <= marks(to).items()
         assert [name for name, _ in report.bad] == ["photos/7.jpg", "photos/9.jpg"]
@@ -320,21 +322,21 @@ class TestBadExamples:
             (tmp_path / name).write_bytes(b"bad" if n in (4, 11) else encoded(smooth(n, 5, 5), "PNG"))
         items = FileExamples(tmp_path, paths, [0] * 12)
         with pytest.raises(DataError, match=r"^4\.png can't be decoded"):
-            convert_items({"train": items}, CLASSES, tmp_path / "out", shards=6, processes=2)
+            convert_examples({"train": items}, CLASSES, tmp_path / "out", shards=6, processes=2)
         assert multiprocessing.active_children() == []
         assert list((tmp_path / "out").glob(".partial-*")) == []
 
     def test_a_cut_off_image_is_bad_though_its_bytes_would_be_kept(self, photos: list[RawExample], to: Path) -> None:
         whole = encoded(np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8), "PNG")
-        report = convert_items(
+        report = convert_examples(
             {"train": MadeExamples([*photos[:3], whole[: len(whole) // 2]])}, CLASSES, to, on_bad="skip"
         )
         assert [name for name, _ in report.bad] == ["photos/3.jpg"]
 
     def test_a_split_with_nothing_sound_is_an_error(self, photos: list[RawExample], to: Path) -> None:
         splits = {"train": MadeExamples(photos), "test": MadeExamples([b"bad"])}
-        with pytest.raises(DataError, match=r"no example of the test split can be read\. The first one: photos/0"):
-            convert_items(splits, CLASSES, to, on_bad="skip")
+        with pytest.raises(DataError, match=r"no example of the test split can be read\. The first error: photos/0"):
+            convert_examples(splits, CLASSES, to, on_bad="skip")
 
     def test_shards_with_gaps_are_not_taken_over_when_gaps_are_not_wanted(
         self, photos: list[RawExample], to: Path
@@ -343,16 +345,16 @@ class TestBadExamples:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(convert, "_finish", _raise(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
-                convert_items({"train": items}, CLASSES, to, shards=4, on_bad="skip")
+                convert_examples({"train": items}, CLASSES, to, shards=4, on_bad="skip")
         with pytest.raises(DataError, match=r"photos/1\.jpg is damaged\. .*--on_bad skip"):
-            convert_items({"train": items}, CLASSES, to, shards=4)
+            convert_examples({"train": items}, CLASSES, to, shards=4)
 
     @pytest.mark.parametrize(
         ("label", "classes", "message"),
         [
             (3, CLASSES, r"photos/4\.jpg of the train split: label 3 is out of range, there are 3 classes"),
             (-1, CLASSES, r"photos/4\.jpg of the train split: label -1 is out of range"),
-            (0, ("a\nb", "c", "d"), "class 0 holds a line break"),
+            (0, ("a\nb", "c", "d"), "class 0 contains a line break"),
             (0, ("a", "\udcff", "d"), "class 1 is not valid text"),
         ],
     )
@@ -362,7 +364,7 @@ class TestBadExamples:
         items = MadeExamples(photos)
         items.labels[4] = label
         with pytest.raises(DataError, match=message):
-            convert_items({"train": items}, classes, to)
+            convert_examples({"train": items}, classes, to)
         assert not to.exists()
 
 
@@ -370,7 +372,7 @@ class TestFolders:
     """Nothing that is there is ever damaged."""
 
     def convert(self, photos: list[RawExample], to: Path, **options: Any) -> ConvertReport:
-        return convert_items({"train": MadeExamples(photos)}, CLASSES, to, **{"shards": 2, **options})
+        return convert_examples({"train": MadeExamples(photos)}, CLASSES, to, **{"shards": 2, **options})
 
     def test_a_second_time_there_is_nothing_to_do(self, photos: list[RawExample], to: Path) -> None:
         first = self.convert(photos, to, max_edge=30)
@@ -390,7 +392,7 @@ class TestFolders:
         ],
     )
     @pytest.mark.parametrize("finished", [True, False])
-    def test_other_settings_are_refused_and_told(
+    def test_other_settings_are_refused_and_named(
         self, photos: list[RawExample], to: Path, options: dict[str, Any], message: str, finished: bool
     ) -> None:
         self.convert(photos, to) if finished else self.interrupt(photos, to)
@@ -411,7 +413,7 @@ class TestFolders:
             self.convert(photos, to)
         assert contents(to) == {"thesis.tex": b"precious"}
 
-    def test_a_stranger_among_unfinished_shards_is_refused(self, photos: list[RawExample], to: Path) -> None:
+    def test_an_unexpected_file_among_unfinished_shards_is_refused(self, photos: list[RawExample], to: Path) -> None:
         self.interrupt(photos, to)
         (to / "thesis.tex").write_text("precious")
         with pytest.raises(DataError, match=r"holds other files: thesis\.tex"):
@@ -424,7 +426,7 @@ class TestFolders:
                 self.convert(photos, place)
 
     def test_two_at_once_are_refused(self, photos: list[RawExample], to: Path) -> None:
-        with convert._own_folder(to), pytest.raises(DataError, match="another conversion is writing"):
+        with convert._locked(to), pytest.raises(DataError, match="another conversion is writing"):
             self.convert(photos, to)
 
     def interrupt(self, photos: list[RawExample], to: Path) -> None:
@@ -432,21 +434,19 @@ class TestFolders:
         items = MadeExamples(photos)
         items.load = lambda n, load=items.load: load(n) if n < 12 else _raise(KeyboardInterrupt)()  # type: ignore
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(convert, "_LOOKED_AT", 1)
+            patch.setattr(convert, "_SAMPLED", 1)
             with pytest.raises(KeyboardInterrupt):
-                convert_items({"train": items}, CLASSES, to, shards=2)
+                convert_examples({"train": items}, CLASSES, to, shards=2)
 
-    def test_it_goes_on_where_it_was_and_ends_with_the_same_bytes(
-        self, photos: list[RawExample], to: Path, tmp_path: Path
-    ) -> None:
+    def test_it_resumes_and_ends_with_the_same_bytes(self, photos: list[RawExample], to: Path, tmp_path: Path) -> None:
         self.interrupt(photos, to)
         before = marks(to)
         assert len(before) == 1
         (to / ".partial-abc").write_bytes(b"left by a killed process")
-        told: list[int] = []
-        report = self.convert(photos, to, progress=told.append)
+        reported: list[int] = []
+        report = self.convert(photos, to, progress=reported.append)
         assert report.kept_shards == 1
-        assert sum(told) == 24
+        assert (reported[0], reported[-1]) == (12, 24)
         assert before.items() <= marks(to).items()
         self.convert(photos, tmp_path / "undisturbed")
         assert contents(to) == contents(tmp_path / "undisturbed")
@@ -462,7 +462,7 @@ class TestFolders:
         self.convert(photos, tmp_path / "undisturbed")
         assert contents(to) == contents(tmp_path / "undisturbed")
 
-    def test_a_full_disk_is_told_and_leaves_nothing_half_written(
+    def test_a_full_disk_is_reported_and_leaves_nothing_half_written(
         self, photos: list[RawExample], to: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         left = 15
@@ -474,8 +474,8 @@ class TestFolders:
                 raise OSError(errno.ENOSPC, "No space left on device")
             return whole(data)
 
-        whole = convert_shard.frame
-        monkeypatch.setattr(convert_shard, "frame", frame)
+        whole = shard_module.frame
+        monkeypatch.setattr(shard_module, "frame", frame)
         with pytest.raises(DataError, match=r"the disk is full: can't write .*train-00001-of-00002"):
             self.convert(photos, to)
         assert list(to.glob(".partial-*")) == []

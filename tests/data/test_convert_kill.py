@@ -1,4 +1,4 @@
-"""A conversion that is killed goes on where it was: real processes, killed by SIGKILL."""
+"""A killed conversion is resumed: real processes, killed by SIGKILL."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from conftest import environment
 
 SCRIPT = """
 import pathlib, sys
-from modelyard.data.records.convert import convert_items
+from modelyard.data.records.convert import convert_examples
 from modelyard.data.raw_examples import FileExamples
 
 def convert(source, to, processes, shards):
     names = sorted(path.name for path in source.iterdir())
     items = FileExamples(source, names, [n % 2 for n in range(len(names))])
-    return convert_items({"train": items}, ["a", "b"], to, encoding="jpeg", shards=shards, processes=processes)
+    return convert_examples({"train": items}, ["a", "b"], to, encoding="jpeg", shards=shards, processes=processes)
 
 if __name__ == "__main__":
     print(convert(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])).kept_shards)

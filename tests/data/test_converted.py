@@ -1,4 +1,4 @@
-"""A converted folder comes from strangers too: what it says about itself is checked."""
+"""A converted folder is untrusted input: its dataset.json is checked."""
 
 import io
 import json
@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from modelyard.data.raw_examples import ArrayExamples
-from modelyard.data.records.convert import convert_items
-from modelyard.data.records.converted import open_converted, read_dataset_json
+from modelyard.data.records.convert import convert_examples
+from modelyard.data.records.reader import open_converted, read_dataset_json
 from modelyard.errors import DataError
 from modelyard.system import console
 
@@ -20,7 +20,7 @@ from modelyard.system import console
 @pytest.fixture
 def made(tmp_path: Path) -> Path:
     items = ArrayExamples(np.zeros((24, 4, 4, 3), np.uint8), np.arange(24, dtype=np.int32) % 3)
-    return convert_items({"train": items}, ("cat", "dog", "emu"), tmp_path / "made", shards=2).folder
+    return convert_examples({"train": items}, ("cat", "dog", "emu"), tmp_path / "made", shards=2).folder
 
 
 def change_description(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -42,7 +42,7 @@ def test_no_file_outside_the_folder_is_opened(made: Path, file: str) -> None:
         (lambda d: d.update(format=2), "another version: format"),
         (lambda d: d.pop("classes"), "classes"),
         (lambda d: d["features"].update(coding="pickle"), "features"),
-        (lambda d: d["features"].update(shape=[-1]), "no shape of an image"),
+        (lambda d: d["features"].update(shape=[-1]), "is not the shape of an image"),
         (lambda d: d["splits"].update(other={}), "splits"),
         (lambda d: d["splits"]["train"].update(examples=23), "has 24 train examples; dataset.json says 23"),
         (lambda d: d.update(classes=["cat"]), "its label 2 is out of range, there are 1 classes"),
@@ -50,7 +50,7 @@ def test_no_file_outside_the_folder_is_opened(made: Path, file: str) -> None:
         (lambda d: d["splits"]["train"]["shards"][1].update(file="none"), "none is missing"),
     ],
 )
-def test_a_description_that_does_not_fit_is_told(made: Path, change: Any, message: str) -> None:
+def test_a_description_that_does_not_match_is_an_error(made: Path, change: Any, message: str) -> None:
     change_description(made, change)
     with pytest.raises(DataError, match=message):
         open_converted(made)
@@ -63,8 +63,8 @@ def test_nonsense_is_no_description(made: Path, text: str) -> None:
         read_dataset_json(made)
 
 
-def test_an_unfinished_folder_is_told(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="it is no converted dataset, or unfinished"):
+def test_an_unfinished_folder_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="it is not a converted dataset, or not finished"):
         read_dataset_json(tmp_path)
 
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from record_files import parse_example
 
-from modelyard.data.records.example import describe_example, encode_example, find_features, parse_example
+from modelyard.data.records.example import describe_example, encode_example, find_features
 
 WORDS = st.integers(-(2**63), 2**63 - 1)
 FLOATS = st.floats(width=32, allow_nan=False)
@@ -163,7 +164,7 @@ def test_features_are_listed_with_kind_and_size() -> None:
     assert describe_example(record) == [
         "box: 4 floats",
         "image: 3,072 bytes",
-        "label: 1 whole number",
+        "label: 1 integer",
         "names: 2 values of 3 bytes",
         "none: empty",
     ]

@@ -1,4 +1,4 @@
-"""The index of a file of records: made once, and never believed blindly."""
+"""The index of a file of records: made once, and checked before it is used."""
 
 import io
 import json
@@ -17,10 +17,10 @@ from rich.console import Console
 from modelyard.config import load_config
 from modelyard.data.open_dataset import open_dataset
 from modelyard.data.records import index as record_index
-from modelyard.data.records import items as items_module
-from modelyard.data.records.feature_map import FeatureMap
+from modelyard.data.records import reader
+from modelyard.data.records.example import FeatureMap
 from modelyard.data.records.index import index_path
-from modelyard.data.records.items import RecordExamples
+from modelyard.data.records.reader import RecordExamples
 from modelyard.system import console
 
 
@@ -47,7 +47,7 @@ def sound_items(items: RecordExamples, count: int = 30) -> bool:
 def test_it_is_made_once(path: Path, built: list[Path]) -> None:
     assert sound_items(RecordExamples([path], PLAIN))
     assert built == []
-    assert isinstance(RecordExamples([path], PLAIN).places()[0][1].entries.base, np.memmap)
+    assert isinstance(RecordExamples([path], PLAIN).indexes()[0][1].entries.base, np.memmap)
 
 
 def test_a_missing_one_is_made(path: Path, built: list[Path]) -> None:
@@ -77,7 +77,7 @@ def test_one_of_another_feature_map_is_not_used(path: Path, built: list[Path]) -
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_a_damaged_one_is_made_anew(path: Path, data: st.DataObject) -> None:
+def test_a_damaged_one_is_made_again(path: Path, data: st.DataObject) -> None:
     place = index_path(path)
     sound = place.read_bytes()
     if data.draw(st.booleans(), label="cut"):
@@ -103,7 +103,7 @@ def test_a_damaged_one_is_made_anew(path: Path, data: st.DataObject) -> None:
     ],
 )
 def test_a_forged_one_reads_nothing_outside_its_records(path: Path, built: list[Path], column: str, value: int) -> None:
-    made = RecordExamples([path], PLAIN).places()[0][1]
+    made = RecordExamples([path], PLAIN).indexes()[0][1]
     entries = np.array(made.entries)
     entries[column][3] = value
     with open(index_path(path), "wb") as out:
@@ -120,7 +120,7 @@ def test_a_header_of_nonsense_is_no_matter(path: Path, built: list[Path], header
     assert built == [path]
 
 
-def test_an_older_version_is_made_anew(path: Path, built: list[Path]) -> None:
+def test_an_older_version_is_made_again(path: Path, built: list[Path]) -> None:
     place = index_path(path)
     place.write_bytes(place.read_bytes().replace(b"index 1\n", b"index 0\n"))
     assert sound_items(RecordExamples([path], PLAIN))
@@ -161,24 +161,24 @@ def test_where_nothing_can_be_written_it_stays_in_memory(
     assert "kept in memory" in caplog.text
 
 
-def test_progress_tells_the_bytes_of_files_without_an_index(
+def test_progress_reports_the_bytes_of_files_without_an_index(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     others = [numbered(tmp_path / name, 10) for name in ("b", "c")]
     total = sum(file.stat().st_size for file in others)
     seen: list[tuple[int, int]] = []
 
-    def tell(done: int, all_of_it: int) -> None:
+    def report(done: int, all_of_it: int) -> None:
         seen.append((done, all_of_it))
 
-    RecordExamples([path, *others], PLAIN, progress=tell)
+    RecordExamples([path, *others], PLAIN, progress=report)
     assert seen == [(total, total)]
-    RecordExamples([path, *others], PLAIN, progress=tell)
+    RecordExamples([path, *others], PLAIN, progress=report)
     assert len(seen) == 1
     for file in others:
         index_path(file).unlink()
-    monkeypatch.setattr(items_module, "_TELL_BYTES", 1)
-    RecordExamples([path, *others], PLAIN, progress=tell)
+    monkeypatch.setattr(reader, "_PROGRESS_BYTES", 1)
+    RecordExamples([path, *others], PLAIN, progress=report)
     assert len(seen) == 1 + 20
     assert seen[1:] == sorted(seen[1:])
     assert seen[-1] == (total, total)

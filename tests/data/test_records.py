@@ -19,10 +19,9 @@ from PIL import Image
 from record_files import PLAIN, numbered, payload, write
 
 from modelyard.data.records import tfrecord
-from modelyard.data.records.example import encode_example
-from modelyard.data.records.feature_map import FeatureMap
+from modelyard.data.records.example import FeatureMap, encode_example
 from modelyard.data.records.index import index_path
-from modelyard.data.records.items import RecordExamples, describe_record
+from modelyard.data.records.reader import RecordExamples, describe_record
 from modelyard.data.records.tfrecord import frame
 from modelyard.errors import DataError
 from modelyard.storage import DAY
@@ -95,7 +94,7 @@ class TestFilesOfTensorFlow:
         items = RecordExamples([theirs(records, compression)], IMAGENET, tmp_path / "cache")
         assert [items.load(n) for n in range(3)] == files
         assert items.labels.tolist() == [0, 1, 2]
-        ((_, index),) = items.places()
+        ((_, index),) = items.indexes()
         assert [(row["height"], row["width"]) for row in index.entries] == sizes
 
     def test_lists_of_floats(self, theirs: Write, tmp_path: Path, compression: str) -> None:
@@ -145,13 +144,13 @@ def test_text_labels_become_sorted_classes_over_all_files(tmp_path: Path) -> Non
         assert items.labels.tolist() == [2, 1, 2, 3, 0]
     given_order = RecordExamples([tmp_path / "a"], PLAIN, classes=["dog", "cat"])
     assert given_order.labels.tolist() == [0, 1, 0]
-    with pytest.raises(DataError, match=r"b, record 0: its label 'emu' is none of the 3 classes: ant, cat, dog"):
+    with pytest.raises(DataError, match=r"b, record 0: its label 'emu' is not one of the 3 classes: ant, cat, dog"):
         RecordExamples([tmp_path / "b"], PLAIN, classes=["ant", "cat", "dog"])
 
 
 def test_texts_of_an_index_do_not_depend_on_the_order_of_the_records(tmp_path: Path) -> None:
     items = RecordExamples([write(tmp_path / "a", [{"image": b"x", "label": name} for name in "cab"])], PLAIN)
-    assert items.places()[0][1].texts == ("a", "b", "c")
+    assert items.indexes()[0][1].texts == ("a", "b", "c")
 
 
 def test_labels_that_are_numbers_have_no_class_names(tmp_path: Path) -> None:
@@ -197,13 +196,13 @@ class TestFeatureMaps:
     @pytest.mark.parametrize(
         ("features", "message"),
         [
-            (FeatureMap("image", "class"), "no feature 'image', where the image should be"),
-            (FeatureMap("picture", "label"), "no feature 'label', where the label should be"),
+            (FeatureMap("image", "class"), "no feature 'image' for the image"),
+            (FeatureMap("picture", "label"), "no feature 'label' for the label"),
             (FeatureMap("class", "class"), "'class' is not one image as bytes"),
             (FeatureMap("picture", "mean"), "'mean' is not one label"),
-            (FeatureMap("picture", "class", "floats"), "'picture' is no list of floats"),
-            (FeatureMap("picture", "picture"), "'picture' is no label: it has 3,072 bytes"),
-            (FeatureMap("picture", "class", "raw", height="h", width="w"), "no feature 'h' with one number"),
+            (FeatureMap("picture", "class", "floats"), "'picture' is not a list of floats"),
+            (FeatureMap("picture", "picture"), "'picture' is not a label: it has 3,072 bytes"),
+            (FeatureMap("picture", "class", "raw", height="h", width="w"), "no feature 'h' with one positive integer"),
         ],
     )
     def test_a_wrong_name_is_answered_with_the_features_there_are(
@@ -213,7 +212,7 @@ class TestFeatureMaps:
         with pytest.raises(DataError, match=message) as caught:
             RecordExamples([tmp_path / "a"], features)
         assert "/a, record 0 at byte 0: " in str(caught.value)
-        assert "The record has: class: 1 whole number; mean: 3 floats; picture: 3,072 bytes." in str(caught.value)
+        assert "The record has: class: 1 integer; mean: 3 floats; picture: 3,072 bytes." in str(caught.value)
 
     @pytest.mark.parametrize(
         ("features", "message"),
@@ -240,7 +239,7 @@ class TestFeatureMaps:
             RecordExamples([path], PLAIN)
 
     def test_label_0_where_they_count_from_1_is_out_of_range(self, tmp_path: Path) -> None:
-        with pytest.raises(DataError, match="its label 0 is out of range: labels count from 1 on"):
+        with pytest.raises(DataError, match="its label 0 is out of range: labels start at 1"):
             RecordExamples([numbered(tmp_path / "a")], FeatureMap("image", "label", first_label=1))
 
     @pytest.mark.parametrize("labels", [(1, "cat"), ("cat", 1)])
@@ -254,11 +253,11 @@ class TestFeatureMaps:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"coding": "jpeg"}, "coding of a feature map is one of encoded, raw, floats, not 'jpeg'"),
+            ({"coding": "jpeg"}, "coding of a feature map must be one of encoded, raw, floats, not 'jpeg'"),
             ({"dtype": "object"}, "dtype of a feature map"),
             ({"layout": "nhwc"}, "layout of a feature map"),
             ({"coding": "raw"}, "raw images need --record_shape"),
-            ({"shape": (0, 2)}, "no shape of an image"),
+            ({"shape": (0, 2)}, "is not the shape of an image"),
             ({"height": "h"}, "both"),
             ({"layout": "chw", "shape": (3, 2)}, "layout chw needs"),
         ],
@@ -269,7 +268,7 @@ class TestFeatureMaps:
 
     def test_features_of_the_first_record_are_listed(self, tmp_path: Path) -> None:
         path = write(tmp_path / "a", [self.RECORD, {}])
-        lines = ["class: 1 whole number", "mean: 3 floats", "picture: 3,072 bytes"]
+        lines = ["class: 1 integer", "mean: 3 floats", "picture: 3,072 bytes"]
         assert describe_record(path) == lines
         (tmp_path / "a.gz").write_bytes(gzip.compress(path.read_bytes()))
         assert describe_record(tmp_path / "a.gz", tmp_path / "cache") == lines
@@ -319,14 +318,14 @@ class TestDamage:
 
     def test_a_file_of_something_else_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "a").write_bytes(b"\x89PNG and so on, which is no record at all")
-        with pytest.raises(DataError, match=r"a is no TFRecord file, or damaged: .* byte 0"):
+        with pytest.raises(DataError, match=r"a is not a TFRecord file, or is damaged: .* byte 0"):
             RecordExamples([tmp_path / "a"], PLAIN)
 
     def test_a_huge_length_with_a_right_checksum_allocates_nothing(self, tmp_path: Path) -> None:
         for length in (1 << 31, 1 << 62):
             head = length.to_bytes(8, "little")
             (tmp_path / "a").write_bytes(head + tfrecord.checksum(head).to_bytes(4, "little") + b"x" * 50)
-            with pytest.raises(DataError, match=r"cut off|the most is"):
+            with pytest.raises(DataError, match=r"cut off|the maximum is"):
                 RecordExamples([tmp_path / "a"], PLAIN)
 
     def test_a_record_that_is_no_example_is_named(self, tmp_path: Path) -> None:
@@ -384,7 +383,7 @@ class TestDamage:
         assert int.from_bytes(path.read_bytes()[:8], "little") == length
         assert len(RecordExamples([path], PLAIN)) == 1
 
-    def test_a_file_that_changes_under_our_hands_is_told(self, tmp_path: Path) -> None:
+    def test_a_file_that_changes_after_it_was_indexed_is_reported(self, tmp_path: Path) -> None:
         path = numbered(tmp_path / "a")
         items = RecordExamples([path], PLAIN)
         other = b"".join(frame(encode_example({"image": payload(n)[::-1], "label": n % 3})) for n in range(5))

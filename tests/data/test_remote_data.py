@@ -18,9 +18,10 @@ from conftest import environment
 from modelyard import storage
 from modelyard.config.durations import RunLength
 from modelyard.data.dataset import Dataset
-from modelyard.data.manage import convert, data_info, verify_data
+from modelyard.data.inspection import data_info, verify_data
 from modelyard.data.open_dataset import load_dataset, open_dataset
 from modelyard.data.pipeline import Pipeline
+from modelyard.data.records.convert import convert
 from modelyard.data.sources.remote import local_tree
 from modelyard.errors import DataError
 from modelyard.system import console
@@ -265,7 +266,7 @@ def test_objects_that_stand_for_folders_are_no_files(tmp_path: Path, url: str) -
         (f"s3://{BUCKET}/nothing", rf"^there is nothing at s3://{BUCKET}/nothing\.$"),
         (f"s3://{BUCKET}/nothing.csv", rf"^there is nothing at s3://{BUCKET}/nothing\.csv\.$"),
         (f"s3://{BUCKET}/no-*.tfrecord", rf"^there is nothing at s3://{BUCKET}/no-\*\.tfrecord\.$"),
-        ("s4://x/y", "there is no storage of kind s4://"),
+        ("s4://x/y", "s4:// is not supported"),
     ],
 )
 def test_what_is_not_there_is_a_sentence(cache: Path, source: str, message: str) -> None:

@@ -134,10 +134,6 @@ def test_large_images_keep_their_shape_in_the_middle_of_their_tile() -> None:
     assert where(thin, COLORS[0])[2:] == (160, 1)
 
 
-def test_a_tile_can_be_larger() -> None:
-    assert where(sheet([("x", [plain(COLORS[0], 600, 600)])], tile=300), COLORS[0])[2:] == (300, 300)
-
-
 @pytest.mark.parametrize("shape", [(8, 8), (8, 8, 1), (8, 8, 2)])
 def test_grey_images_are_grey(shape: tuple[int, ...]) -> None:
     assert where(sheet([("x", [np.full(shape, 77, np.uint8)])]), (77, 77, 77))[2:] == (160, 160)
@@ -166,10 +162,6 @@ def test_floats_are_shown_in_their_range(images: list[np.ndarray], shown: tuple[
     middle = picture.shape[0] - MARGIN - 80
     assert picture[middle, MARGIN + 40].tolist() == [shown[0]] * 3
     assert picture[middle, MARGIN + 120].tolist() == [shown[1]] * 3
-
-
-def test_the_range_can_be_given() -> None:
-    assert where(sheet([("", [np.full((8, 8), 0.5)])], value_range=(0, 2)), (64, 64, 64))
 
 
 def test_what_shines_through_shows_the_mount() -> None:

@@ -305,7 +305,7 @@ def test_a_local_folder_that_vanishes_says_nothing_about_the_checkpoint(
     with machine(tmp_path / "a") as first:
         save(first, 10)
     before = storage.names_below(URL)
-    system, _ = storage._system(URL)
+    system, _ = storage._file_system(URL)
 
     def lost(_: str, local: str, **__: Any) -> None:
         shutil.rmtree(Path(local).parent)  # the user empties the cache
@@ -313,7 +313,7 @@ def test_a_local_folder_that_vanishes_says_nothing_about_the_checkpoint(
 
     with monkeypatch.context() as patch:
         patch.setattr(system, "get_file", lost)
-        with pytest.raises(StorageError, match="its folder is gone"):
+        with pytest.raises(StorageError, match="its folder was removed"):
             machine(tmp_path / "b").lock()
     assert storage.names_below(URL) == before
 

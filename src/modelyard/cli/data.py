@@ -8,18 +8,18 @@ from typing import Any, get_args, get_type_hints
 
 from rich.table import Table
 
+import modelyard
 from modelyard.cli.commands import print_json, stdout
 from modelyard.config.resolve import COMMAND_LINE
-from modelyard.data import manage
 from modelyard.data.dataset import SPLITS
-from modelyard.data.records.converted import read_dataset_json
+from modelyard.data.records.reader import read_dataset_json
 from modelyard.errors import DataError, unknown
 from modelyard.system.console import console, show_log
 
 
 def convert(source: str, to: str, settings: dict[str, Any], options: dict[str, Any], *, as_json: bool) -> None:
     """Converts, shows what was made."""
-    hints = get_type_hints(manage.convert)
+    hints = get_type_hints(modelyard.convert)
     for key in ("encoding", "on_bad"):
         choices = get_args(hints[key])
         if settings[key] not in choices:
@@ -29,7 +29,7 @@ def convert(source: str, to: str, settings: dict[str, Any], options: dict[str, A
         raise DataError(f"validation_fraction {fraction} must be between 0 and 1.")
     show_log()
     try:
-        report = manage.convert(source, to, origin=COMMAND_LINE, **settings, **options)
+        report = modelyard.convert(source, to, origin=COMMAND_LINE, **settings, **options)
     except KeyboardInterrupt:
         console().print("[bold]stopped.[/] Finished shards are kept: run the same command again to go on.")
         raise
@@ -57,14 +57,14 @@ def convert(source: str, to: str, settings: dict[str, Any], options: dict[str, A
 def fetch(name: str, data_dir: str, archive: str | None) -> None:
     """Fetches, shows where the files are."""
     show_log()
-    for path in manage.fetch(name, data_dir, archive):
+    for path in modelyard.fetch(name, data_dir, archive):
         stdout().print(str(path), soft_wrap=True)
 
 
 def info(source: str, options: dict[str, Any], *, as_json: bool) -> None:
     """Shows what is in a dataset."""
     show_log()
-    found = manage.data_info(source, origin=COMMAND_LINE, **options)
+    found = modelyard.data_info(source, origin=COMMAND_LINE, **options)
     if as_json:
         print_json(found)
         return
@@ -92,7 +92,7 @@ def info(source: str, options: dict[str, Any], *, as_json: bool) -> None:
 def verify(source: str, options: dict[str, Any], *, as_json: bool) -> None:
     """Checks a dataset; problems are an error."""
     show_log()
-    report = manage.verify_data(source, origin=COMMAND_LINE, **options)
+    report = modelyard.verify_data(source, origin=COMMAND_LINE, **options)
     if as_json:
         found = {**asdict(report), "shared": [[*pair, count] for pair, count in report.shared.items()]}
         print_json(found)
@@ -119,7 +119,7 @@ def show(source: str, output: str, split: str, examples: int, copies: int, optio
     if split not in SPLITS:
         raise DataError(unknown("split", split, SPLITS))
     show_log()
-    path = manage.show_data(
+    path = modelyard.show_data(
         source, output, split=split, examples=examples, copies=copies, origin=COMMAND_LINE, **options
     )
     stdout().print(str(path), soft_wrap=True)

@@ -1,12 +1,11 @@
-"""Conversion of any source into a folder of records that trains fast: shard by shard, in any number of processes.
+"""Convert: any source becomes a folder of records that is fast to train on, shard by shard, in any number of processes.
 
-The bytes that come out do not depend on the number of processes, nor on how often it was killed and started again.
+The bytes do not depend on the number of processes, nor on how often the conversion was killed and resumed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import itertools
 import json
@@ -20,20 +19,14 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from modelyard.data.dataset import SPLITS
+from modelyard.config import resolve
+from modelyard.config.schema import PATH_DATASET
+from modelyard.data.dataset import SPLITS, VALIDATION
+from modelyard.data.decoded import DecodedDataset, raw_examples_of
+from modelyard.data.open_dataset import open_dataset
 from modelyard.data.raw_examples import RawExamples
-from modelyard.data.records.convert_processes import write_shards
-from modelyard.data.records.convert_shard import (
-    OnBad,
-    Recipe,
-    ShardResult,
-    ShardTask,
-    encode_item,
-    recipe_for,
-    result_path,
-    unskipped,
-)
-from modelyard.data.records.converted import (
+from modelyard.data.records.index import index_path
+from modelyard.data.records.reader import (
     BAD,
     DATASET_JSON,
     FORMAT,
@@ -41,32 +34,44 @@ from modelyard.data.records.converted import (
     SETTINGS,
     ConvertedInfo,
     Encoding,
-    ShardInfo,
     SplitInfo,
     read_dataset_json,
 )
-from modelyard.data.records.index import index_path
+from modelyard.data.records.shard import (
+    OnBad,
+    RecordEncoder,
+    ShardResult,
+    ShardTask,
+    ShardWriter,
+    bad_example_error,
+    result_path,
+    write_shards,
+)
+from modelyard.data.splits import are_classes
 from modelyard.errors import DataError
+from modelyard.storage import is_remote
+from modelyard.system.console import bar
 from modelyard.system.files import PARTIAL, explain, remove_partial, whole_file
+from modelyard.system.machine import available_cores
 
 _SHARD_BYTES = 128_000_000
-_LOOKED_AT = 32
+_SAMPLED = 32
 _MOST_SHARDS = 99_999
 _SHOWN = 5
 
 
 @dataclass(frozen=True)
 class ConvertReport:
-    """What a conversion made.
+    """The result of a conversion.
 
     Args:
-        folder: where it is.
-        already_done: nothing was to do.
-        examples: in each split.
-        shards: in each split.
-        kept_shards: finished by an earlier start.
+        folder: the folder of records.
+        already_done: whether an earlier conversion was complete.
+        examples: the number of examples in each split.
+        shards: the number of shards in each split.
+        kept_shards: the number of shards that were finished before.
         bytes: of all shards.
-        reencoded: examples that were made smaller and so are not the original bytes, where those were to be kept.
+        reencoded: with encoding keep, images that were resized, so their bytes are not the original ones.
         bad: name and reason of each example that was left out.
     """
 
@@ -80,7 +85,74 @@ class ConvertReport:
     bad: list[tuple[str, str]]
 
 
-def convert_items(
+def convert(
+    source: str,
+    to: str | Path,
+    *,
+    encoding: Encoding = "keep",
+    max_edge: int | None = None,
+    quality: int = 95,
+    shards: int | None = None,
+    validation_fraction: float | None = None,
+    name: str | None = None,
+    processes: int = 0,
+    on_bad: OnBad = "fail",
+    origin: str = "Python",
+    **options: Any,
+) -> ConvertReport:
+    """Converts any source into records with an index, labels and a dataset.json. A killed conversion is resumed.
+
+    Args:
+        source: a path or the name of a dataset.
+        to: the folder to write.
+        encoding: keep the original bytes, or store JPEG or raw pixels.
+        max_edge: resize images whose longer edge is longer; the aspect ratio is kept.
+        quality: of JPEGs that are encoded.
+        shards: files per split; by default about 128 MB each.
+        validation_fraction: split off this share of train, stratified, by split_seed; by default splits are kept.
+        name: of the dataset; by default that of the folder.
+        processes: the number of processes; 0 for one per core. The bytes are the same.
+        on_bad: fail at an image that can't be read, or skip it and list it in bad.txt.
+        origin: where the options come from, for error messages.
+        **options: options of the dataset, such as label_column.
+
+    Example:
+        >>> modelyard.convert("photos", "photos-records", validation_fraction=0.1)
+    """
+    if is_remote(str(to)):
+        raise DataError(f"{to} is not on this machine. Convert to a local folder, then copy it there.")
+    config = resolve({**options, "dataset": source}, source=origin, pick_up_files=False)
+    unsuitable = [key for key in ("image_size", "image_fit", "image_channels") if key in options]
+    if unsuitable and config.entry("dataset").name == PATH_DATASET:
+        raise DataError(f"{unsuitable[0]} is chosen when training; to store smaller images, use --max_edge.")
+    dataset = open_dataset(config, validation_fraction or 0.0)
+    if validation_fraction and VALIDATION in open_dataset(config, 0.0).sizes():
+        raise DataError(f"{source} already has a validation split; remove --validation_fraction.")
+    if not isinstance(dataset, DecodedDataset):
+        processes = 1  # the examples are in the memory of this process
+    splits = raw_examples_of(dataset)
+    if not all(are_classes(examples.labels) for examples in splits.values()):
+        raise DataError(
+            f"the labels of {source} are not classes, and a record has one class per example. Train from {source}."
+        )
+    with bar("converting", sum(dataset.sizes().values())) as progress:
+        return convert_examples(
+            splits,
+            dataset.classes,
+            Path(to).expanduser(),
+            encoding=encoding,
+            max_edge=max_edge,
+            quality=quality,
+            shards=shards,
+            name=name or Path(to).name,
+            processes=processes or available_cores(),
+            on_bad=on_bad,
+            source={"dataset": source, "split_seed": config.split_seed, "validation_fraction": validation_fraction},
+            progress=progress,
+        )
+
+
+def convert_examples(
     splits: Mapping[str, RawExamples],
     classes: Sequence[str],
     to: Path,
@@ -93,31 +165,25 @@ def convert_items(
     processes: int = 1,
     on_bad: OnBad = "fail",
     source: Mapping[str, Any] | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], None] = lambda done: None,
 ) -> ConvertReport:
-    """Converts stored examples into a folder of records; they stay in order.
+    """Converts raw examples into a folder of records, in order. The other arguments are those of `convert`.
 
     Args:
-        splits: the stored examples of each split.
+        splits: the raw examples of each split.
         classes: the names of the classes.
-        to: the folder to make. One that was left unfinished with the same settings is gone on with.
-        encoding: ``keep`` the bytes of image files, ``jpeg`` for all, or ``raw`` pixels. Arrays are kept as values.
-        max_edge: images whose longer edge is longer are made smaller, never larger.
-        quality: of JPEGs that are made, 1 to 100.
-        shards: files a split; by default so many that one has about 128 MB.
-        name: what to call the dataset.
-        processes: how many work at it; 1 is this one.
-        on_bad: ``fail`` at the first example that can't be read, or ``skip`` all of them and list them in bad.txt.
-        source: facts about where the examples come from, for dataset.json.
-        progress: called with numbers of examples as they are done, beginning with those of earlier starts.
+        to: the folder to write. An unfinished conversion with the same settings is resumed.
+        processes: the number of processes; 1 is this one.
+        source: facts about the origin of the examples, for dataset.json.
+        progress: called with the number of examples that are done, those of finished shards included.
 
     Raises:
         DataError: if an example can't be read, the folder holds something else, or the disk is full.
     """
     filled = {split: splits[split] for split in SPLITS if split in splits and len(splits[split])}
     _check(splits, filled, classes, max_edge, quality, shards, processes)
-    recipe = _recipe(filled, encoding, max_edge, quality, on_bad)
-    counts = {split: shards or _shard_count(items, recipe) for split, items in filled.items()}
+    encoder = _encoder(filled, encoding, max_edge, quality, on_bad)
+    counts = {split: shards or _shard_count(examples, encoder) for split, examples in filled.items()}
     counts = {split: min(count, len(filled[split])) for split, count in counts.items()}
     settings: dict[str, Any] = {
         "format": FORMAT,
@@ -127,26 +193,30 @@ def convert_items(
         "quality": quality,
         "shards": counts,
         "classes": list(classes),
-        "examples": {split: items.fingerprint() for split, items in filled.items()},
+        "examples": {split: examples.fingerprint() for split, examples in filled.items()},
     }
-    tasks = [task for split, items in filled.items() for task in _tasks(to, split, items, counts[split])]
-    with _own_folder(to):
-        done = _earlier(to, settings, tasks)
-        if done is not None:
-            return done
+    tasks = [task for split, examples in filled.items() for task in _tasks(to, split, examples, counts[split])]
+    with _locked(to):
+        info = _completed(to, settings, tasks)
+        if info is not None:
+            return _report(to, info, _read_bad(to), kept=len(tasks), already_done=True)
         results = {task.path: result for task in tasks if (result := _finished(task.path)) is not None}
-        bad = [pair for task in tasks if task.path in results for pair in results[task.path].bad]
+        bad = [pair for result in results.values() for pair in result.bad]
         if bad and on_bad == "fail":
-            raise DataError(unskipped(bad[0][1]))
+            raise bad_example_error(bad[0][1])
         kept = len(results)
-        if progress is not None and kept:
-            progress(sum(len(task.labels) for task in tasks if task.path in results))
-        left = [task for task in tasks if task.path not in results]
-        if recipe.arrays and encoding != "jpeg":
-            processes = 1  # sending arrays to other processes would cost more than it brings
-        made = write_shards(left, filled, classes, recipe, on_bad, min(processes, max(len(left), 1)), progress)
-        results |= {task.path: result for task, result in zip(left, made, strict=True)}
-        info = _info(settings, recipe, {task.path.name: task.split for task in tasks}, list(results.values()), source)
+        kept_examples = sum(len(task.labels) for task in tasks if task.path in results)
+        progress(kept_examples)
+        todo = [task for task in tasks if task.path not in results]
+        if encoder.arrays and encoding != "jpeg":
+            processes = 1  # sending arrays to other processes takes longer than writing them
+        writer = ShardWriter(filled, classes, encoder, on_bad)
+        written = write_shards(
+            writer, todo, min(processes, max(len(todo), 1)), lambda done: progress(kept_examples + done)
+        )
+        results |= {task.path: result for task, result in zip(todo, written, strict=True)}
+        by_split = {split: [results[task.path] for task in tasks if task.split == split] for split in filled}
+        info = _info(settings, encoder, by_split, source)
         bad = [pair for task in tasks for pair in results[task.path].bad]
         _finish(to, info, bad, tasks)
     return _report(to, info, bad, kept=kept, already_done=False)
@@ -163,7 +233,7 @@ def _check(
 ) -> None:
     unknown = sorted(set(splits) - set(SPLITS))
     if unknown:
-        raise DataError(f"there is no split {unknown[0]!r}; splits are {', '.join(SPLITS)}.")
+        raise DataError(f"there is no split {unknown[0]!r}; the splits are {', '.join(SPLITS)}.")
     if not filled:
         raise DataError("there are no examples to convert.")
     for text, value, least, most in (
@@ -173,120 +243,123 @@ def _check(
         ("processes", processes, 1, 1 << 10),
     ):
         if value is not None and not least <= value <= most:
-            raise DataError(f"{text} is from {least} to {most:,}, not {value}.")
+            raise DataError(f"{text} must be from {least} to {most:,}, not {value}.")
     for number, text in enumerate(classes):
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise DataError(f"the name of class {number} is not valid text: {text!r}.") from error
         if text.splitlines() not in ([text], []):
-            raise DataError(f"the name of class {number} holds a line break: {text!r}.")
-    for split, items in filled.items():
-        for worst in (int(items.labels.argmin()), int(items.labels.argmax())):
-            if not 0 <= int(items.labels[worst]) < len(classes):
+            raise DataError(f"the name of class {number} contains a line break: {text!r}.")
+    for split, examples in filled.items():
+        for row in (int(examples.labels.argmin()), int(examples.labels.argmax())):
+            if not 0 <= int(examples.labels[row]) < len(classes):
                 raise DataError(
-                    f"{items.name(worst)} of the {split} split: label {int(items.labels[worst])} is out of range, "
+                    f"{examples.name(row)} of the {split} split: label {int(examples.labels[row])} is out of range, "
                     f"there are {len(classes)} classes."
                 )
 
 
-def _recipe(
+def _encoder(
     filled: Mapping[str, RawExamples], encoding: Encoding, max_edge: int | None, quality: int, on_bad: OnBad
-) -> Recipe:
-    """As the first example that can be read wants it."""
+) -> RecordEncoder:
+    """Returns an encoder for the first example that can be read."""
     first_error: DataError | None = None
-    for items in filled.values():
-        for index in range(len(items)):
+    for examples in filled.values():
+        for row in range(len(examples)):
             try:
-                stored = items.load(index)
+                example = examples.load(row)
             except DataError as error:
                 first_error = first_error or error
                 if on_bad == "fail":
-                    raise DataError(unskipped(str(error))) from error
+                    raise bad_example_error(str(error)) from error
                 continue
-            return recipe_for(stored, encoding, max_edge, quality, items.name(index))
-    raise DataError(f"no example can be read. The first one: {first_error}")
+            return RecordEncoder.of(example, examples.name(row), encoding, max_edge, quality)
+    raise DataError(f"no example can be read. The first error: {first_error}")
 
 
-def _shard_count(items: RawExamples, recipe: Recipe) -> int:
-    """From a few examples, the same whoever asks."""
-    looked_at = np.unique(np.linspace(0, len(items) - 1, _LOOKED_AT).astype(np.int64)).tolist()
+def _shard_count(examples: RawExamples, encoder: RecordEncoder) -> int:
+    """Estimates the number of shards from a sample."""
     sizes = []
-    for index in looked_at:
+    for row in np.unique(np.linspace(0, len(examples) - 1, _SAMPLED).astype(np.int64)).tolist():
         with contextlib.suppress(DataError):
-            sizes.append(len(encode_item(items.load(index), recipe, items.name(index)).payload))
-    total = sum(sizes) * len(items) // max(len(sizes), 1)
+            sizes.append(len(encoder.encode(examples.load(row), examples.name(row)).payload))
+    total = sum(sizes) * len(examples) // max(len(sizes), 1)
     return min(max(math.ceil(total / _SHARD_BYTES), 1), _MOST_SHARDS)
 
 
-def _tasks(to: Path, split: str, items: RawExamples, count: int) -> Iterator[ShardTask]:
-    bounds = [len(items) * number // count for number in range(count + 1)]
+def _tasks(to: Path, split: str, examples: RawExamples, count: int) -> Iterator[ShardTask]:
+    bounds = [len(examples) * number // count for number in range(count + 1)]
     for number, (start, end) in enumerate(itertools.pairwise(bounds)):
         path = to / f"{split}-{number:05}-of-{count:05}.tfrecord"
-        yield ShardTask(path, split, start, np.array(items.labels[start:end], np.int32))
+        yield ShardTask(path, split, start, np.array(examples.labels[start:end], np.int32))
 
 
 @contextlib.contextmanager
-def _own_folder(to: Path) -> Iterator[None]:
-    """Makes the folder, and makes sure that no other conversion writes to it."""
+def _locked(to: Path) -> Iterator[None]:
+    """Creates the folder and locks it against other conversions."""
     with explain(to, "write to", DataError):
         if to.exists() and not to.is_dir():
-            raise DataError(f"{to} is a file; name a folder.")
+            raise DataError(f"{to} is a file; give a folder.")
         to.mkdir(parents=True, exist_ok=True)
         handle = os.open(to, os.O_RDONLY)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            # Some network file systems have no locks.
-            if error.errno in (errno.EWOULDBLOCK, errno.EAGAIN):
-                raise DataError(f"another conversion is writing to {to}. Wait for it to end, or stop it.") from error
+        except BlockingIOError as error:
+            raise DataError(f"another conversion is writing to {to}. Wait until it ends, or stop it.") from error
+        except OSError:
+            pass  # some network file systems have no locks
         yield
     finally:
         os.close(handle)
 
 
-def _earlier(to: Path, settings: dict[str, Any], tasks: Sequence[ShardTask]) -> ConvertReport | None:
-    """What an earlier start left: all of it, or something to go on with, or nothing; anything else is an error."""
+def _completed(to: Path, settings: dict[str, Any], tasks: Sequence[ShardTask]) -> ConvertedInfo | None:
+    """Returns the info of a complete conversion with the same settings; None if one is to be started or resumed.
+
+    Raises:
+        DataError: if the folder holds anything else.
+    """
     own = {SETTINGS, LABELS, BAD, DATASET_JSON}
-    own |= {place.name for task in tasks for place in (task.path, index_path(task.path), result_path(task.path))}
+    own |= {path.name for task in tasks for path in (task.path, index_path(task.path), result_path(task.path))}
     present = {path.name for path in to.iterdir() if not path.name.startswith(PARTIAL)}
     if DATASET_JSON in present:
         info = read_dataset_json(to)
-        _same(to, info.settings, settings, "holds a dataset that was converted with other settings")
-        _remove_notes(to, tasks)
-        return _report(to, info, _read_bad(to), kept=len(tasks), already_done=True)
+        _compare(to, info.settings, settings, "holds a dataset that was converted with other settings")
+        _remove_temporary(to, tasks)
+        return info
     if SETTINGS in present:
         try:
             before = json.loads((to / SETTINGS).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise DataError(f"{to / SETTINGS} can't be read ({error}). Delete {to} or name another folder.") from error
-        _same(to, before, settings, "holds an unfinished conversion with other settings")
-    strangers = sorted(present - own)
-    if strangers or (present and SETTINGS not in present):
-        listed = ", ".join((strangers or sorted(present))[:_SHOWN])
-        raise DataError(f"{to} holds other files: {listed}. Name a folder that is empty or not there.")
+            raise DataError(f"{to / SETTINGS} can't be read ({error}). Delete {to} or use another folder.") from error
+        _compare(to, before, settings, "holds an unfinished conversion with other settings")
+    unexpected = sorted(present - own) or ([] if SETTINGS in present else sorted(present))
+    if unexpected:
+        listed = ", ".join(unexpected[:_SHOWN])
+        raise DataError(f"{to} holds other files: {listed}. Use an empty or a new folder.")
     remove_partial(to)
     with explain(to, "write to", DataError), whole_file(to / SETTINGS) as out:
         out.write(json.dumps(settings, indent=1).encode())
     return None
 
 
-def _same(to: Path, before: Any, now: dict[str, Any], what: str) -> None:
+def _compare(to: Path, before: Any, now: dict[str, Any], problem: str) -> None:
     if before == now:
         return
-    told = []
+    changes = []
     for key, value in now.items():
         old = before.get(key) if isinstance(before, dict) else None
         if old == value:
             continue
         short = all(isinstance(v, str | int | float | None) for v in (old, value))
-        told.append(f"{key} was {old!r}, is {value!r}" if short else f"other {key}")
-    raise DataError(f"{to} {what}: {'; '.join(told) or 'unknown ones'}. Name another folder, or delete this one.")
+        changes.append(f"{key} was {old!r}, is {value!r}" if short else f"other {key}")
+    raise DataError(f"{to} {problem}: {'; '.join(changes) or 'unknown ones'}. Use another folder, or delete this one.")
 
 
 def _finished(path: Path) -> ShardResult | None:
-    """The result of a shard that an earlier start finished."""
+    """Returns the result of a shard that was finished before."""
     try:
         result = ShardResult.model_validate_json(result_path(path).read_bytes())
         whole = path.stat().st_size == result.bytes and index_path(path).is_file() and result.file == path.name
@@ -297,37 +370,31 @@ def _finished(path: Path) -> ShardResult | None:
 
 def _info(
     settings: dict[str, Any],
-    recipe: Recipe,
-    split_of: Mapping[str, str],
-    results: list[ShardResult],
+    encoder: RecordEncoder,
+    by_split: Mapping[str, list[ShardResult]],
     source: Mapping[str, Any] | None,
 ) -> ConvertedInfo:
-    results = sorted(results, key=lambda result: result.file)
     splits: dict[Any, SplitInfo] = {}
-    for split in settings["examples"]:
-        own = [result for result in results if split_of[result.file] == split]
-        counts = [sum(result.class_counts.get(label, 0) for result in own) for label in range(len(settings["classes"]))]
-        shards = [ShardInfo.model_validate(result.model_dump(include=set(ShardInfo.model_fields))) for result in own]
-        splits[split] = SplitInfo(examples=sum(counts), class_counts=counts, shards=shards)
-        if not splits[split].examples:
-            bad = next(pair for result in own for pair in result.bad)
-            raise DataError(f"no example of the {split} split can be read. The first one: {bad[1]}")
-    sizes = {size for result in results for size in (result.smallest, result.largest) if size is not None}
-    shape = list(recipe.features.shape) if recipe.features.shape is not None else None
-    if len(sizes) == 1:
-        shape = list(next(iter(sizes)))
-    channels = {size[2] for size in sizes}
+    for split, results in by_split.items():
+        if not any(result.records for result in results):
+            raise DataError(f"no example of the {split} split can be read. The first error: {results[0].bad[0][1]}")
+        counts = [sum(result.class_counts.get(n, 0) for result in results) for n in range(len(settings["classes"]))]
+        splits[split] = SplitInfo(examples=sum(counts), class_counts=counts, shards=[*results])
+    every = [result for results in by_split.values() for result in results]
+    shapes = {size for result in every for size in result.sizes}
+    channels = {size[2] for size in shapes}
+    shape = next(iter(shapes)) if len(shapes) == 1 else encoder.features.shape
     return ConvertedInfo(
         format=FORMAT,
         name=settings["name"],
         encoding=settings["encoding"],
-        shape=shape,
+        shape=None if shape is None else list(shape),
         channels=channels.pop() if len(channels) == 1 else None,
         classes=settings["classes"],
-        features=recipe.features,
+        features=encoder.features,
         splits=splits,
-        skipped=sum(len(result.bad) for result in results),
-        reencoded=sum(result.reencoded for result in results),
+        skipped=sum(len(result.bad) for result in every),
+        reencoded=sum(result.reencoded for result in every),
         source=dict(source or {}),
         settings=settings,
     )
@@ -343,10 +410,10 @@ def _finish(to: Path, info: ConvertedInfo, bad: Sequence[tuple[str, str]], tasks
                 out.write("".join(f"{line}\n" for line in lines).encode(errors="replace"))
         with whole_file(to / DATASET_JSON) as out:
             out.write(info.model_dump_json(indent=1).encode() + b"\n")
-        _remove_notes(to, tasks)
+        _remove_temporary(to, tasks)
 
 
-def _remove_notes(to: Path, tasks: Sequence[ShardTask]) -> None:
+def _remove_temporary(to: Path, tasks: Sequence[ShardTask]) -> None:
     for path in (to / SETTINGS, *(result_path(task.path) for task in tasks)):
         path.unlink(missing_ok=True)
 
@@ -356,7 +423,7 @@ def _read_bad(to: Path) -> list[tuple[str, str]]:
         lines = (to / BAD).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
         return []
-    return [(path, reason) for path, _, reason in (line.partition("\t") for line in lines)]
+    return [(name, reason) for name, _, reason in (line.partition("\t") for line in lines)]
 
 
 def _report(

@@ -1,15 +1,14 @@
-"""TFRecord files: records one after the other, each with its length and two checksums. Read without TensorFlow.
+"""The TFRecord file format, without TensorFlow: a sequence of records with checksums.
 
-A record is its length (8 bytes), a checksum of that (4), the data, and a checksum of the data (4), all little endian.
+A record is its length (8 bytes), a checksum of the length (4), the data, and a checksum of the data (4), all little
+endian.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import gzip
 import hashlib
-import io
 import os
 import struct
 import zlib
@@ -23,96 +22,92 @@ from modelyard.errors import DataError
 from modelyard.system.files import explain, whole_file
 
 HEAD, TAIL = 12, 4
-"""Bytes of a record before and behind its data."""
+"""Bytes of a record before and after its data."""
 
 _OPEN_FILES = 256
 _BLOCK = 1 << 20
 _LARGEST = (1 << 32) - 1
+_GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # zlib detects which from the header
 
 
 def checksum(data: bytes) -> int:
-    """The masked CRC-32C that TFRecord stores."""
+    """Returns the masked CRC-32C that TFRecord uses."""
     crc: int = google_crc32c.value(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def frame(data: bytes) -> bytes:
-    """A record as it stands in a file."""
-    return b"".join((_head(len(data)), data, struct.pack("<I", checksum(data))))
-
-
-def _head(length: int) -> bytes:
-    """What stands before the data of a record."""
+def header(length: int) -> bytes:
+    """Returns the bytes before the data of a record."""
     packed = struct.pack("<Q", length)
     return packed + struct.pack("<I", checksum(packed))
 
 
+def frame(data: bytes) -> bytes:
+    """Returns ``data`` as a record."""
+    return b"".join((header(len(data)), data, struct.pack("<I", checksum(data))))
+
+
 def scan(path: Path, progress: Callable[[int], None] | None = None) -> Iterator[tuple[int, bytes, int]]:
-    """All records in one pass: offset, data and checksum of the data, every byte checked.
+    """Reads all records in one pass and yields offset, data and checksum of the data. Every byte is checked.
 
     Args:
-        path: a plain file, not a compressed one.
+        path: an uncompressed file.
         progress: called with the number of bytes read since the last call.
 
     Raises:
-        DataError: at the first damaged record, naming the file and the byte offset.
+        DataError: at the first damaged record, with the file and the byte offset.
     """
     with explain(path, "read", DataError), open(path, "rb", buffering=_BLOCK) as file:
         size = os.fstat(file.fileno()).st_size
         at = number = 0
         while at < size:
-            length = checked_length(file.read(HEAD), path, at, size, number)
-            data, stored = file.read(length), file.read(TAIL)
-            crc = checked_data(data, stored, length, path, at, number)
+            data, crc = _read_record(file, path, at, size, number)
             yield at, data, crc
+            length = HEAD + len(data) + TAIL
             if progress is not None:
-                progress(HEAD + length + TAIL)
-            at += HEAD + length + TAIL
+                progress(length)
+            at += length
             number += 1
 
 
-def checked_length(head: bytes, path: Path, at: int, size: int, number: int) -> int:
-    """The length of the record whose first bytes are ``head``; it fits into the file.
-
-    Raises:
-        DataError: naming the file and the byte offset.
-    """
-    before = f"{number:,} whole record{'s' if number != 1 else ''}"
-    if len(head) == HEAD:
-        length, crc = struct.unpack("<QI", head)
-        if crc != checksum(head[:8]):
-            reason = "is damaged" if at else "is no TFRecord file, or damaged"
-            raise DataError(
-                f"{path} {reason}: the length of the record at byte {at:,} does not fit its checksum. "
-                f"{before} before it."
-            )
-        if length > _LARGEST:
-            raise DataError(f"{path}: the record at byte {at:,} has {length:,} bytes; the most is {_LARGEST:,}.")
-        if at + HEAD + length + TAIL <= size:
-            return int(length)
-    raise DataError(f"{path} is cut off: the record at byte {at:,} is not whole. {before} before it. Copy it again.")
-
-
-def checked_data(data: bytes, stored: bytes, length: int, path: Path, at: int, number: int) -> int:
-    """The checksum of a record's data, which fits the ``stored`` one.
-
-    Raises:
-        DataError: naming the file and the byte offset.
-    """
-    if len(data) < length or len(stored) < TAIL:
-        raise DataError(f"{path} is cut off: the record at byte {at:,} is not whole. Copy it again.")
+def _read_record(file: BinaryIO, path: Path, at: int, size: int, number: int) -> tuple[bytes, int]:
+    """Reads the record number ``number``, at the offset ``at``; returns its data and their checksum."""
+    head = file.read(HEAD)
+    if len(head) < HEAD:
+        raise _cut_off(path, at, number)
+    length, crc = struct.unpack("<QI", head)
+    if crc != checksum(head[:8]):
+        reason = "is damaged" if at else "is not a TFRecord file, or is damaged"
+        raise DataError(
+            f"{path} {reason}: the length of the record at byte {at:,} does not match its checksum. {_before(number)}"
+        )
+    if length > _LARGEST:
+        raise DataError(f"{path}: the record at byte {at:,} has {length:,} bytes; the maximum is {_LARGEST:,}.")
+    if at + HEAD + length + TAIL > size:
+        raise _cut_off(path, at, number)
+    data, stored = file.read(length), file.read(TAIL)
+    if len(stored) < TAIL:
+        raise _cut_off(path, at, number)
     crc = checksum(data)
     if crc != int.from_bytes(stored, "little"):
         raise DataError(
-            f"{path} is damaged: record {number:,} at byte {at:,} does not fit its checksum. Copy or make it again."
+            f"{path} is damaged: record {number:,} at byte {at:,} does not match its checksum. Copy or make it again."
         )
-    return crc
+    return data, crc
+
+
+def _cut_off(path: Path, at: int, number: int) -> DataError:
+    return DataError(f"{path} is cut off: the record at byte {at:,} is not whole. {_before(number)} Copy it again.")
+
+
+def _before(number: int) -> str:
+    return f"{number:,} whole record{'s' if number != 1 else ''} before it."
 
 
 class RecordFile:
-    """A plain TFRecord file, read at any place and from any thread.
+    """An uncompressed TFRecord file, for reads at any offset and from any thread.
 
-    Few files are kept open, however many there are; one that was replaced under its name is not mixed up with the old.
+    The number of open files is limited. A file that is replaced by another one of the same name is opened again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -120,31 +115,31 @@ class RecordFile:
         with explain(path, "read", DataError):
             found = path.stat()
         self.size = found.st_size
-        self._mark = (found.st_dev, found.st_ino, found.st_mtime_ns)
+        self._version = (found.st_dev, found.st_ino, found.st_mtime_ns)
 
     def read(self, at: int, length: int) -> bytes:
-        """At most ``length`` bytes at the offset ``at``; fewer at the end of the file."""
+        """Returns ``length`` bytes from the offset ``at``; fewer at the end of the file."""
         try:
-            return _opened(self._name, self._mark).read(at, length)
+            return _opened(self._name, self._version).read(at, length)
         except OSError as error:
             with explain(self.path, "read", DataError):
                 raise error
 
     def record(self, at: int, length: int, crc: int, number: int) -> bytes:
-        """The data of the record at the offset ``at``, which is known to have this length and checksum.
+        """Returns the data of the record at the offset ``at``, whose length and checksum are known.
 
         Raises:
-            DataError: if it is damaged or another one, naming the file and the byte offset.
+            DataError: if it is damaged or another record, with the file and the byte offset.
         """
         whole = self.read(at, HEAD + length + TAIL)
         data = whole[HEAD:-TAIL]
-        if whole[:HEAD] == _head(length) and int.from_bytes(whole[-TAIL:], "little") == crc == checksum(data):
+        if whole[:HEAD] == header(length) and int.from_bytes(whole[-TAIL:], "little") == crc == checksum(data):
             return data
-        # Something is wrong: once more, step by step, to say what.
-        stored_length = checked_length(self.read(at, HEAD), self.path, at, self.size, number)
-        data = self.read(at + HEAD, stored_length)
-        stored = self.read(at + HEAD + stored_length, TAIL)
-        if (stored_length, checked_data(data, stored, stored_length, self.path, at, number)) != (length, crc):
+        # Something is wrong. Reading it step by step finds out what.
+        with explain(self.path, "read", DataError), open(self.path, "rb") as file:
+            file.seek(at)
+            data, stored_crc = _read_record(file, self.path, at, self.size, number)
+        if (len(data), stored_crc) != (length, crc):
             raise DataError(
                 f"{self.path} has changed since it was indexed: another record is at byte {at:,}. "
                 f"If it was rewritten on purpose, delete {self.path.name}.index."
@@ -153,10 +148,10 @@ class RecordFile:
 
 
 class _Descriptor:
-    """An open file. It is closed when the last thread that uses it lets go."""
+    """An open file, closed when the last thread that uses it has released it."""
 
     def __init__(self, path: str) -> None:
-        self.number = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        self.number = os.open(path, os.O_RDONLY)
 
     def read(self, at: int, length: int) -> bytes:
         data = os.pread(self.number, length, at)
@@ -170,12 +165,12 @@ class _Descriptor:
 
 
 @functools.lru_cache(maxsize=_OPEN_FILES)
-def _opened(path: str, mark: tuple[int, int, int]) -> _Descriptor:
+def _opened(path: str, version: tuple[int, int, int]) -> _Descriptor:
     return _Descriptor(path)
 
 
 def compression(path: Path) -> str | None:
-    """``gzip`` or ``zlib``, if the records of the file are compressed as a whole."""
+    """Returns ``gzip`` or ``zlib`` if the whole file is compressed, else None."""
     with explain(path, "read", DataError), open(path, "rb") as file:
         head = file.read(HEAD)
     if len(head) == HEAD and struct.unpack("<QI", head)[1] == checksum(head[:8]):
@@ -186,17 +181,18 @@ def compression(path: Path) -> str | None:
 
 
 def plain_file(path: Path, cache: Path | None) -> Path:
-    """``path`` itself, or where its records are compressed, a plain copy in the folder ``cache``, made once.
+    """Returns ``path``, or for a compressed file an uncompressed copy in the folder ``cache``, which is made once.
 
     Raises:
-        DataError: if it is damaged or cut off, or there is no folder for the copy.
+        DataError: if the file is damaged or cut off, or there is no folder for the copy.
     """
     kind = compression(path)
     if kind is None:
         return path
     if cache is None:
         raise DataError(
-            f"{path} has no record at byte 0; it seems compressed ({kind}), and there is no folder for a plain copy."
+            f"{path} has no record at byte 0; it seems compressed ({kind}), and there is no folder for an uncompressed "
+            "copy."
         )
     with explain(path, "read", DataError):
         found = path.stat()
@@ -206,41 +202,27 @@ def plain_file(path: Path, cache: Path | None) -> Path:
         with explain(copy, "write", DataError):
             copy.parent.mkdir(parents=True, exist_ok=True)
             with whole_file(copy) as file:
-                _unpack(path, kind, file)
+                try:
+                    _decompress(path, file)
+                except zlib.error as error:
+                    raise DataError(
+                        f"{path} is damaged: it can't be decompressed as {kind} ({error}), and it has no record at "
+                        "byte 0."
+                    ) from error
     return copy
 
 
-def _unpack(path: Path, kind: str, to: BinaryIO) -> None:
-    try:
-        with open(path, "rb") as raw:
-            source = gzip.GzipFile(fileobj=raw) if kind == "gzip" else io.BufferedReader(_Inflating(raw))
-            with source:
-                while block := source.read(_BLOCK):
-                    to.write(block)
-    except EOFError as error:
-        raise DataError(f"{path} is cut off: its compressed records end too early. Copy it again.") from error
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(
-            f"{path} is damaged: as {kind} it can't be unpacked ({error}), and as it is, it has no record at byte 0."
-        ) from error
-
-
-class _Inflating(io.RawIOBase):
-    """What a zlib stream holds."""
-
-    def __init__(self, raw: BinaryIO) -> None:
-        self.raw, self.inflate = raw, zlib.decompressobj()
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        while not self.inflate.eof:
-            block = self.inflate.unconsumed_tail or self.raw.read(_BLOCK)
-            if not block:
-                raise EOFError
-            data = self.inflate.decompress(block, len(buffer))
-            if data:
-                buffer[: len(data)] = data
-                return len(data)
-        return 0
+def _decompress(path: Path, to: BinaryIO) -> None:
+    inflate, data = zlib.decompressobj(_GZIP_OR_ZLIB), b""
+    with open(path, "rb") as file:
+        while data := data or file.read(_BLOCK):
+            if inflate.eof:  # gzip files may be concatenated, and padded with zeros
+                data = data.lstrip(b"\0")
+                if not data:
+                    continue
+                inflate = zlib.decompressobj(_GZIP_OR_ZLIB)
+            to.write(inflate.decompress(data, _BLOCK))
+            data = inflate.unused_data if inflate.eof else inflate.unconsumed_tail
+    to.write(inflate.flush())
+    if not inflate.eof:
+        raise DataError(f"{path} is cut off: its compressed data ends too early. Copy it again.")

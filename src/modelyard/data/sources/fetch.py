@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 from modelyard.errors import DataError, unknown
 from modelyard.storage import remove_stale
+from modelyard.system.console import bar
 from modelyard.system.files import PARTIAL, explain, sync_folder
 
 Progress = Callable[[str, int, int], None]
@@ -69,10 +70,10 @@ SOURCES: Mapping[str, tuple[Source, ...]] = {
 
 def fetch(
     name: str,
-    data_dir: Path,
-    archive: Path | None = None,
-    progress: Progress | None = None,
+    data_dir: str | Path = "data",
+    archive: str | Path | None = None,
     *,
+    progress: Progress | None = None,
     sources: Mapping[str, tuple[Source, ...]] = SOURCES,
     timeout: float = TIMEOUT,
 ) -> list[Path]:
@@ -84,7 +85,7 @@ def fetch(
         name: ``mnist``, ``fashion_mnist``, ``cifar10`` or ``cifar100``.
         data_dir: the folder of all datasets; the files go to ``data_dir/name``.
         archive: a local copy to take instead of the network: the official file, or a folder that holds it.
-        progress: is told how far it is.
+        progress: called with the state of a file; by default a progress bar is shown.
         sources: the official files of each dataset.
         timeout: seconds to wait for the next byte.
 
@@ -94,22 +95,24 @@ def fetch(
     """
     if name not in sources:
         raise DataError(f"{unknown('dataset to fetch', name, sources)} Other datasets are files of your own.")
+    data_dir = Path(data_dir).expanduser()
     folder = data_dir / name
     remove_stale(folder)
     found = {source: _present(source, folder, data_dir) for source in sources[name]}
     wanted = [source for source, path in found.items() if path is None]
-    copies = _local_copies(name, wanted, archive) if archive is not None else {}
-    report = progress or (lambda file, done, total: None)
+    copies = _local_copies(name, wanted, Path(archive).expanduser()) if archive is not None else {}
     if wanted:
         with explain(folder, "create"):
             folder.mkdir(parents=True, exist_ok=True)
-    for source in wanted:
-        target = folder / source.file
-        if source in copies:
-            _copy(copies[source], target, source, report)
-        else:
-            _download(source, target, report, timeout)
-        found[source] = target
+    with bar(f"fetching {name}", None) as update:
+        report = progress or (lambda file, done, total: update(done, total, f"fetching {file}"))
+        for source in wanted:
+            target = folder / source.file
+            if source in copies:
+                _copy(copies[source], target, source, report)
+            else:
+                _download(source, target, report, timeout)
+            found[source] = target
     return [path for path in found.values() if path is not None]
 
 

@@ -31,7 +31,7 @@ from modelyard.storage import is_remote, list_files
 from modelyard.system.console import late_bar
 
 if TYPE_CHECKING:
-    from modelyard.data.records.feature_map import FeatureMap
+    from modelyard.data.records.example import FeatureMap
 
 log = logging.getLogger("modelyard")
 
@@ -110,7 +110,7 @@ def _at_path(path: str, options: FilesOptions, context: DataContext) -> Source |
     if not place.is_dir():
         raise DataError(f"there is no folder {place}." if not place.exists() else f"{place} is no kind of file I know.")
     if (place / "dataset.json").is_file():
-        from modelyard.data.records.converted import open_converted
+        from modelyard.data.records.reader import open_converted
 
         return Source("converted", *open_converted(place, context.cache_dir))
     if (place / "x_train.npy").is_file():
@@ -120,7 +120,7 @@ def _at_path(path: str, options: FilesOptions, context: DataContext) -> Source |
         if TRAIN not in folders:
             raise DataError(f"{place} has no folder train; it has: {', '.join(f.name for f in folders.values())}.")
         return _of_folders({split: (folder, images_by_class(folder)) for split, folder in folders.items()})
-    from modelyard.data.records.converted import SETTINGS
+    from modelyard.data.records.reader import SETTINGS
 
     if (place / SETTINGS).is_file():
         raise DataError(
@@ -201,7 +201,7 @@ def _of_csv(files: dict[Path, dict[str, CsvRows]], options: FilesOptions) -> Sou
 
 def feature_map(options: FilesOptions) -> FeatureMap:
     """Where image and label are in records, as the options say."""
-    from modelyard.data.records.feature_map import FeatureMap
+    from modelyard.data.records.example import FeatureMap
 
     return FeatureMap(
         image=options.record_image,
@@ -217,7 +217,7 @@ def feature_map(options: FilesOptions) -> FeatureMap:
 
 
 def _of_records(files: dict[str, list[Path]], options: FilesOptions, context: DataContext) -> Source:
-    from modelyard.data.records.items import RecordExamples
+    from modelyard.data.records.reader import RecordExamples
 
     features = feature_map(options)
     with late_bar("indexing records") as progress:

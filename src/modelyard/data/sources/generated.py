@@ -17,10 +17,9 @@ from modelyard.data.dataset import IMAGE, LABEL, SPLITS, TRAIN, DataContext, Dat
 from modelyard.data.decoded import DecodedDataset, with_validation_examples
 from modelyard.data.image_spec import ImageOptions
 from modelyard.data.raw_examples import RawExample, RawExamples
-from modelyard.data.records.convert_shard import Recipe, encode_item, recipe_for
-from modelyard.data.records.example import encode_example
-from modelyard.data.records.feature_map import FeatureMap
-from modelyard.data.records.items import RecordExamples
+from modelyard.data.records.example import FeatureMap, encode_example
+from modelyard.data.records.reader import RecordExamples
+from modelyard.data.records.shard import RecordEncoder
 from modelyard.data.records.tfrecord import frame
 from modelyard.data.sources.generator import GeneratorDataset
 from modelyard.errors import DataError, unknown
@@ -94,7 +93,7 @@ def materialise(generated: GeneratorDataset, entry: Entry, options: Options, con
 
 
 def _write(generated: GeneratorDataset, folder: Path, name: str) -> None:
-    recipe: Recipe | None = None
+    encoder: RecordEncoder | None = None
     first_size: tuple[int, ...] | None = None
     highest = -1
     for split, generate in generated.splits.items():
@@ -105,11 +104,11 @@ def _write(generated: GeneratorDataset, folder: Path, name: str) -> None:
             for number, example in enumerate(_examples(generate)):
                 where = f"example {number} of the {split} split of {name}"
                 stored, label = _checked(example, generated.classes, where)
-                recipe = recipe or recipe_for(stored, "keep", None, 95, where)
-                encoded = encode_item(stored, recipe, where)
+                encoder = encoder or RecordEncoder.of(stored, where)
+                encoded = encoder.encode(stored, where)
                 features: dict[str, Any] = {
-                    recipe.features.image: encoded.payload,
-                    str(recipe.features.label): label,
+                    encoder.features.image: encoded.payload,
+                    str(encoder.features.label): label,
                     "image/format": encoded.format,
                 }
                 first_size = first_size or encoded.size
@@ -125,9 +124,9 @@ def _write(generated: GeneratorDataset, folder: Path, name: str) -> None:
                 progress(number + 1)
             if number < 0:
                 raise DataError(f"the {split} split of {name} is empty: its function yields nothing.")
-    assert recipe is not None
+    assert encoder is not None
     classes = list(generated.classes) if generated.classes is not None else [str(i) for i in range(highest + 1)]
-    facts = {"features": recipe.features.as_dict(), "classes": classes}
+    facts = {"features": encoder.features.as_dict(), "classes": classes}
     (folder / _FACTS).write_text(json.dumps(facts), encoding="utf-8")
 
 

@@ -198,7 +198,7 @@ def _of_npz(path: Path, label: Feature, classes: Sequence[str]) -> ToPredict:
 def _of_records(path: Path, options: FilesOptions, classes: Sequence[str], label: Feature, cache: Path) -> ToPredict:
     from dataclasses import replace
 
-    from modelyard.data.records.items import RecordExamples, describe_record
+    from modelyard.data.records.reader import RecordExamples, describe_record
     from modelyard.system.console import late_bar
 
     features, paths = feature_map(options), matching(str(path))

@@ -1,0 +1,345 @@
+"""Inspect datasets: what a dataset contains, and a check of every checksum, image and label, and for duplicates."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modelyard.config import resolve
+from modelyard.config.schema import is_path
+from modelyard.data.dataset import IMAGE, TRAIN, Dataset
+from modelyard.data.decoded import DecodedDataset, raw_examples_of
+from modelyard.data.images import decode, upright_size
+from modelyard.data.open_dataset import open_dataset
+from modelyard.data.raw_examples import RawExample, RawExamples
+from modelyard.data.records.reader import (
+    DATASET_JSON,
+    LABELS,
+    ConvertedInfo,
+    RecordExamples,
+    ShardInfo,
+    describe_record,
+    read_dataset_json,
+)
+from modelyard.data.sources.remote import local_tree
+from modelyard.data.splits import are_classes
+from modelyard.errors import DataError
+from modelyard.storage import cache_folder, is_remote
+from modelyard.system.console import bar
+from modelyard.system.files import explain
+from modelyard.system.machine import available_cores
+
+MOST_PROBLEMS = 100
+"""More are counted but not listed."""
+
+_BATCH = 32
+_SHOWN = 3
+
+Size = tuple[int, int]
+
+
+def data_info(source: str, origin: str = "Python", **options: Any) -> dict[str, Any]:
+    """Returns the splits, classes and shapes of a dataset.
+
+    Args:
+        source: a path or the name of a dataset.
+        origin: where the options come from, for error messages.
+        **options: options of the dataset.
+    """
+    dataset = open_dataset(resolve({**options, "dataset": source}, source=origin, pick_up_files=False), 0.0)
+    splits = {}
+    for split, size in dataset.sizes().items():
+        labels = dataset.labels(split)
+        counts = None if labels is None else np.bincount(labels, minlength=len(dataset.classes)).tolist()
+        splits[split] = {"examples": size, "classes": counts}
+    image = dataset.features.get(IMAGE)
+    return {
+        "source": source,
+        "classes": list(dataset.classes),
+        "splits": splits,
+        "image": None if image is None else {"shape": list(image.shape), "dtype": image.dtype},
+        "sizes": _sizes(dataset),
+        "record": _first_record(dataset),
+        "fingerprint": dataset.fingerprint(),
+    }
+
+
+def _sizes(dataset: Dataset) -> list[list[int]]:
+    """Returns the smallest and the largest height and width of at most 100 raw images."""
+    if not isinstance(dataset, DecodedDataset):
+        return []
+    examples = dataset.splits[TRAIN]
+    rows = np.unique(np.linspace(0, len(examples) - 1, min(len(examples), 100)).astype(int)).tolist()
+    raw = [(examples.load(row), examples.name(row)) for row in rows]
+    found = [upright_size(value, name) for value, name in raw if isinstance(value, bytes) or value.ndim >= 2]
+    return [np.min(found, axis=0).tolist(), np.max(found, axis=0).tolist()] if found else []
+
+
+def _first_record(dataset: Dataset) -> list[str]:
+    examples = dataset.splits[TRAIN] if isinstance(dataset, DecodedDataset) else None
+    return describe_record(examples.paths[0], examples.cache) if isinstance(examples, RecordExamples) else []
+
+
+# -- verify ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class SplitReport:
+    """The result for one split.
+
+    Args:
+        examples: the number of examples, bad ones included.
+        class_counts: the number of examples of each class.
+        bad: the number of examples that can't be read.
+        heights: the smallest and the largest height; None if there are no images.
+        widths: the smallest and the largest width.
+        repeated: the number of examples that are equal to an earlier one of the split.
+    """
+
+    examples: int
+    class_counts: list[int]
+    bad: int = 0
+    heights: Size | None = None
+    widths: Size | None = None
+    repeated: int = 0
+
+
+@dataclass
+class VerifyReport:
+    """The result of a verification.
+
+    Args:
+        splits: by name.
+        shared: for each pair of splits, the number of examples of the second that are also in the first.
+        problems: errors in the data, at most `MOST_PROBLEMS` of them.
+        problem_count: the number of errors.
+        warnings: findings that may be intended.
+    """
+
+    splits: dict[str, SplitReport] = field(default_factory=dict)
+    shared: dict[tuple[str, str], int] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    problem_count: int = 0
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether there are no problems."""
+        return not self.problem_count
+
+    def add(self, problem: str) -> None:
+        """Adds an error in the data."""
+        self.problem_count += 1
+        if len(self.problems) < MOST_PROBLEMS:
+            self.problems.append(problem)
+
+
+def verify_data(source: str, origin: str = "Python", **options: Any) -> VerifyReport:
+    """Reads all checksums, images, labels and classes, and lists all problems.
+
+    Args:
+        source: a path or the name of a dataset.
+        origin: where the options come from, for error messages.
+        **options: options of the dataset.
+    """
+    config = resolve({**options, "dataset": source}, source=origin, pick_up_files=False)
+    cache = cache_folder(config.cache_dir)
+    folder = local_tree(source, cache) if is_remote(source) else Path(source).expanduser()
+    threads = config.input_threads or available_cores()
+    if is_path(source) and (folder / DATASET_JSON).is_file():
+        examples = sum(split.examples for split in read_dataset_json(folder).splits.values())
+        with bar("verifying", examples) as progress:
+            return verify_folder(folder, cache=cache, threads=threads, progress=progress)
+    dataset = open_dataset(config, 0.0)
+    with bar("verifying", sum(dataset.sizes().values())) as progress:
+        return verify(raw_examples_of(dataset), dataset.classes, threads=threads, progress=progress)
+
+
+def verify(
+    splits: Mapping[str, RawExamples],
+    classes: Sequence[str],
+    *,
+    threads: int = 1,
+    progress: Callable[[int], None] = lambda done: None,
+    report: VerifyReport | None = None,
+) -> VerifyReport:
+    """Checks all examples and adds the problems to the report. A problem does not end the check."""
+    report = report or VerifyReport()
+    for name, examples in splits.items():
+        report.splits[name] = SplitReport(len(examples), _class_counts(examples, len(classes)))
+        for problem in examples.index_problems() if isinstance(examples, RecordExamples) else ():
+            report.add(problem)
+        if are_classes(examples.labels):
+            for row in np.flatnonzero((examples.labels < 0) | (examples.labels >= len(classes))).tolist():
+                label = int(examples.labels[row])
+                report.add(f"{examples.name(row)}: label {label} is out of range, there are {len(classes)} classes.")
+    digests = {name: np.zeros(len(examples), np.uint64) for name, examples in splits.items()}
+    for done, (name, row, checked) in enumerate(_check_all(splits, threads), 1):
+        progress(done)
+        split = report.splits[name]
+        digests[name][row] = checked.digest
+        if checked.problem is not None:
+            split.bad += 1
+            report.add(checked.problem)
+        if checked.size is not None:
+            height, width = checked.size
+            split.heights = _extended(split.heights, height)
+            split.widths = _extended(split.widths, width)
+    _find_repeated(report, splits, digests)
+    if TRAIN in report.splits:
+        empty = [classes[n] for n, count in enumerate(report.splits[TRAIN].class_counts) if not count]
+        if empty:
+            listed = ", ".join(empty[:_SHOWN]) + (", …" if len(empty) > _SHOWN else "")
+            report.warnings.append(f"{len(empty)} of {len(classes)} classes have no training example: {listed}.")
+    return report
+
+
+def verify_folder(
+    folder: Path,
+    *,
+    cache: Path | None = None,
+    threads: int = 1,
+    progress: Callable[[int], None] = lambda done: None,
+) -> VerifyReport:
+    """Checks a converted folder: all examples, and that its files match dataset.json.
+
+    Raises:
+        DataError: if dataset.json can't be read.
+    """
+    info = read_dataset_json(folder)
+    report = VerifyReport()
+    splits: dict[str, RawExamples] = {}
+    for split, parts in info.splits.items():
+        opened = []
+        for shard in parts.shards:
+            # The records of a shard with a wrong checksum are checked too, to name the damaged ones.
+            try:
+                for problem in _shard_problems(folder / shard.file, shard, info, cache):
+                    report.add(problem)
+                opened.append(folder / shard.file)
+            except DataError as error:
+                report.add(str(error))
+        splits[split] = RecordExamples(opened, info.features, cache)
+        if len(opened) == len(parts.shards) and _class_counts(splits[split], len(info.classes)) != parts.class_counts:
+            report.add(f"{folder}: the class counts of the {split} split differ from {DATASET_JSON}.")
+    try:
+        lines = (folder / LABELS).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        report.add(f"{folder / LABELS} can't be read: {error}.")
+    else:
+        if lines != info.classes:
+            report.add(f"{folder / LABELS} has other classes than {DATASET_JSON}.")
+    return verify(splits, info.classes, threads=threads, progress=progress, report=report)
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """The result for one example. The digest of an unreadable one is 0."""
+
+    digest: int
+    size: Size | None = None
+    problem: str | None = None
+
+
+def _check_all(splits: Mapping[str, RawExamples], threads: int) -> Iterator[tuple[str, int, _Checked]]:
+    """Yields split, row and result of each example, in order."""
+
+    def check_batch(examples: RawExamples, start: int) -> list[_Checked]:
+        return [_check(examples, row) for row in range(start, min(start + _BATCH, len(examples)))]
+
+    pool = ThreadPoolExecutor(threads)
+    try:
+        for name, examples in splits.items():
+            starts = range(0, len(examples), _BATCH)
+            batches = pool.map(check_batch, itertools.repeat(examples), starts)
+            for row, checked in enumerate(itertools.chain.from_iterable(batches)):
+                yield name, row, checked
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _check(examples: RawExamples, row: int) -> _Checked:
+    name = examples.name(row)
+    try:
+        example = examples.load(row)
+        digest = _digest(example)
+        if isinstance(example, bytes):
+            return _Checked(digest, decode(example, None, name).shape[:2])
+        if example.dtype.kind == "f" and not np.isfinite(example).all():
+            return _Checked(digest, problem=f"{name} holds values that are not finite.")
+        return _Checked(digest, example.shape[:2] if example.ndim == 3 else None)
+    except DataError as error:
+        return _Checked(0, problem=str(error))
+
+
+def _digest(example: RawExample) -> int:
+    if isinstance(example, bytes):
+        digest = hashlib.blake2b(example, digest_size=8)
+    else:
+        digest = hashlib.blake2b(f"{example.dtype.str}{example.shape}".encode(), digest_size=8)
+        digest.update(np.ascontiguousarray(example).data)
+    return int.from_bytes(digest.digest(), "little") or 1
+
+
+def _class_counts(examples: RawExamples, classes: int) -> list[int]:
+    if not are_classes(examples.labels):
+        return []
+    valid = examples.labels[(examples.labels >= 0) & (examples.labels < classes)]
+    counts: list[int] = np.bincount(valid, minlength=classes).tolist()
+    return counts
+
+
+def _extended(known: Size | None, value: int) -> Size:
+    return (value, value) if known is None else (min(known[0], value), max(known[1], value))
+
+
+def _find_repeated(
+    report: VerifyReport, splits: Mapping[str, RawExamples], digests: Mapping[str, NDArray[np.uint64]]
+) -> None:
+    for name, own in digests.items():
+        readable = own[own != 0]
+        repeated = len(readable) - len(np.unique(readable))
+        report.splits[name].repeated = repeated
+        if repeated:
+            report.warnings.append(f"{repeated:,} examples of the {name} split are duplicates.")
+    for one, other in itertools.combinations(digests, 2):
+        both = np.flatnonzero(np.isin(digests[other], digests[one]) & (digests[other] != 0))
+        report.shared[one, other] = len(both)
+        if len(both):
+            index = int(both[0])
+            twin = int(np.flatnonzero(digests[one] == digests[other][index])[0])
+            report.warnings.append(
+                f"{len(both):,} of {len(digests[other]):,} {other} examples are also in {one}, the first: "
+                f"{splits[other].name(index)} is {splits[one].name(twin)}."
+            )
+    if not splits or not all(are_classes(examples.labels) for examples in splits.values()):
+        return
+    labels, every = np.concatenate([e.labels for e in splits.values()]), np.concatenate(list(digests.values()))
+    order = np.lexsort((labels, every))
+    same = (every[order][1:] == every[order][:-1]) & (every[order][1:] != 0)
+    different = int(np.count_nonzero(same & (labels[order][1:] != labels[order][:-1])))
+    if different:
+        report.warnings.append(f"{different:,} examples have duplicates with another label.")
+
+
+def _shard_problems(path: Path, shard: ShardInfo, info: ConvertedInfo, cache: Path | None) -> Iterator[str]:
+    """Yields the differences of a shard from dataset.json.
+
+    Raises:
+        DataError: if it can't be opened.
+    """
+    with explain(path, "read", DataError), open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    count = len(RecordExamples([path], info.features, cache))
+    if digest != shard.sha256:
+        yield f"{path} is not the file that was written: its SHA-256 differs from {DATASET_JSON}."
+    if count != shard.records:
+        yield f"{path} has {count:,} records, but {DATASET_JSON} says {shard.records:,}."
