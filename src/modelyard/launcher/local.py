@@ -217,7 +217,7 @@ def newest_step(directory: RunDirectory) -> int:
 
 def _remove_if_unused(directory: RunDirectory) -> None:
     """Removes the folder if no run began in it; the error has the end of the log."""
-    if not directory.exists() and not directory.strangers() and not list_checkpoints(directory.checkpoints):
+    if not directory.exists() and not directory.unexpected_files() and not list_checkpoints(directory.checkpoints):
         shutil.rmtree(directory.path, ignore_errors=True)
 
 

@@ -65,7 +65,7 @@ def find_folder(config: Config) -> RunDirectory:
         raise RunError(f"there is no run in {path} to resume, and resume is 'must'.")
     if directory.path.exists() and not directory.path.is_dir():
         raise RunError(f"{path} is a file; --model_dir must name a folder.")
-    unexpected = directory.strangers()
+    unexpected = directory.unexpected_files()
     if unexpected:
         raise RunError(
             f"{path} is not empty and not a run folder (it holds {', '.join(unexpected[:3])}). Name another."
@@ -93,7 +93,7 @@ def remove_if_nothing_started(directory: RunDirectory) -> Iterator[None]:
     except BaseException:
         if any(holder.pid != os.getpid() for holder in holders(directory.logs)):
             raise
-        if not directory.exists() and not directory.strangers() and not list_checkpoints(directory.checkpoints):
+        if not directory.exists() and not directory.unexpected_files() and not list_checkpoints(directory.checkpoints):
             shutil.rmtree(directory.path, ignore_errors=True)
         raise
 

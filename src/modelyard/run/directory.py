@@ -113,10 +113,10 @@ class RunDirectory:
             for folder in (self.path, self.checkpoints, self.logs):
                 folder.mkdir(parents=True, exist_ok=True)
 
-    def strangers(self) -> list[str]:
+    def unexpected_files(self) -> list[str]:
         """What is in the folder and does not come from a start that got no further than this."""
         if self.mirror is not None and not self.mirror.fetched:
-            return self.mirror.strangers()
+            return self.mirror.unexpected_files()
         if not self.path.is_dir():
             return []
         ours = (LOCK, MARK, self.logs.name, self.checkpoints.name)

@@ -69,7 +69,7 @@ class Mirror:
         """Whether there is a run."""
         return storage.exists(storage.join(self.url, CONFIG))
 
-    def strangers(self) -> list[str]:
+    def unexpected_files(self) -> list[str]:
         """What is there beside a lock."""
         return [name or self.url for name in storage.names_below(self.url) if name != LOCK]
 
