@@ -25,7 +25,7 @@ from modelyard.run.checkpoint import (
     NewerFormatError,
     folder_name,
     list_checkpoints,
-    load_newest,
+    load_latest,
     prune,
     read_checkpoint,
     write_checkpoint,
@@ -60,9 +60,9 @@ def machine(path: Path) -> RunDirectory:
     return directory
 
 
-def checkpoint(step: int, **memory: Any) -> Checkpoint:
+def checkpoint(step: int, **loop_state: Any) -> Checkpoint:
     array = np.full((4,), step, np.float32)
-    return Checkpoint(step, {"w": array}, {"m": array + 1}, memory)
+    return Checkpoint(step, {"w": array}, {"m": array + 1}, loop_state)
 
 
 def save(directory: RunDirectory, step: int) -> None:
@@ -97,7 +97,7 @@ def test_another_machine_goes_on_with_the_newest_checkpoint(tmp_path: Path) -> N
     with machine(tmp_path / "b") as second:
         assert list(list_checkpoints(second.checkpoints)) == [30]  # older ones need not come
         assert list(list_checkpoints(second.best)) == [20]
-        newest = load_newest(second.checkpoints)
+        newest = load_latest(second.checkpoints)
         assert newest is not None
         assert newest.step == 30
         assert second.metrics.read_text().count("\n") == 3
@@ -146,7 +146,7 @@ def test_whatever_change_it_dies_at_the_last_committed_checkpoint_is_whole(
                 return
         take_over()
         with machine(tmp_path / f"b{number}") as second:
-            newest = load_newest(second.checkpoints)
+            newest = load_latest(second.checkpoints)
             if newest is None:
                 assert done == 0
                 continue
@@ -255,7 +255,7 @@ def test_a_run_that_has_no_checkpoint_yet_starts(tmp_path: Path) -> None:
     storage.write_bytes(f"{URL}/best/{folder_name(20)}/weights.safetensors", b"?")
     for again in ("b", "c"):
         with machine(tmp_path / again) as second:
-            assert load_newest(second.checkpoints) is None
+            assert load_latest(second.checkpoints) is None
 
 
 def test_a_checkpoint_of_a_newer_format_is_left_alone(tmp_path: Path) -> None:

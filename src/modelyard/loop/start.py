@@ -239,7 +239,7 @@ def _sizes(sizes: dict[str, int]) -> str:
 def _log_inexact_resume(
     config: Config, engine: Engine, run: RunLength, checkpoint: Checkpoint, manifest: dict[str, Any]
 ) -> None:
-    state = checkpoint.memory
+    state = checkpoint.loop_state
     if state.get("total_steps", run.total_steps) != run.total_steps:
         log.info(
             "the run now has %d steps, it had %d; the learning-rate schedule%s the new number",

@@ -1,7 +1,7 @@
-"""Checkpoints: complete or not there, checksummed, written off the training path.
+"""Checkpoints: whole or absent, with checksums, written while training continues.
 
 ``step-00001200/`` holds ``weights.safetensors``, ``optimizer.safetensors`` and ``state.json``. The last has the format
-version, the step, what the loop and the hooks must remember, and a SHA-256 of the other two.
+version, the step, the state of the loop and the hooks, and a SHA-256 of the other two.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from modelyard.system.files import remove_folder, whole_folder
 FORMAT_VERSION = 1
 WEIGHTS, OPTIMIZER, STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
 DAMAGED = "damaged-"
+_LOOP_STATE = "memory"  # part of the file format
 _NAME = re.compile(r"step-(\d{8,})")
 log = logging.getLogger("modelyard")
 
@@ -46,19 +47,19 @@ class UnreadableError(CheckpointError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A point of a run to go on from.
+    """A point from which a run resumes.
 
     Args:
         step: how many steps were trained.
         weights: the model's weights by name.
         optimizer: the optimizer's slots by name.
-        memory: what the loop and the hooks must remember, as plain JSON values.
+        loop_state: the state of the loop and the hooks, as plain JSON values. In state.json its key is "memory".
     """
 
     step: int
     weights: Arrays
     optimizer: Arrays
-    memory: dict[str, Any] = field(default_factory=dict)
+    loop_state: dict[str, Any] = field(default_factory=dict)
 
 
 def folder_name(step: int) -> str:
@@ -85,7 +86,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
             "format_version": FORMAT_VERSION,
             "step": checkpoint.step,
             "sha256": checksums,
-            "memory": checkpoint.memory,
+            _LOOP_STATE: checkpoint.loop_state,
         }
         (partial / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
     return target
@@ -112,11 +113,11 @@ def read_checkpoint(path: Path) -> Checkpoint:
             arrays[name] = load_safetensors(data)
         except SafetensorError as error:
             raise CheckpointError(f"{path / name} is damaged: {error}.") from error
-    return Checkpoint(state["step"], arrays[WEIGHTS], arrays[OPTIMIZER], state["memory"])
+    return Checkpoint(state["step"], arrays[WEIGHTS], arrays[OPTIMIZER], state[_LOOP_STATE])
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """The small part of a checkpoint: step, memory, checksums."""
+    """The content of state.json: step, state of the loop, checksums."""
     try:
         state = json.loads((path / STATE).read_text(encoding="utf-8"))
         version = state["format_version"]
@@ -126,8 +127,8 @@ def read_state(path: Path) -> dict[str, Any]:
             raise NewerFormatError(
                 f"{path} has format version {version}; this Modelyard reads up to {FORMAT_VERSION}. Install a newer."
             )
-        if not isinstance(state["step"], int) or not isinstance(state["memory"], dict):
-            raise TypeError("step or memory")
+        if not isinstance(state["step"], int) or not isinstance(state[_LOOP_STATE], dict):
+            raise TypeError("step or loop state")
         return dict(state) | {"sha256": dict(state["sha256"])}
     except FileNotFoundError as error:
         raise CheckpointError(f"{path / STATE} is missing.") from error
@@ -135,6 +136,11 @@ def read_state(path: Path) -> dict[str, Any]:
         raise UnreadableError(f"{path / STATE} can't be read: {error.strerror}.") from error
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path / STATE} is damaged ({error}).") from error
+
+
+def read_loop_state(path: Path) -> dict[str, Any]:
+    """The state of the loop and the hooks in a checkpoint, without its weights."""
+    return dict(read_state(path)[_LOOP_STATE])
 
 
 def list_checkpoints(folder: Path) -> dict[int, Path]:
@@ -145,7 +151,7 @@ def list_checkpoints(folder: Path) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-def load_newest(folder: Path) -> Checkpoint | None:
+def load_latest(folder: Path) -> Checkpoint | None:
     """The newest checkpoint that can be read; damaged ones are named in the log, set aside, and passed over.
 
     Raises:
@@ -178,13 +184,19 @@ def _set_aside(path: Path) -> Path:
     return aside
 
 
-def choose(checkpoints: Path, best: Path, which: str) -> Path:
-    """The folder of the checkpoint that the user names: best, latest or a step.
+def select_checkpoint(checkpoints: Path, best: Path, which: str | int | None = None) -> Path:
+    """The folder of the checkpoint that the user names.
+
+    Args:
+        checkpoints: the folder of the checkpoints.
+        best: the folder of the best models.
+        which: best, latest or a step; None is best if there is one, else latest.
 
     Raises:
         CheckpointError: if there is no such checkpoint, with those that exist.
     """
-    latest, winners = list_checkpoints(checkpoints), best_first(best)
+    latest, winners = list_checkpoints(checkpoints), list_best(best)
+    which = str(which) if which is not None else "best" if winners else "latest"
     if which == "latest" and latest:
         return latest[max(latest)]
     if which == "best" and winners:
@@ -214,12 +226,12 @@ def step_of(path: Path) -> int:
     return int(match[1])
 
 
-def best_first(folder: Path) -> list[Path]:
-    """The best models in ``folder``, the winner first; unreadable ones are left out."""
+def list_best(folder: Path) -> list[Path]:
+    """The checkpoints of the best models in ``folder``, best first; unreadable ones are left out."""
     ranked = []
     for step, path in list_checkpoints(folder).items():
         try:
-            won = read_state(path)["memory"]["best"]
+            won = read_loop_state(path)["best"]
             value = float(won["value"])
             key = -value if won["mode"] == "max" else value
             ranked.append((math.inf if math.isnan(value) else key, step, path))  # not a number: last
@@ -287,4 +299,4 @@ class BackgroundWriter:
             raise error
 
 
-__all__ = ["BackgroundWriter", "Checkpoint", "choose", "load_newest", "read_checkpoint", "write_checkpoint"]
+__all__ = ["BackgroundWriter", "Checkpoint", "load_latest", "read_checkpoint", "select_checkpoint", "write_checkpoint"]

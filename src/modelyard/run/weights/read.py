@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from modelyard import storage
 from modelyard.errors import CheckpointError
-from modelyard.run.checkpoint import OPTIMIZER, STATE, WEIGHTS, best_first, choose, read_checkpoint
+from modelyard.run.checkpoint import OPTIMIZER, STATE, WEIGHTS, read_checkpoint, select_checkpoint
 from modelyard.run.directory import RunDirectory, open_run_folder
 from modelyard.run.weights.keras_files import read_hdf5, read_keras
 from modelyard.run.weights.named import NamedWeights
@@ -80,8 +80,7 @@ _FILES = {".safetensors": _read_safetensors, ".keras": read_keras, ".h5": read_h
 
 
 def _read_run(directory: RunDirectory) -> NamedWeights:
-    which = "best" if best_first(directory.best) else "latest"
-    path = choose(directory.checkpoints, directory.best, which)
+    path = select_checkpoint(directory.checkpoints, directory.best)
     directory.bring_weights(path)
     return NamedWeights(read_checkpoint(path).weights)
 
