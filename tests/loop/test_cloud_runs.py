@@ -14,7 +14,7 @@ import pytest
 
 from conftest import COMMAND, TESTS, environment, last_json
 from modelyard import storage
-from modelyard.run.weights import read_weights
+from modelyard.run.weights.read import read_weights
 from object_store import BUCKET, object_store
 
 STEPS = 80

@@ -25,7 +25,7 @@ from modelyard.run.checkpoint import (
     step_of,
     write_checkpoint,
 )
-from modelyard.run.weights import read_weights
+from modelyard.run.weights.read import read_weights
 
 
 def checkpoint(step: int = 7, **loop_state: Any) -> Checkpoint:
@@ -295,7 +295,7 @@ def test_weights_are_read_from_a_run_a_checkpoint_or_a_file(tmp_path: Path) -> N
 def test_a_place_without_weights_is_explained(tmp_path: Path) -> None:
     (tmp_path / "torn.safetensors").write_bytes(b"torn")
     for place, words in (
-        (tmp_path / "nowhere", "nothing is there"),
+        (tmp_path / "nowhere", "does not exist"),
         (tmp_path, "is not a run folder, a checkpoint folder, a .safetensors"),
         (tmp_path / "torn.safetensors", "is damaged or no safetensors file"),
     ):

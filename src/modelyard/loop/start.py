@@ -32,15 +32,14 @@ from modelyard.run.directory import (
 )
 from modelyard.run.journal import log_start
 from modelyard.run.manifest import read_manifest, write_manifest
-from modelyard.run.weights.finite import check_finite
-from modelyard.run.weights.match import SHOWN, Matched, differing, match
+from modelyard.run.weights.match import SHOWN, Matched, NamedWeights, match, shape_differences
+from modelyard.run.weights.read import check_finite, read_weights
 from modelyard.system.files import explain
 from modelyard.system.machine import hardware, versions
 from modelyard.system.pid_file import holders
 
 if TYPE_CHECKING:
     from modelyard.engine.base import Engine
-    from modelyard.run.weights.named import NamedWeights
 
 log = logging.getLogger("modelyard")
 
@@ -275,8 +274,6 @@ def read_initial_weights(config: Config) -> NamedWeights | None:
             if getattr(config, key):
                 log.warning("%s (%s) has no effect without checkpoint_path", key, config.origin(key))
         return None
-    from modelyard.run.weights.read import read_weights
-
     log.info("starting from the weights in %s", config.checkpoint_path)
     return read_weights(config.checkpoint_path, config.cache_dir)
 
@@ -301,7 +298,7 @@ def warm_start(engine: Engine, weights: NamedWeights) -> Matched:
             exclude=config.checkpoint_exclude,
             rename=config.checkpoint_rename,
             strict=config.strict,
-            places=weight_paths(engine.model, name_weights(engine.model)) if weights.places else None,
+            paths=weight_paths(engine.model, name_weights(engine.model)) if weights.paths else None,
         )
     except CheckpointError as error:
         raise CheckpointError(f"checkpoint_path {config.checkpoint_path}: {error}") from None
@@ -324,7 +321,7 @@ def _log_matched(matched: Matched, expected: Mapping[str, tuple[int, ...]]) -> N
         "loaded": [_renamed(name, matched.sources[name]) for name in matched.loaded],
         "excluded": list(matched.skipped),
         "missing in the file": list(matched.missing),
-        "of another shape": differing(matched.wrong_shape),
+        "of another shape": shape_differences(matched.wrong_shape),
         "unused in the file": list(matched.unused),
     }
     if len(matched.loaded) < len(expected) or matched.unused:

@@ -1,12 +1,13 @@
-"""Which reader a path needs: a folder of ours, a file of Keras, a TensorFlow checkpoint, local or remote."""
+"""Reading weights from a path or URL: a run, a checkpoint, a safetensors file, a file of Keras, or of TensorFlow."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
@@ -16,10 +17,10 @@ from modelyard.errors import CheckpointError
 from modelyard.run.checkpoint import OPTIMIZER, STATE, WEIGHTS, read_checkpoint, select_checkpoint
 from modelyard.run.directory import RunDirectory, open_run_folder
 from modelyard.run.weights.keras_files import read_hdf5, read_keras
-from modelyard.run.weights.named import NamedWeights
-from modelyard.run.weights.tensorflow_checkpoint import STATE_FILE, find_prefix, newest_of, read_tensorflow
+from modelyard.run.weights.match import NamedWeights
+from modelyard.run.weights.tensorflow_checkpoint import STATE_FILE, find_prefix, latest_of, read_tensorflow
 
-KINDS = (
+_SUPPORTED = (
     "a run folder, a checkpoint folder, a .safetensors, .keras, .weights.h5 or .h5 file, or a TensorFlow checkpoint "
     "(its prefix, its .index file or its folder)"
 )
@@ -28,14 +29,14 @@ KINDS = (
 def read_weights(path: Path | str, cache_dir: str | None = None) -> NamedWeights:
     """The named weights in ``path``; of a run folder, the best model's if there is one, else the latest's.
 
-    Nothing in a file is run: only arrays are read.
+    No code in a file is run: only arrays are read.
 
     Args:
         path: a local path, or a URL.
         cache_dir: where copies of remote files are kept; None is the usual place.
 
     Raises:
-        CheckpointError: if nothing readable is there.
+        CheckpointError: if there are no readable weights.
     """
     if isinstance(path, str) and storage.is_remote(path):
         return _read_remote(path, storage.cache_folder(cache_dir))
@@ -46,21 +47,23 @@ def read_weights(path: Path | str, cache_dir: str | None = None) -> NamedWeights
     if (path / STATE).is_file():
         return NamedWeights(read_checkpoint(path).weights)
     if RunDirectory(path).exists():
-        return _read_run(open_run_folder(path))  # knows its folder of best models
+        return _read_run(open_run_folder(path))  # it reads best_model_dir
     prefix = find_prefix(path)
     if prefix is not None:
         return read_tensorflow(prefix)
-    raise CheckpointError(f"checkpoint_path {path} is not {KINDS}" + ("." if path.exists() else "; nothing is there."))
+    raise CheckpointError(
+        f"checkpoint_path {path} " + (f"is not {_SUPPORTED}." if path.exists() else "does not exist.")
+    )
 
 
 def load_weights(path: Path | str) -> dict[str, NDArray[Any]]:
-    """The weights in a file or folder by name: whatever ``checkpoint_path`` takes. Nothing in it is run.
+    """The weights in a file or folder by name: anything that ``checkpoint_path`` supports. No code in it is run.
 
     Args:
         path: a local path, or a URL.
 
     Raises:
-        CheckpointError: if nothing readable is there.
+        CheckpointError: if there are no readable weights.
 
     Example:
         >>> weights = modelyard.load_weights("mobilenet_v2.weights.h5")
@@ -76,7 +79,12 @@ def _read_safetensors(path: Path) -> NamedWeights:
         raise CheckpointError(f"{path} is damaged or no safetensors file: {error}.") from error
 
 
-_FILES = {".safetensors": _read_safetensors, ".keras": read_keras, ".h5": read_hdf5, ".hdf5": read_hdf5}
+_FILES: dict[str, Callable[[Path], NamedWeights]] = {
+    ".safetensors": _read_safetensors,
+    ".keras": read_keras,
+    ".h5": read_hdf5,
+    ".hdf5": read_hdf5,
+}
 
 
 def _read_run(directory: RunDirectory) -> NamedWeights:
@@ -92,11 +100,11 @@ def _read_remote(url: str, cache: Path) -> NamedWeights:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if storage.exists(storage.join(url, STATE)):
-            _bring(folder, (storage.join(url, file) for file in (STATE, WEIGHTS, OPTIMIZER)), cache)
+            _collect(folder, (storage.join(url, file) for file in (STATE, WEIGHTS, OPTIMIZER)), cache)
             return NamedWeights(read_checkpoint(folder).weights)
         prefix = _remote_prefix(url)
         if prefix is not None:
-            _bring(folder, [f"{prefix}.index", *storage.list_files(f"{prefix}.data-*")], cache)
+            _collect(folder, [f"{prefix}.index", *storage.list_files(f"{prefix}.data-*")], cache)
             return read_tensorflow(folder / prefix.rpartition("/")[2])
     return _read_run(open_run_folder(url, str(cache)))
 
@@ -106,11 +114,33 @@ def _remote_prefix(url: str) -> str | None:
     if storage.exists(f"{prefix}.index"):
         return prefix
     state = storage.read_if_there(storage.join(url, STATE_FILE))
-    newest = newest_of(state.decode("utf-8", "replace")) if state is not None else None
-    return storage.join(url, newest) if newest is not None else None
+    latest = latest_of(state.decode("utf-8", "replace")) if state is not None else None
+    return storage.join(url, latest) if latest is not None else None
 
 
-def _bring(folder: Path, urls: Iterable[str], cache: Path) -> None:
-    """Copies of single files lie in folders of their own; what belongs together is read from one."""
+def _collect(folder: Path, urls: Iterable[str], cache: Path) -> None:
+    """Links the copies of several remote files into one folder: the cache has a folder per file."""
     for url in urls:
         (folder / url.rpartition("/")[2]).symlink_to(storage.local_copy(url, cache))
+
+
+def check_finite(weights: Mapping[str, NDArray[Any]], shown: str, hint: str) -> None:
+    """Refuses weights that contain NaN or infinity: the first step of training would fail.
+
+    Args:
+        weights: arrays by name.
+        shown: their origin, for the error.
+        hint: the advice at the end of the error.
+
+    Raises:
+        CheckpointError: with the first of them, and how many of its values are not finite.
+    """
+    found = {name: int(np.sum(~np.isfinite(array))) for name, array in weights.items() if array.dtype.kind not in "iub"}
+    bad = {name: count for name, count in found.items() if count}
+    if bad:
+        name, count = next(iter(bad.items()))
+        more = f", and so {'do' if len(bad) > 2 else 'does'} {len(bad) - 1} more" if len(bad) > 1 else ""
+        raise CheckpointError(
+            f"{shown}: {name} holds {count:,} values of {weights[name].size:,} that are not finite (NaN or infinity)"
+            f"{more}. {hint}"
+        )
