@@ -119,7 +119,7 @@ def kill_at(number: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
 
         return call
 
-    for name in ("write_bytes", "upload", "remove"):
+    for name in ("write_bytes", "write_new", "upload", "remove"):
         monkeypatch.setattr(storage, name, deadly(getattr(storage, name)))
     return lambda: seen[0]
 

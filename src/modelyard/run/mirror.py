@@ -71,7 +71,7 @@ class Mirror:
 
     def unexpected_files(self) -> list[str]:
         """What is there beside a lock."""
-        return [name or self.url for name in storage.names_below(self.url) if name != LOCK]
+        return [name or self.url for name in storage.names_below(self.url) if not name.startswith(LOCK)]
 
     def is_held(self) -> bool:
         """Whether a process is writing there now."""
