@@ -143,7 +143,7 @@ def test_the_journal_beside_the_run_tells_all_of_it(killed: str) -> None:
     journal = storage.read_bytes(f"s3://{BUCKET}/runs/training_log.md").decode()
     assert journal.count("# Training log") == 1
     assert journal.count("\n## one\n") == 1
-    assert journal.count("**one** went on at step") == 2
+    assert journal.count("**one** resumed at step") == 2
     assert journal.count("**Results of one**") == 1
 
 

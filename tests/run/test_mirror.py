@@ -30,8 +30,15 @@ from modelyard.run.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from modelyard.run.directory import RunDirectory, find_runs, is_running, open_run_folder, remote_run_folder
-from modelyard.run.journal import JOURNAL, log_result
+from modelyard.run.directory import (
+    JOURNAL,
+    RunDirectory,
+    find_runs,
+    is_running,
+    open_run_folder,
+    remote_run_folder,
+)
+from modelyard.run.manifest import log_result
 from modelyard.system.files import remove_folder
 from modelyard.system.pid_file import hold_pid_file, holders
 
@@ -331,7 +338,7 @@ def test_storage_that_fails_for_a_while_does_not_end_the_run(
             save(directory, 30)
             save(directory, 50)
         assert committed() == ["checkpoints/step-00000010"]
-        assert "can't write there. What is missing there is uploaded with the next checkpoint." in caplog.text
+        assert "can't write there. The next checkpoint uploads what is missing." in caplog.text
         save(directory, 70)
         assert committed() == [f"checkpoints/{folder_name(step)}" for step in (50, 70)]
         write_checkpoint(directory.checkpoints, checkpoint(90))

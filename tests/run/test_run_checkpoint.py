@@ -196,7 +196,7 @@ def test_where_all_are_damaged_the_run_does_not_begin_again_unasked(tmp_path: Pa
     for path in written(tmp_path, 1, 2):
         (path / STATE).unlink()
     for _ in range(2):
-        with pytest.raises(CheckpointError, match="nothing to go on from"):
+        with pytest.raises(CheckpointError, match="nothing to resume from"):
             load_latest(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["damaged-step-00000001", "damaged-step-00000002"]
 

@@ -40,8 +40,7 @@ from modelyard.run.checkpoint import (
     step_of,
 )
 from modelyard.run.directory import RunDirectory, open_run_folder
-from modelyard.run.journal import log_result
-from modelyard.run.manifest import read_manifest, started_by
+from modelyard.run.manifest import log_result, read_manifest, started_by
 from modelyard.system.log import log_to
 from modelyard.system.machine import gpus
 

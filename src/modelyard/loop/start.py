@@ -30,8 +30,7 @@ from modelyard.run.directory import (
     run_options,
     write_config,
 )
-from modelyard.run.journal import log_start
-from modelyard.run.manifest import read_manifest, write_manifest
+from modelyard.run.manifest import log_start, read_manifest, write_manifest
 from modelyard.run.weights.match import SHOWN, Matched, NamedWeights, match, shape_differences
 from modelyard.run.weights.read import check_finite, read_weights
 from modelyard.system.files import explain

@@ -38,11 +38,11 @@ Arrays = dict[str, NDArray[Any]]
 
 
 class NewerFormatError(CheckpointError):
-    """A checkpoint that a newer Modelyard wrote: whole, but not for this one to read."""
+    """A checkpoint that a newer Modelyard wrote; this one cannot read it."""
 
 
 class UnreadableError(CheckpointError):
-    """The file system does not give the file; that may pass."""
+    """An error of the file system, which may pass."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def folder_name(step: int) -> str:
 
 
 def is_folder_name(name: str) -> bool:
-    """Whether ``name`` is one that `folder_name` gives."""
+    """Whether ``name`` is the name of a checkpoint folder."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -152,11 +152,11 @@ def list_checkpoints(folder: Path) -> dict[int, Path]:
 
 
 def load_latest(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint that can be read; damaged ones are named in the log, set aside, and passed over.
+    """The newest checkpoint that can be read. Damaged ones are logged, set aside and skipped.
 
     Raises:
-        NewerFormatError: if a newer Modelyard wrote the newest; going on from an older one would undo its work.
-        UnreadableError: if a file can't be read at all, which may pass; nothing is set aside then.
+        NewerFormatError: if a newer Modelyard wrote the newest; resuming from an older one would undo its work.
+        UnreadableError: on an error of the file system; nothing is set aside.
         CheckpointError: if there were checkpoints and all are damaged.
     """
     for path in reversed(list_checkpoints(folder).values()):
@@ -169,7 +169,7 @@ def load_latest(folder: Path) -> Checkpoint | None:
             log.warning("%s It was set aside as %s; the one before it is used.", error, aside.name)
     if folder.is_dir() and any(folder.glob(f"{DAMAGED}*")):
         raise CheckpointError(
-            f"all checkpoints in {folder} are damaged and set aside as {DAMAGED}…; there is nothing to go on from. "
+            f"all checkpoints in {folder} are damaged and set aside as {DAMAGED}…; there is nothing to resume from. "
             "Restore them from a copy, or start a new run with another --model_dir."
         )
     return None
@@ -236,7 +236,7 @@ def list_best(folder: Path) -> list[Path]:
             key = -value if won["mode"] == "max" else value
             ranked.append((math.inf if math.isnan(value) else key, step, path))  # not a number: last
         except (CheckpointError, KeyError, TypeError, ValueError) as error:
-            log.warning("%s is passed over: %s", path, error)
+            log.warning("%s is skipped: %s", path, error)
     return [path for _, _, path in sorted(ranked)]
 
 
@@ -247,10 +247,9 @@ def prune(folder: Path, keep: int) -> None:
 
 
 class BackgroundWriter:
-    """Runs writes in order on a thread of its own, so that training goes on meanwhile.
+    """Runs writes in order in a thread, while training continues.
 
-    At most one write waits: a further one waits for room, so memory stays bounded. An error is raised in the training
-    thread at the next call.
+    At most one write waits, so memory stays bounded. An error is raised in the training thread at the next call.
     """
 
     def __init__(self) -> None:
@@ -259,7 +258,7 @@ class BackgroundWriter:
         self._thread: threading.Thread | None = None
 
     def submit(self, write: Callable[[], None]) -> None:
-        """Has ``write`` done soon."""
+        """Schedules ``write``; blocks while another one waits."""
         self._raise()
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="checkpoint-writer", daemon=True)
@@ -299,4 +298,3 @@ class BackgroundWriter:
             raise error
 
 
-__all__ = ["BackgroundWriter", "Checkpoint", "load_latest", "read_checkpoint", "select_checkpoint", "write_checkpoint"]
