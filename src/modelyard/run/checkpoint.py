@@ -296,5 +296,3 @@ class BackgroundWriter:
         if self._error is not None:
             error, self._error = self._error, None
             raise error
-
-
