@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modelyard.cluster.description import Cluster, Member, find_cluster
-from modelyard.cluster.slurm import expand_counts, expand_nodes, from_slurm
+from modelyard.cluster.description import Cluster, Member
+from modelyard.cluster.environment import expand_counts, expand_nodes, find_cluster, from_slurm
 from modelyard.errors import ConfigError
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modelyard.cluster.description import Cluster, Member, find_cluster
-from modelyard.cluster.tf_config import from_tf_config
+from modelyard.cluster.description import Cluster, Member
+from modelyard.cluster.environment import find_cluster, from_tf_config
 from modelyard.errors import ConfigError
 
 TWO = {"chief": ["a:1"], "worker": ["b:2", "c:3"]}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from modelyard.errors import UserError
@@ -106,25 +105,6 @@ class Cluster:
         """Returns the number of processes of each role as text."""
         found = ((role, len(hosts)) for role, hosts in self.addresses.items() if hosts)
         return ", ".join(f"{count} {role}{'s' if count > 1 and role != PS else ''}" for role, count in found)
-
-
-def find_cluster(which: str = "auto", environ: Mapping[str, str] | None = None) -> Cluster:
-    """Returns the cluster in the environment: ``TF_CONFIG``, else SLURM's variables, else this process alone.
-
-    Args:
-        which: the option ``cluster``; "none" ignores the environment.
-        environ: the environment variables.
-
-    Raises:
-        ConfigError: if the variables are malformed.
-    """
-    if which == "none":
-        return Cluster()
-    from modelyard.cluster.slurm import from_slurm
-    from modelyard.cluster.tf_config import from_tf_config
-
-    environ = os.environ if environ is None else environ
-    return from_tf_config(environ) or from_slurm(environ) or Cluster()
 
 
 class ProcessGroup:
