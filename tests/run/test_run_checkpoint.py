@@ -25,7 +25,7 @@ from modelyard.run.checkpoint import (
     step_of,
     write_checkpoint,
 )
-from modelyard.run.weights.read import read_weights
+from modelyard.run.weights.read import load_weights
 
 
 def checkpoint(step: int = 7, **loop_state: Any) -> Checkpoint:
@@ -285,11 +285,11 @@ def test_weights_are_read_from_a_run_a_checkpoint_or_a_file(tmp_path: Path) -> N
     (tmp_path / "config.yaml").write_text("config_version: 1\n")
     (path,) = written(tmp_path / "checkpoints", 3)
     for place in (tmp_path, path, path / WEIGHTS):
-        assert set(read_weights(place)) == set(checkpoint().weights)
+        assert set(load_weights(place)) == set(checkpoint().weights)
     write_checkpoint(
         tmp_path / "best", Checkpoint(2, {"best": np.ones(1)}, {}, {"best": {"value": 1.0, "mode": "max"}})
     )
-    assert set(read_weights(tmp_path)) == {"best"}
+    assert set(load_weights(tmp_path)) == {"best"}
 
 
 def test_a_place_without_weights_is_explained(tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ def test_a_place_without_weights_is_explained(tmp_path: Path) -> None:
         (tmp_path / "torn.safetensors", "is damaged or no safetensors file"),
     ):
         with pytest.raises(CheckpointError, match=words):
-            read_weights(place)
+            load_weights(place)
 
 
 def test_a_checkpoint_is_not_there_until_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

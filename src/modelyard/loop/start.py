@@ -32,7 +32,7 @@ from modelyard.run.directory import (
 )
 from modelyard.run.manifest import log_start, read_manifest, write_manifest
 from modelyard.run.weights.match import SHOWN, Matched, NamedWeights, match, shape_differences
-from modelyard.run.weights.read import check_finite, read_weights
+from modelyard.run.weights.read import check_finite, load_weights
 from modelyard.system.files import explain
 from modelyard.system.machine import hardware, versions
 from modelyard.system.pid_file import holders
@@ -274,7 +274,7 @@ def read_initial_weights(config: Config) -> NamedWeights | None:
                 log.warning("%s (%s) has no effect without checkpoint_path", key, config.origin(key))
         return None
     log.info("starting from the weights in %s", config.checkpoint_path)
-    return read_weights(config.checkpoint_path, config.cache_dir)
+    return load_weights(config.checkpoint_path, config.cache_dir)
 
 
 def warm_start(engine: Engine, weights: NamedWeights) -> Matched:

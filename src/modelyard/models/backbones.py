@@ -22,7 +22,7 @@ from modelyard.errors import CheckpointError, DataError, UserError
 from modelyard.models.catalog import BACKBONES, Backbone, BackboneOptions, WidenedOptions
 from modelyard.models.task import DataInfo
 from modelyard.run.weights.match import NamedWeights, NameMap, format_shape, match_names
-from modelyard.run.weights.read import check_finite, read_weights
+from modelyard.run.weights.read import check_finite, load_weights
 
 log = logging.getLogger("modelyard")
 IMAGENET = "imagenet"
@@ -129,7 +129,7 @@ class BackboneNetwork:
                 f"pretrained {path.name}: unsupported file type. Supported: .weights.h5 and .h5 files of Keras. "
                 "For weights of a whole network in other formats use --checkpoint_path."
             )
-        stored = read_weights(path)  # refuses files that are not plain arrays
+        stored = load_weights(path)  # refuses files that are not plain arrays
         side = self.backbone.size
         body = self._body(options, input_shape=(side, side, 3))
         for top in (False, True):

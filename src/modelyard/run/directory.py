@@ -13,7 +13,6 @@ import socket
 import time
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from modelyard import storage
@@ -48,6 +47,7 @@ class RunDirectory:
 
     def __init__(self, path: Path, best: Path | None = None, mirror: Mirror | None = None) -> None:
         self.path = path
+        self.name = path.name
         self.mirror = mirror
         self.config = path / CONFIG
         self.manifest = path / MANIFEST
@@ -59,6 +59,7 @@ class RunDirectory:
         self.profile = path / PROFILE
         self.mark = path / MARK
         self.evaluations = path / EVALUATOR / METRICS
+        self.journal = path.parent / JOURNAL
         self._lock: TextIO | None = None
 
     def of_evaluator(self) -> RunDirectory:
@@ -73,16 +74,6 @@ class RunDirectory:
     def export(self, form: str) -> Path:
         """The folder of the exports of a format. TensorFlow Serving reads that of SavedModels."""
         return self.path / (EXPORT if form == "saved_model" else f"{EXPORT}-{form}")
-
-    @property
-    def name(self) -> str:
-        """The name of the folder."""
-        return self.path.name
-
-    @property
-    def journal(self) -> Path:
-        """The path of the journal."""
-        return self.path.parent / JOURNAL
 
     @property
     def address(self) -> str:
@@ -143,15 +134,23 @@ class RunDirectory:
         with explain(self.path, "write to"):
             file = open(self.path / LOCK, "a+", encoding="utf-8")  # noqa: SIM115 - held until unlock
         deadline = time.monotonic() + _LOCK_SECONDS
-        while not _try_lock(file, self.path):
-            if time.monotonic() > deadline:
-                file.seek(0)
-                holder = file.read().strip() or "another process"
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    file.seek(0)
+                    holder = file.read().strip() or "another process"
+                    file.close()
+                    raise RunError(
+                        f"{self.address} is in use by {holder}. Wait for it to end, stop it, or name another "
+                        "--model_dir."
+                    ) from None
+                time.sleep(0.05)
+            except OSError as error:
                 file.close()
-                raise RunError(
-                    f"{self.address} is in use by {holder}. Wait for it to end, stop it, or name another --model_dir."
-                )
-            time.sleep(0.05)
+                raise RunError(f"{self.path} can't be locked: {error.strerror}.") from error
         file.seek(0)
         file.truncate()
         file.write(f"process {os.getpid()} on {socket.gethostname()}")
@@ -187,22 +186,9 @@ class RunDirectory:
         self.lock()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
         # After an interrupt the user believes that everything is saved, so a failed upload is reported.
         self.unlock(failed=error is not None and not isinstance(error, Interrupted))
-
-
-def _try_lock(file: TextIO, path: Path) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        file.close()
-        raise RunError(f"{path} can't be locked: {error.strerror}.") from error
-    return True
 
 
 def new_run_path(config: Config, now: datetime | None = None) -> Path | str:
@@ -213,13 +199,8 @@ def new_run_path(config: Config, now: datetime | None = None) -> Path | str:
     dataset = re.sub(r"[^\w.+=,@-]+", "_", dataset).strip("_") or "dataset"
     name = config.run_name or f"{config.model}-{dataset}"
     if not re.fullmatch(r"[\w][\w.+=,@-]*", name):
-        raise ConfigError(
-            [
-                Problem(
-                    config.origin("run_name"), "run_name", f"{name!r} must be made of letters, digits and . + = , @ - _"
-                )
-            ]
-        )
+        message = f"{name!r} must be made of letters, digits and . + = , @ - _"
+        raise ConfigError([Problem(config.origin("run_name"), "run_name", message)])
     stamp = (now or datetime.now()).strftime("%Y-%m-%d-%H_%M_%S")
     names = itertools.chain([f"{stamp}-{name}"], (f"{stamp}-{name}-{number}" for number in itertools.count(2)))
     if storage.is_remote(config.runs_dir):
@@ -330,10 +311,14 @@ def differences(directory: RunDirectory, config: Config) -> list[tuple[str, Any,
 
 def path_options(config: Config) -> set[str]:
     """Options of the chosen dataset and model that name files. Some may be set to a keyword instead."""
-    fields = [f for part in ("dataset", "model") for f in config.entry(part).options.model_fields.items()]
-    extras = {key: info.json_schema_extra for key, info in fields if isinstance(info.json_schema_extra, dict)}
-    words: dict[str, Any] = {key: extra.get("words", ()) for key, extra in extras.items() if extra.get("path")}
-    return {key for key, known in words.items() if config.part_options.get(key) not in known}
+    found = set()
+    for part in ("dataset", "model"):
+        for key, field in config.entry(part).options.model_fields.items():
+            extra: Any = field.json_schema_extra
+            is_path_option = isinstance(extra, dict) and extra.get("path")
+            if is_path_option and config.part_options.get(key) not in extra.get("words", ()):
+                found.add(key)
+    return found
 
 
 def _is_moved(key: str, there: Any, here: Any, paths: set[str]) -> bool:

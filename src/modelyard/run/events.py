@@ -93,13 +93,13 @@ def cut_events(folder: Path, step: int, known: Mapping[str, int] | None = None) 
         known: lengths up to which the files have no later events. These parts are not read.
     """
     for path in sorted(folder.rglob("events.out.tfevents.*")):
-        end = (known or {}).get(str(path.relative_to(folder)), 0)
-        end = end if path.stat().st_size >= end else 0
+        size, end = path.stat().st_size, (known or {}).get(str(path.relative_to(folder)), 0)
+        end = end if size >= end else 0
         for stop, event in _events(path, end):
             if event.step > step:
                 break
             end = stop
-        if path.stat().st_size != end:
+        if end != size:
             with explain(path, "write"):
                 os.truncate(path, end)
 

@@ -32,16 +32,7 @@ def write_manifest(
     step: int,
     before: dict[str, Any],
 ) -> dict[str, Any]:
-    """Adds this start of the run to the manifest and returns the manifest.
-
-    Args:
-        directory: the run folder.
-        config: the resolved config.
-        dataset: fingerprint, sizes and classes.
-        engine: the engine's description.
-        step: the step from which this start resumes.
-        before: the content of the manifest so far.
-    """
+    """Adds a start of the run at ``step`` to the manifest, whose content was ``before``, and returns the manifest."""
     start = {
         "time": datetime.now().astimezone().isoformat(timespec="seconds"),
         "step": step,

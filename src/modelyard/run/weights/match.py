@@ -84,7 +84,7 @@ def match(
     also identify a weight by its path or its order. The method that matches most is used for the whole file.
 
     Args:
-        weights: the result of `read_weights`.
+        weights: the result of `load_weights`.
         expected: names and shapes of the model's weights, in its order.
         include: patterns with * and ? on the model's names; only these are loaded. None: all.
         exclude: patterns on the model's names that are not loaded.
@@ -230,8 +230,8 @@ def match_names(names: Mapping[str, str], expected: Mapping[str, Shape]) -> Name
     One of the two may be inside of another model, whose name is in front: ``backbone/conv1/kernel``.
 
     Args:
-        names: names of the file to the names that are compared.
-        expected: names and shapes of the model, in its order.
+        names: the file's names, to the names to compare.
+        expected: the model's names, in its order.
     """
     members = _by_layer(expected)
     inside = defaultdict(list)
@@ -284,14 +284,7 @@ def _tails(layer: str) -> list[str]:
 def _match_paths(
     paths: Mapping[str, str], model: Mapping[str, str], expected: Mapping[str, Shape], shapes: Mapping[str, Shape]
 ) -> NameMap:
-    """Matches by path in Keras 3, as in ``layers/conv2d_1/vars/0``: its layer is the second of its class.
-
-    Args:
-        paths: names of the file to their paths.
-        model: paths to names of the model.
-        expected: the shapes of the model.
-        shapes: the shapes of the file.
-    """
+    """Matches by path in Keras 3, as in ``layers/conv2d_1/vars/0``: its layer is the second of its class."""
     file = {path: name for name, path in paths.items()}
     pairs: list[tuple[Mapping[str, str], Mapping[str, str]]] = [(file, model)]
     pairs += [(_below(prefix, file), model) for prefix in _containers(file)]
@@ -332,13 +325,7 @@ def _below(prefix: str, paths: Mapping[str, str]) -> dict[str, str]:
 def _match_order(
     order: Mapping[str, tuple[tuple[int, ...], str]], expected: Mapping[str, Shape], shapes: Mapping[str, Shape]
 ) -> NameMap:
-    """Matches by the order of the layers with weights, if all layers agree but the last: the order proves nothing else.
-
-    Args:
-        order: names of the file to the index of their layer and their attribute.
-        expected: the shapes of the model.
-        shapes: the shapes of the file.
-    """
+    """Matches by the order of the layers with weights, if the shapes in all of them but the last agree."""
     ordered = sorted(order.items(), key=lambda item: item[1][0])
     file = [{leaf: name for name, (_, leaf) in group} for _, group in groupby(ordered, key=lambda item: item[1][0])]
     model = [{_split(name)[1]: name for name in names} for names in _by_layer(expected).values()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,41 +26,14 @@ _SUPPORTED = (
 )
 
 
-def read_weights(path: Path | str, cache_dir: str | None = None) -> NamedWeights:
-    """The named weights in ``path``; of a run folder, the best model's if there is one, else the latest's.
+def load_weights(path: Path | str, cache_dir: str | None = None) -> NamedWeights:
+    """Loads weights by name from anything that ``checkpoint_path`` supports. No code in a file is run.
 
-    No code in a file is run: only arrays are read.
-
-    Args:
-        path: a local path, or a URL.
-        cache_dir: where copies of remote files are kept; None is the usual place.
-
-    Raises:
-        CheckpointError: if there are no readable weights.
-    """
-    if isinstance(path, str) and storage.is_remote(path):
-        return _read_remote(path, storage.cache_folder(cache_dir))
-    path = Path(path).expanduser()
-    reader = _FILES.get(path.suffix.lower())
-    if reader is not None and path.is_file():
-        return reader(path)
-    if (path / STATE).is_file():
-        return NamedWeights(read_checkpoint(path).weights)
-    if RunDirectory(path).exists():
-        return _read_run(open_run_folder(path))  # it reads best_model_dir
-    prefix = find_prefix(path)
-    if prefix is not None:
-        return read_tensorflow(prefix)
-    raise CheckpointError(
-        f"checkpoint_path {path} " + (f"is not {_SUPPORTED}." if path.exists() else "does not exist.")
-    )
-
-
-def load_weights(path: Path | str) -> dict[str, NDArray[Any]]:
-    """The weights in a file or folder by name: anything that ``checkpoint_path`` supports. No code in it is run.
+    Of a run folder, the best model is loaded if there is one, else the latest.
 
     Args:
         path: a local path, or a URL.
+        cache_dir: the folder for copies of remote files; None is the default.
 
     Raises:
         CheckpointError: if there are no readable weights.
@@ -69,7 +42,22 @@ def load_weights(path: Path | str) -> dict[str, NDArray[Any]]:
         >>> weights = modelyard.load_weights("mobilenet_v2.weights.h5")
         >>> {name: array.shape for name, array in weights.items()}
     """
-    return read_weights(path)
+    if isinstance(path, str) and storage.is_remote(path):
+        return _load_remote(path, storage.cache_folder(cache_dir))
+    path = Path(path).expanduser()
+    reader = _READERS.get(path.suffix.lower())
+    if reader is not None and path.is_file():
+        return reader(path)
+    if (path / STATE).is_file():
+        return NamedWeights(read_checkpoint(path).weights)
+    if RunDirectory(path).exists():
+        return _load_run(open_run_folder(path))  # it reads best_model_dir
+    prefix = find_prefix(path)
+    if prefix is not None:
+        return read_tensorflow(prefix)
+    raise CheckpointError(
+        f"checkpoint_path {path} " + (f"is not {_SUPPORTED}." if path.exists() else "does not exist.")
+    )
 
 
 def _read_safetensors(path: Path) -> NamedWeights:
@@ -79,7 +67,7 @@ def _read_safetensors(path: Path) -> NamedWeights:
         raise CheckpointError(f"{path} is damaged or no safetensors file: {error}.") from error
 
 
-_FILES: dict[str, Callable[[Path], NamedWeights]] = {
+_READERS: dict[str, Callable[[Path], NamedWeights]] = {
     ".safetensors": _read_safetensors,
     ".keras": read_keras,
     ".h5": read_hdf5,
@@ -87,41 +75,36 @@ _FILES: dict[str, Callable[[Path], NamedWeights]] = {
 }
 
 
-def _read_run(directory: RunDirectory) -> NamedWeights:
+def _load_run(directory: RunDirectory) -> NamedWeights:
     path = select_checkpoint(directory.checkpoints, directory.best)
     directory.bring_weights(path)
     return NamedWeights(read_checkpoint(path).weights)
 
 
-def _read_remote(url: str, cache: Path) -> NamedWeights:
-    reader = _FILES.get(Path(url).suffix.lower())
-    if reader is not None:
-        return reader(storage.local_copy(url, cache))
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        if storage.exists(storage.join(url, STATE)):
-            _collect(folder, (storage.join(url, file) for file in (STATE, WEIGHTS, OPTIMIZER)), cache)
-            return NamedWeights(read_checkpoint(folder).weights)
-        prefix = _remote_prefix(url)
-        if prefix is not None:
-            _collect(folder, [f"{prefix}.index", *storage.list_files(f"{prefix}.data-*")], cache)
-            return read_tensorflow(folder / prefix.rpartition("/")[2])
-    return _read_run(open_run_folder(url, str(cache)))
+def _load_remote(url: str, cache: Path) -> NamedWeights:
+    if Path(url).suffix.lower() in _READERS:
+        return load_weights(storage.local_copy(url, cache))
+    files = _checkpoint_files(url)
+    if not files:
+        return _load_run(open_run_folder(url, str(cache)))
+    with tempfile.TemporaryDirectory() as folder:  # in one folder: the cache has a folder per file
+        for file in files:
+            Path(folder, file.rpartition("/")[2]).symlink_to(storage.local_copy(file, cache))
+        return load_weights(folder)
 
 
-def _remote_prefix(url: str) -> str | None:
+def _checkpoint_files(url: str) -> list[str]:
+    """The files of a checkpoint of Modelyard or TensorFlow; none if ``url`` is something else."""
+    if storage.exists(storage.join(url, STATE)):
+        return [storage.join(url, file) for file in (STATE, WEIGHTS, OPTIMIZER)]
     prefix = url.removesuffix(".index")
-    if storage.exists(f"{prefix}.index"):
-        return prefix
-    state = storage.read_if_there(storage.join(url, STATE_FILE))
-    latest = latest_of(state.decode("utf-8", "replace")) if state is not None else None
-    return storage.join(url, latest) if latest is not None else None
-
-
-def _collect(folder: Path, urls: Iterable[str], cache: Path) -> None:
-    """Links the copies of several remote files into one folder: the cache has a folder per file."""
-    for url in urls:
-        (folder / url.rpartition("/")[2]).symlink_to(storage.local_copy(url, cache))
+    if not storage.exists(f"{prefix}.index"):
+        state = storage.read_if_there(storage.join(url, STATE_FILE))
+        latest = latest_of(state.decode("utf-8", "replace")) if state is not None else None
+        if latest is None:
+            return []
+        prefix = storage.join(url, latest)
+    return [f"{prefix}.index", *storage.list_files(f"{prefix}.data-*")]
 
 
 def check_finite(weights: Mapping[str, NDArray[Any]], shown: str, hint: str) -> None:
