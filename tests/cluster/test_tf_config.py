@@ -205,7 +205,7 @@ def test_a_cluster_that_can_not_train_is_refused(cluster: dict[str, list[str]], 
 @pytest.mark.parametrize(
     ("given", "key", "message"),
     [
-        (None, "task", "is missing. It must name this process of the cluster (1 chief, 2 worker)"),
+        (None, "task", "is missing. It must name this process of the cluster (1 chief, 2 workers)"),
         ({}, "task", "is missing"),
         ([], "task", "must be an object"),
         ("worker", "task", "must be an object"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from modelyard.errors import UserError
 
 CHIEF, WORKER, PS, EVALUATOR = "chief", "worker", "ps", "evaluator"
-ROLES = (CHIEF, WORKER, PS, EVALUATOR)
+ROLES = (CHIEF, WORKER, PS, EVALUATOR)  # in the order of processes, the coordinator first
 SYNCHRONOUS, PARAMETER_SERVERS = "synchronous", "parameter servers"
 
 
@@ -54,8 +54,7 @@ class Cluster:
     @property
     def members(self) -> list[Member]:
         """All processes, the coordinator first."""
-        everyone = [Member(role, i) for role in ROLES for i in range(len(self.addresses.get(role, ())))]
-        return sorted(everyone, key=lambda member: member != self.coordinator)
+        return [Member(role, i) for role in ROLES for i in range(len(self.addresses.get(role, ())))]
 
     @property
     def coordinator(self) -> Member:
@@ -69,7 +68,7 @@ class Cluster:
 
     @property
     def mode(self) -> str:
-        """How it trains: synchronously, or asynchronously with parameter servers."""
+        """The mode of training: synchronous, or asynchronous with parameter servers."""
         return PARAMETER_SERVERS if self.addresses.get(PS) else SYNCHRONOUS
 
     @property
@@ -115,7 +114,7 @@ class ProcessGroup:
     """
 
     grace_seconds = 15.0
-    """How long this process may take to exit by itself once a peer is lost, before it is ended."""
+    """The time that this process has to exit by itself after a peer was lost."""
 
     def __init__(self, cluster: Cluster | None = None) -> None:
         self.cluster = cluster or Cluster()

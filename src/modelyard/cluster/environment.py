@@ -15,6 +15,7 @@ last task evaluates.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -26,7 +27,6 @@ from modelyard.errors import ConfigError, Problem, unknown
 
 TF_CONFIG, JOB_INDEX = "TF_CONFIG", "JOB_COMPLETION_INDEX"
 _MASTER = "master"
-_NUMBER = re.compile(r"[0-9]{1,9}")
 _ADDRESS = re.compile(r"(?:(?:[\w-]{1,63}\.)*[\w-]{1,63}\.?|\[[0-9a-fA-F:.]+(?:%\w+)?\]):(\d{1,5})", re.ASCII)
 _ENVIRONMENTS = ("local", "cloud", "google")
 Wrong = Callable[[str, str], None]
@@ -35,7 +35,7 @@ Wrong = Callable[[str, str], None]
 SLURM = "SLURM"
 PS_COUNT, EVALUATOR_COUNT = "MODELYARD_PS", "MODELYARD_EVALUATOR"
 _POSITION = ("SLURM_NODEID", "SLURM_LOCALID")
-_INTEGER = re.compile(r"[0-9]{1,18}")
+_NUMBER = re.compile(r"[0-9]{1,18}")
 _MAX_TASKS = 100_000
 _FIRST_PORT, _PORTS = 20000, 12000
 """Below the ports that Linux assigns by itself (32768 and up)."""
@@ -174,7 +174,7 @@ def _task(given: dict[str, Any], addresses: dict[str, tuple[str, ...]], job_inde
 
 def _numbered(addresses: dict[str, tuple[str, ...]], text: str, wrong: Wrong) -> Member:
     """Returns the process with an index, counted over all roles in order."""
-    everyone = [Member(role, i) for role in ROLES for i in range(len(addresses.get(role, ())))]
+    everyone = Cluster(addresses=addresses).members
     if _NUMBER.fullmatch(text) and int(text) < len(everyone):
         return everyone[int(text)]
     wrong("task", f"is missing, and {JOB_INDEX} is {text!r}, which is not the index of one of {_counted(addresses)}.")
@@ -182,7 +182,7 @@ def _numbered(addresses: dict[str, tuple[str, ...]], text: str, wrong: Wrong) ->
 
 
 def _counted(addresses: dict[str, tuple[str, ...]]) -> str:
-    return ", ".join(f"{len(hosts)} {role}" for role, hosts in addresses.items()) or "no processes"
+    return Cluster(addresses=addresses).listed() or "no processes"
 
 
 # -- SLURM ------------------------------------------------------------------------------------------------------------
@@ -214,11 +214,10 @@ def from_slurm(environ: Mapping[str, str]) -> Cluster | None:
         if evaluators > 1:
             raise _slurm_error(EVALUATOR_COUNT, f"{message} At most one evaluator is supported.")
         raise _slurm_error(PS_COUNT, f"{message} Request more tasks.")
-    members = [Member(CHIEF, 0)] * chiefs + [Member(WORKER, i) for i in range(workers)]
-    members += [Member(PS, i) for i in range(ps)] + [Member(EVALUATOR, 0)] * evaluators
-    placed = list(zip(members, addresses, strict=True))
-    by_role = {role: tuple(a for m, a in placed if m.role == role) for role in dict.fromkeys(m.role for m in members)}
-    return Cluster(members[rank], by_role, SLURM)
+    counts = {CHIEF: chiefs, WORKER: workers, PS: ps, EVALUATOR: evaluators}
+    remaining = iter(addresses)
+    by_role = {role: tuple(itertools.islice(remaining, counts[role])) for role in ROLES if counts[role]}
+    return Cluster(Cluster(addresses=by_role).members[rank], by_role, SLURM)
 
 
 def _slurm_addresses(environ: Mapping[str, str], nodes: list[str], per_node: list[int]) -> list[str]:
@@ -240,7 +239,7 @@ def _slurm_addresses(environ: Mapping[str, str], nodes: list[str], per_node: lis
     step = environ["SLURM_STEP_ID"]
     # Every task has its own port, also on different nodes: two names may be one machine.
     span = min(tasks, _PORTS // 2)
-    first = _FIRST_PORT + (job * 64 + (int(step) if _INTEGER.fullmatch(step) else 0) * span) % (_PORTS - span)
+    first = _FIRST_PORT + (job * 64 + (int(step) if _NUMBER.fullmatch(step) else 0) * span) % (_PORTS - span)
     return [f"{nodes[node]}:{first + number % span}" for number, (node, _) in enumerate(positions)]
 
 
@@ -255,7 +254,7 @@ def _number(environ: Mapping[str, str], name: str, default: int | None = None) -
     text = environ.get(name, "")
     if not text and default is not None:
         return default
-    if not _INTEGER.fullmatch(text):
+    if not _NUMBER.fullmatch(text):
         raise _slurm_error(name, f"{text!r} is not a number." if text else "is not set.")
     return int(text)
 
