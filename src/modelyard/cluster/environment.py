@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -232,7 +233,7 @@ def _slurm_addresses(environ: Mapping[str, str], nodes: list[str], per_node: lis
             f"task {rank} is number {known[1]} on node {known[0]}, and not where the expected distribution puts it. "
             "Start with srun --distribution=block.",
         )
-    reserved = _ports(environ.get("SLURM_STEP_RESV_PORTS", ""))
+    reserved = _expand_ranges(environ.get("SLURM_STEP_RESV_PORTS", ""))
     if len(reserved) >= max(per_node):
         return [f"{nodes[node]}:{reserved[local]}" for node, local in positions]
     job = _number(environ, "SLURM_JOB_ID")
@@ -259,17 +260,6 @@ def _number(environ: Mapping[str, str], name: str, default: int | None = None) -
     return int(text)
 
 
-def _ports(text: str) -> list[int]:
-    """Reads ``12000-12003`` or ``12000,12002``."""
-    ports: list[int] = []
-    for part in filter(None, text.split(",")):
-        match = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", part)
-        if match is None:
-            return []
-        ports += range(int(match[1]), int(match[2] or match[1]) + 1)
-    return ports
-
-
 def expand_counts(text: str) -> list[int]:
     """Reads ``2(x3),1`` as 2, 2, 2, 1."""
     counts: list[int] = []
@@ -283,35 +273,32 @@ def expand_counts(text: str) -> list[int]:
 
 def expand_nodes(text: str) -> list[str]:
     """Reads ``node[01-03,7],login`` as node01, node02, node03, node7, login."""
-    parts = re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", text)
-    names = [name for part in parts for name in _expand(part)] if ",".join(parts) == text else []
-    if text and not 0 < len(names) <= _MAX_TASKS:
-        raise _unreadable(text)
+    patterns = re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", text)
+    readable, names = ",".join(patterns) == text, list[str]()
+    for pattern in patterns:
+        parts = re.split(r"\[(.*?)\]", pattern)  # the ranges are at odd indices
+        choices = [_expand_ranges(part) if index % 2 else [part] for index, part in enumerate(parts)]
+        count = math.prod(map(len, choices))
+        readable = readable and 0 < count <= _MAX_TASKS - len(names)
+        if readable:
+            names += ["".join(chosen) for chosen in itertools.product(*choices)]
+    if not readable:
+        raise _slurm_error("SLURM_STEP_NODELIST", f"{text[:80]!r} can't be read as a list of nodes.")
     return names
 
 
-def _expand(name: str) -> list[str]:
-    match = re.fullmatch(r"([^\[]*)\[([^\]]*)\](.*)", name)
-    if match is None:
-        return [name]
-    before, ranges, after = match.groups()
-    middles: list[str] = []
-    for part in ranges.split(","):
+def _expand_ranges(text: str) -> list[str]:
+    """Reads ``01-03,7`` as 01, 02, 03, 7; none if it can't be read."""
+    numbers: list[str] = []
+    for part in text.split(","):
         bounds = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part)
         if bounds is None:
-            raise _unreadable(name)
+            return []
         first, last = int(bounds[1]), int(bounds[2] or bounds[1])
         if not 0 <= last - first < _MAX_TASKS:
-            raise _unreadable(name)
-        middles += [f"{number:0{len(bounds[1])}d}" for number in range(first, last + 1)]
-    rests = _expand(after)
-    if len(middles) * len(rests) > _MAX_TASKS:
-        raise _unreadable(name)
-    return [before + middle + rest for middle in middles for rest in rests]
-
-
-def _unreadable(text: str) -> ConfigError:
-    return _slurm_error("SLURM_STEP_NODELIST", f"{text[:80]!r} can't be read as a list of nodes.")
+            return []
+        numbers += [f"{number:0{len(bounds[1])}d}" for number in range(first, last + 1)]
+    return numbers
 
 
 def _slurm_error(variable: str, message: str) -> ConfigError:

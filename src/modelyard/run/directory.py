@@ -201,8 +201,8 @@ def new_run_path(config: Config, now: datetime | None = None) -> Path | str:
     if not re.fullmatch(r"[\w][\w.+=,@-]*", name):
         message = f"{name!r} must be made of letters, digits and . + = , @ - _"
         raise ConfigError([Problem(config.origin("run_name"), "run_name", message)])
-    stamp = (now or datetime.now()).strftime("%Y-%m-%d-%H_%M_%S")
-    names = itertools.chain([f"{stamp}-{name}"], (f"{stamp}-{name}-{number}" for number in itertools.count(2)))
+    first = f"{(now or datetime.now()).strftime('%Y-%m-%d-%H_%M_%S')}-{name}"
+    names = itertools.chain([first], (f"{first}-{number}" for number in itertools.count(2)))
     if storage.is_remote(config.runs_dir):
         urls = (storage.join(config.runs_dir, name) for name in names)
         return next(url for url in urls if not storage.exists(url))

@@ -42,7 +42,6 @@ class RemoteLock:
         self.url = url
         self.owner = owner
         self._mark = uuid.uuid4().hex
-        self._held = False
         self._stop = threading.Event()
         self._guard = threading.Lock()
 
@@ -58,13 +57,12 @@ class RemoteLock:
                 raise self._in_use(holder)
             log.info("taking over from process %s on %s, which has ended", holder["pid"], holder["host"])
             self._remove_dead(holder)
-        self._held = True
         _marks.add(self._mark)
         try:
             storage.write_new(self.url, self._content())
             winner = self.holder()
             if winner is not None and winner["mark"] != self._mark:
-                self._let_go()
+                _marks.discard(self._mark)
                 raise self._in_use(winner)
             self.check()
         except BaseException:  # it may have been written all the same
@@ -81,8 +79,8 @@ class RemoteLock:
             RunError: if it does not.
         """
         holder = self.holder()
-        if not self._held or holder is None or holder["mark"] != self._mark:
-            self._let_go()
+        if self._mark not in _marks or holder is None or holder["mark"] != self._mark:
+            _marks.discard(self._mark)
             who = f"process {holder['pid']} on {holder['host']} took it" if holder else "someone removed it"
             raise RunError(
                 f"this process lost its lock {self.url}: {who}. It uploads nothing more, so that two do not mix."
@@ -102,14 +100,14 @@ class RemoteLock:
         """
         self._stop.set()
         with self._guard:  # a renewal under way would write it again
-            if self._held:
+            if self._mark in _marks:
                 try:
                     self.check()
                     storage.remove(self.url)
                 except StorageError as error:
                     log.warning("%s Others have to wait for %s seconds, or delete it.", error, STALE_SECONDS)
                 finally:
-                    self._let_go()
+                    _marks.discard(self._mark)
 
     def holder(self) -> dict[str, Any] | None:
         """Returns the holder: host, pid, time, mark; None if there is none."""
@@ -145,17 +143,13 @@ class RemoteLock:
             f"name another --model_dir. If you know that it is dead, delete {self.url}"
         )
 
-    def _let_go(self) -> None:
-        self._held = False
-        _marks.discard(self._mark)
-
     def _content(self) -> bytes:
         return json.dumps({**_here(), "pid": os.getpid(), "time": time.time(), "mark": self._mark}).encode()
 
     def _renew(self) -> None:
         while not self._stop.wait(_RENEW_SECONDS):
             try:
-                if self._held:
+                if self._mark in _marks:
                     self.renew()
             except StorageError as error:  # it may pass; the next upload reports it
                 log.debug("the lock was not renewed: %s", error)
