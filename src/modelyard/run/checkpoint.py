@@ -37,12 +37,8 @@ log = logging.getLogger("modelyard")
 Arrays = dict[str, NDArray[Any]]
 
 
-class NewerFormatError(CheckpointError):
-    """A checkpoint that a newer Modelyard wrote; this one cannot read it."""
-
-
-class UnreadableError(CheckpointError):
-    """An error of the file system, which may pass."""
+class DamagedError(CheckpointError):
+    """A checkpoint that is incomplete or damaged. It can be set aside; other errors may pass."""
 
 
 @dataclass(frozen=True)
@@ -96,46 +92,48 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """The checkpoint in the folder ``path``.
 
     Raises:
-        CheckpointError: if it is incomplete, damaged, or of a newer format.
+        DamagedError: if it is incomplete or damaged.
+        CheckpointError: if a newer Modelyard wrote it, or the file system fails.
     """
     state = read_state(path)
     arrays = {}
     for name in (WEIGHTS, OPTIMIZER):
-        try:
-            data = (path / name).read_bytes()
-        except FileNotFoundError as error:
-            raise CheckpointError(f"{path / name} is missing.") from error
-        except OSError as error:
-            raise UnreadableError(f"{path / name} can't be read: {error.strerror}.") from error
+        data = _read(path / name)
         if hashlib.sha256(data).hexdigest() != state["sha256"].get(name):
-            raise CheckpointError(f"{path / name} is damaged: its checksum is not the one in {STATE}.")
+            raise DamagedError(f"{path / name} is damaged: its checksum is not the one in {STATE}.")
         try:
             arrays[name] = load_safetensors(data)
         except SafetensorError as error:
-            raise CheckpointError(f"{path / name} is damaged: {error}.") from error
+            raise DamagedError(f"{path / name} is damaged: {error}.") from error
     return Checkpoint(state["step"], arrays[WEIGHTS], arrays[OPTIMIZER], state[_LOOP_STATE])
 
 
 def read_state(path: Path) -> dict[str, Any]:
     """The content of state.json: step, state of the loop, checksums."""
+    data = _read(path / STATE)
     try:
-        state = json.loads((path / STATE).read_text(encoding="utf-8"))
+        state = json.loads(data)
         version = state["format_version"]
         if not isinstance(version, int):
             raise TypeError("format_version")
         if version > FORMAT_VERSION:
-            raise NewerFormatError(
+            raise CheckpointError(
                 f"{path} has format version {version}; this Modelyard reads up to {FORMAT_VERSION}. Install a newer."
             )
         if not isinstance(state["step"], int) or not isinstance(state[_LOOP_STATE], dict):
             raise TypeError("step or loop state")
         return dict(state) | {"sha256": dict(state["sha256"])}
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path / STATE} is missing.") from error
-    except OSError as error:
-        raise UnreadableError(f"{path / STATE} can't be read: {error.strerror}.") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path / STATE} is damaged ({error}).") from error
+        raise DamagedError(f"{path / STATE} is damaged ({error}).") from error
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise DamagedError(f"{path} is missing.") from error
+    except OSError as error:
+        raise CheckpointError(f"{path} can't be read: {error.strerror}.") from error
 
 
 def read_loop_state(path: Path) -> dict[str, Any]:
@@ -155,16 +153,13 @@ def load_latest(folder: Path) -> Checkpoint | None:
     """The newest checkpoint that can be read. Damaged ones are logged, set aside and skipped.
 
     Raises:
-        NewerFormatError: if a newer Modelyard wrote the newest; resuming from an older one would undo its work.
-        UnreadableError: on an error of the file system; nothing is set aside.
-        CheckpointError: if there were checkpoints and all are damaged.
+        CheckpointError: if all are damaged, the file system fails, or a newer Modelyard wrote the newest: resuming from
+            an older one would undo its work.
     """
     for path in reversed(list_checkpoints(folder).values()):
         try:
             return read_checkpoint(path)
-        except (NewerFormatError, UnreadableError):
-            raise
-        except CheckpointError as error:
+        except DamagedError as error:
             aside = _set_aside(path)
             log.warning("%s It was set aside as %s; the one before it is used.", error, aside.name)
     if folder.is_dir() and any(folder.glob(f"{DAMAGED}*")):

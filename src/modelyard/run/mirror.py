@@ -22,8 +22,7 @@ from modelyard.run.checkpoint import (
     OPTIMIZER,
     STATE,
     WEIGHTS,
-    NewerFormatError,
-    UnreadableError,
+    DamagedError,
     is_folder_name,
     list_checkpoints,
     read_checkpoint,
@@ -357,12 +356,10 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether the checkpoint can be read. One of a newer format or that the file system does not give is an error."""
+    """Whether the checkpoint is complete and undamaged."""
     try:
         read_checkpoint(path)
-    except (NewerFormatError, UnreadableError):
-        raise
-    except CheckpointError:
+    except DamagedError:
         return False
     return True
 
