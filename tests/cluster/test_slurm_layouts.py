@@ -1,4 +1,4 @@
-"""Where SLURM puts its tasks: variables as SLURM 22.05 set them in real job steps."""
+"""The distribution of SLURM's tasks: variables as SLURM 22.05 set them in real job steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TensorBoard's event files, read back by TensorBoard itself."""
+"""TensorBoard's event files, read by TensorBoard itself."""
 
 import io
 import struct
@@ -71,7 +71,7 @@ def test_no_event_no_file(tmp_path: Path) -> None:
     assert not (tmp_path / "train").exists()
 
 
-def test_what_is_flushed_can_be_read_while_the_run_goes_on(tmp_path: Path) -> None:
+def test_flushed_events_can_be_read_while_the_run_continues(tmp_path: Path) -> None:
     writer = EventWriter(tmp_path)
     writer.scalars(1, {"loss": 1.0})
     writer.flush()
@@ -90,7 +90,7 @@ def test_what_came_after_a_step_is_cut_in_every_split(tmp_path: Path, step: int,
         assert [event.step for event in as_tensorboard_reads(path)] == [0, *kept]
 
 
-def test_going_on_leaves_nothing_twice(tmp_path: Path) -> None:
+def test_a_resumed_run_writes_nothing_twice(tmp_path: Path) -> None:
     write(tmp_path, 10, 20, 30)
     cut_events(tmp_path, 10)
     write(tmp_path, 20, 30, 40)
@@ -113,7 +113,7 @@ def test_a_file_torn_at_any_byte_keeps_its_whole_events(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tail", [b"\xff" * 40, struct.pack("<QI", 5, 0) + b"\xff" * 9, b"\0" * 11])
-def test_a_damaged_tail_does_not_keep_a_run_from_going_on(tmp_path: Path, tail: bytes) -> None:
+def test_a_damaged_tail_does_not_prevent_a_resume(tmp_path: Path, tail: bytes) -> None:
     write(tmp_path, 10, 20)
     (path,) = files(tmp_path)
     whole = path.read_bytes()
@@ -130,7 +130,7 @@ def test_a_png_holds_the_pixels(channels: int) -> None:
 
 
 @pytest.mark.parametrize(("count", "rows", "columns"), [(1, 1, 1), (3, 1, 3), (8, 1, 8), (9, 2, 8), (32, 4, 8)])
-def test_a_contact_sheet_holds_every_image_in_its_place(count: int, rows: int, columns: int) -> None:
+def test_a_contact_sheet_contains_every_image_at_its_position(count: int, rows: int, columns: int) -> None:
     images = np.random.default_rng(0).integers(1, 256, (count, 4, 6, 3), dtype=np.uint8)
     sheet = contact_sheet(images)
     assert sheet.shape == (rows * 5 - 1, columns * 7 - 1, 3)

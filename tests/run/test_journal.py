@@ -39,7 +39,7 @@ def test_a_run_adds_its_settings_its_hypothesis_and_its_results(journal: Path) -
     assert "clip_norm" not in text
 
 
-def test_a_run_that_goes_on_says_at_which_step(journal: Path) -> None:
+def test_a_resumed_run_logs_its_step(journal: Path) -> None:
     config = load_config(model="mlp")
     log_start(journal, "my-run", config, 0)
     log_start(journal, "my-run", config, 500)
@@ -62,7 +62,7 @@ def test_what_a_user_wrote_stays(journal: Path) -> None:
     assert JOURNAL_TITLE not in journal.read_text(encoding="utf-8")
 
 
-def test_the_title_stands_once(journal: Path) -> None:
+def test_the_title_is_written_once(journal: Path) -> None:
     for name in ("one", "two"):
         log_start(journal, name, load_config(model="mlp"), 0)
     assert journal.read_text().count(JOURNAL_TITLE) == 1
@@ -98,6 +98,6 @@ def test_an_entry_waits_until_the_other_run_has_written_its_own(journal: Path) -
     assert journal.read_text().startswith("theirs\n\n**Results of mine**")
 
 
-def test_a_journal_that_can_not_be_written_is_a_sentence(tmp_path: Path) -> None:
+def test_a_journal_that_can_not_be_written_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="can't write"):
         log_result(tmp_path / "nowhere" / "training_log.md", "one", {})

@@ -1,5 +1,4 @@
-"""A run folder on an object store, whatever moment the process dies at. In fsspec's memory; the protocol is tested
-with whole runs."""
+"""A run folder on an object store, killed at any moment. In fsspec's memory; the protocol is tested with whole runs."""
 
 from __future__ import annotations
 
@@ -96,7 +95,7 @@ def committed() -> list[str]:
     return [name.removesuffix("/state.json") for name in names if name.endswith("/state.json")]
 
 
-def test_another_machine_goes_on_with_the_newest_checkpoint(tmp_path: Path) -> None:
+def test_another_machine_resumes_from_the_newest_checkpoint(tmp_path: Path) -> None:
     with machine(tmp_path / "a") as first:
         for step in (10, 20, 30):
             save(first, step)
@@ -130,7 +129,7 @@ def kill_at(number: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     return lambda: seen[0]
 
 
-def test_whatever_change_it_dies_at_the_last_committed_checkpoint_is_whole(
+def test_after_a_kill_at_any_change_the_last_committed_checkpoint_is_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)  # the disk here does not matter
@@ -231,7 +230,7 @@ def test_a_copy_here_that_was_damaged_is_fetched_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["flip", "missing", "state"])
-def test_a_damaged_checkpoint_is_passed_over_and_set_aside(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_checkpoint_is_skipped_and_set_aside(tmp_path: Path, damage: str) -> None:
     with machine(tmp_path / "a") as first:
         for step in (10, 30):
             save(first, step)
@@ -276,7 +275,7 @@ def test_a_checkpoint_of_a_newer_format_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["state.json", "weights.safetensors"])
-def test_a_local_disk_that_fails_says_nothing_about_the_checkpoint(
+def test_a_local_disk_error_does_not_make_the_checkpoint_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
 ) -> None:
     with machine(tmp_path / "a") as first:
@@ -305,7 +304,7 @@ def broken(patch: pytest.MonkeyPatch, file: str) -> None:
     patch.setattr(builtins, "open", refuse)
 
 
-def test_a_local_folder_that_vanishes_says_nothing_about_the_checkpoint(
+def test_a_local_folder_that_vanishes_does_not_make_the_checkpoint_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with machine(tmp_path / "a") as first:
@@ -376,7 +375,7 @@ def test_a_last_upload_that_fails_does_not_lock_the_process_out_of_its_run(
     [(Interrupted(15, 10, URL), StorageError), (ValueError("of the user"), ValueError)],
     ids=["interrupted", "failed"],
 )
-def test_a_last_upload_that_fails_is_said_but_hides_no_error(
+def test_a_failed_last_upload_is_reported_but_hides_no_error(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -424,7 +423,7 @@ def test_the_journal_keeps_what_others_add(tmp_path: Path) -> None:
     assert text.count("**Results of one**") == 2
 
 
-def test_looking_at_a_run_brings_no_weights_and_disturbs_nobody(tmp_path: Path) -> None:
+def test_opening_a_run_downloads_no_weights_and_takes_no_lock(tmp_path: Path) -> None:
     with machine(tmp_path / "a") as writer:
         save(writer, 20)
         before = storage.names_below(URL)
@@ -434,7 +433,7 @@ def test_looking_at_a_run_brings_no_weights_and_disturbs_nobody(tmp_path: Path) 
             assert list(list_checkpoints(seen.checkpoints)) == [20]
             path = seen.checkpoints / folder_name(20)
             assert [file.name for file in path.iterdir()] == ["state.json"]
-            seen.bring_weights(path)
+            seen.download_weights(path)
             assert read_checkpoint(path).step == 20
         assert storage.names_below(URL) == before
     assert not is_running(open_run_folder(URL))

@@ -43,7 +43,7 @@ def a_dead_pid() -> int:
     return process.pid
 
 
-def test_it_says_who_writes_and_is_gone_afterwards() -> None:
+def test_the_lock_names_its_holder_and_is_removed_afterwards() -> None:
     mine = lock()
     mine.acquire()
     found = json.loads(storage.read_bytes(URL))
@@ -53,7 +53,7 @@ def test_it_says_who_writes_and_is_gone_afterwards() -> None:
     assert not storage.exists(URL)
 
 
-def test_a_living_holder_elsewhere_is_refused_and_how_to_override_it_is_said() -> None:
+def test_a_living_holder_on_another_machine_is_an_error_with_a_hint() -> None:
     held_by(time=time.time() - STALE_SECONDS / 2)
     with pytest.raises(RunError, match=rf"in use by process 7 on elsewhere, last seen 1\d\d seconds.* delete {URL}"):
         lock().acquire()
@@ -85,12 +85,12 @@ def test_a_living_process_of_this_machine_is_not() -> None:
         lock().acquire()
 
 
-def test_a_dead_number_in_another_container_of_the_same_name_says_nothing() -> None:
+def test_a_dead_pid_in_another_container_of_the_same_name_proves_nothing() -> None:
     assert is_alive(held_by(**{**_here(), "pid_space": "pid:[1]"}, pid=a_dead_pid()))
 
 
 @pytest.mark.parametrize("how", ["taken", "removed"])
-def test_who_loses_the_lock_writes_no_more_and_leaves_the_other_alone(how: str) -> None:
+def test_a_process_that_lost_its_lock_stops_writing_and_keeps_the_others_lock(how: str) -> None:
     mine = lock()
     mine.acquire()
     if how == "taken":
@@ -107,7 +107,7 @@ def test_who_loses_the_lock_writes_no_more_and_leaves_the_other_alone(how: str) 
     assert storage.read_if_there(URL) == before
 
 
-def test_renewing_says_that_the_holder_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_renewing_updates_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = lock()
     mine.acquire()
     first = json.loads(storage.read_bytes(URL))["time"]

@@ -1,4 +1,4 @@
-"""Checkpoints: complete or not there, checksummed, and chosen by name."""
+"""Checkpoints: complete or absent, with checksums, and selected by name."""
 
 import json
 import logging
@@ -91,7 +91,7 @@ def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_checkpoints_are_listed_by_step_whatever_else_is_there(tmp_path: Path) -> None:
+def test_checkpoints_are_listed_by_step_and_other_files_ignored(tmp_path: Path) -> None:
     written(tmp_path, 20, 3, 123_456_789)
     for name in ("step-5", "damaged-step-00000009", ".partial-abc", "notes"):
         (tmp_path / name).mkdir()
@@ -201,7 +201,7 @@ def test_where_all_are_damaged_the_run_does_not_begin_again_unasked(tmp_path: Pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["damaged-step-00000001", "damaged-step-00000002"]
 
 
-def test_one_of_a_newer_format_is_not_damaged_and_not_passed_over(tmp_path: Path) -> None:
+def test_a_checkpoint_of_a_newer_format_is_neither_damaged_nor_skipped(tmp_path: Path) -> None:
     """Going on from an older one would undo the work of the newer Modelyard."""
     *_, last = written(tmp_path, 1, 2)
     change(last, format_version=FORMAT_VERSION + 1)
@@ -219,7 +219,7 @@ def best(folder: Path, step: int, value: float, mode: str) -> Path:
 
 
 @pytest.mark.parametrize(("mode", "order"), [("max", [2, 5, 3, 1]), ("min", [1, 3, 2, 5])])
-def test_the_best_stands_first_and_of_equals_the_earlier(tmp_path: Path, mode: str, order: list[int]) -> None:
+def test_the_best_is_first_and_of_equals_the_earlier(tmp_path: Path, mode: str, order: list[int]) -> None:
     for step, value in ((1, 0.1), (2, 0.9), (3, 0.5), (5, 0.9)):
         best(tmp_path, step, value, mode)
     assert [step_of(path) for path in list_best(tmp_path)] == order
@@ -253,7 +253,7 @@ def test_a_checkpoint_is_chosen_by_name_or_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("which", ["11", "first", "-1", "", "²", "1.5"])
-def test_an_unknown_checkpoint_is_told_which_there_are(tmp_path: Path, which: str) -> None:
+def test_an_unknown_checkpoint_is_an_error_with_those_that_exist(tmp_path: Path, which: str) -> None:
     written(tmp_path / "checkpoints", 10, 20)
     best(tmp_path / "best", 5, 0.9, "max")
     with pytest.raises(CheckpointError) as caught:
@@ -292,7 +292,7 @@ def test_weights_are_read_from_a_run_a_checkpoint_or_a_file(tmp_path: Path) -> N
     assert set(load_weights(tmp_path)) == {"best"}
 
 
-def test_a_place_without_weights_is_explained(tmp_path: Path) -> None:
+def test_a_path_without_weights_is_explained(tmp_path: Path) -> None:
     (tmp_path / "torn.safetensors").write_bytes(b"torn")
     for place, words in (
         (tmp_path / "nowhere", "does not exist"),

@@ -1,4 +1,4 @@
-"""Files of weights from strangers: what is read, and what is refused."""
+"""Untrusted files of weights: contents that are read, and contents that are refused."""
 
 from __future__ import annotations
 

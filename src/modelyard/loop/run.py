@@ -350,7 +350,7 @@ def find_checkpoint(
     config, _ = resume_config(model_dir, options, source)
     refuse_changes(directory, config)
     path = select_checkpoint(directory.checkpoints, directory.best, checkpoint)
-    directory.bring_weights(path)
+    directory.download_weights(path)
     return directory, config, path
 
 

@@ -85,9 +85,9 @@ class RunDirectory:
         return str(path) if self.mirror is None else self.mirror.address(path)
 
     def exists(self) -> bool:
-        """Whether a run began here."""
+        """Whether the folder has a run."""
         if self.mirror is not None and not self.mirror.fetched:
-            return self.mirror.began()
+            return self.mirror.exists()
         return self.config.is_file()
 
     def push(self, keep_checkpoints: int | None = None) -> None:
@@ -95,10 +95,10 @@ class RunDirectory:
         if self.mirror is not None:
             self.mirror.push(keep_checkpoints)
 
-    def bring_weights(self, path: Path) -> None:
+    def download_weights(self, path: Path) -> None:
         """Downloads the weights of a checkpoint, if the run is on an object store."""
         if self.mirror is not None:
-            self.mirror.bring_weights(path)
+            self.mirror.download_weights(path)
 
     def create(self) -> None:
         """Creates the folder and the folders in it."""

@@ -64,7 +64,7 @@ class Mirror:
         """The URL of a path in the local folder."""
         return storage.join(self.url, *path.relative_to(self.folder).parts)
 
-    def began(self) -> bool:
+    def exists(self) -> bool:
         """Whether there is a run."""
         return storage.exists(storage.join(self.url, CONFIG))
 
@@ -159,7 +159,7 @@ class Mirror:
             (self.folder / name).mkdir(parents=True)
             (self.folder / name / STATE).write_bytes(state)
 
-    def bring_weights(self, path: Path) -> None:
+    def download_weights(self, path: Path) -> None:
         """Downloads the large files of a checkpoint through the cache."""
         for name in (WEIGHTS, OPTIMIZER):
             if not (path / name).exists():

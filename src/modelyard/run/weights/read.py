@@ -77,7 +77,7 @@ _READERS: dict[str, Callable[[Path], NamedWeights]] = {
 
 def _load_run(directory: RunDirectory) -> NamedWeights:
     path = select_checkpoint(directory.checkpoints, directory.best)
-    directory.bring_weights(path)
+    directory.download_weights(path)
     return NamedWeights(read_checkpoint(path).weights)
 
 
