@@ -143,7 +143,12 @@ def _check_addresses(addresses: dict[str, tuple[str, ...]], wrong: Wrong) -> Non
 def _task(given: dict[str, Any], addresses: dict[str, tuple[str, ...]], job_index: str | None, wrong: Wrong) -> Member:
     task = given.get("task")
     if task in (None, {}) and job_index is not None and addresses:
-        return _numbered(addresses, job_index, wrong)
+        members = Cluster(addresses=addresses).members
+        if _NUMBER.fullmatch(job_index) and int(job_index) < len(members):
+            return members[int(job_index)]
+        message = f"is missing, and {JOB_INDEX} is {job_index!r}, which is not the index of one of"
+        wrong("task", f"{message} {_counted(addresses)}.")
+        return Member(CHIEF, 0)
     task = {} if task is None else task
     if not isinstance(task, dict):
         wrong("task", 'must be an object such as {"type": "worker", "index": 0}.')
@@ -171,15 +176,6 @@ def _task(given: dict[str, Any], addresses: dict[str, tuple[str, ...]], job_inde
         message = f"there is no {role} {index}: the cluster has {_counted(addresses)}."
         wrong("task.index" if count else "task.type", message)
     return Member(role, index)
-
-
-def _numbered(addresses: dict[str, tuple[str, ...]], text: str, wrong: Wrong) -> Member:
-    """Returns the process with an index, counted over all roles in order."""
-    everyone = Cluster(addresses=addresses).members
-    if _NUMBER.fullmatch(text) and int(text) < len(everyone):
-        return everyone[int(text)]
-    wrong("task", f"is missing, and {JOB_INDEX} is {text!r}, which is not the index of one of {_counted(addresses)}.")
-    return Member(CHIEF, 0)
 
 
 def _counted(addresses: dict[str, tuple[str, ...]]) -> str:
@@ -224,7 +220,9 @@ def from_slurm(environ: Mapping[str, str]) -> Cluster | None:
 def _slurm_addresses(environ: Mapping[str, str], nodes: list[str], per_node: list[int]) -> list[str]:
     """Returns one host:port per task."""
     tasks = sum(per_node)
-    positions = _positions(environ, per_node)
+    positions = [(node, local) for node, count in enumerate(per_node) for local in range(count)]
+    if environ.get("SLURM_DISTRIBUTION", "").startswith("cyclic"):  # round-robin, not node by node
+        positions.sort(key=lambda position: position[1])
     rank = _number(environ, "SLURM_PROCID")
     known = tuple(_number(environ, name, position) for name, position in zip(_POSITION, positions[rank], strict=True))
     if known != positions[rank]:
@@ -242,13 +240,6 @@ def _slurm_addresses(environ: Mapping[str, str], nodes: list[str], per_node: lis
     span = min(tasks, _PORTS // 2)
     first = _FIRST_PORT + (job * 64 + (int(step) if _NUMBER.fullmatch(step) else 0) * span) % (_PORTS - span)
     return [f"{nodes[node]}:{first + number % span}" for number, (node, _) in enumerate(positions)]
-
-
-def _positions(environ: Mapping[str, str], per_node: list[int]) -> list[tuple[int, int]]:
-    """Returns the node of each task and its index there: node by node, or round-robin (``cyclic``)."""
-    block = [(node, local) for node, count in enumerate(per_node) for local in range(count)]
-    cyclic = re.match("cyclic", environ.get("SLURM_DISTRIBUTION", ""))
-    return sorted(block, key=lambda position: position[1]) if cyclic else block
 
 
 def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
