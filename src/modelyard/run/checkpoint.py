@@ -7,6 +7,7 @@ version, the step, the state of the loop and the hooks, and a SHA-256 of the oth
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
 import math
@@ -171,12 +172,9 @@ def load_latest(folder: Path) -> Checkpoint | None:
 
 
 def _set_aside(path: Path) -> Path:
-    aside, number = path.with_name(f"{DAMAGED}{path.name}"), 1
-    while aside.exists():
-        number += 1
-        aside = path.with_name(f"{DAMAGED}{path.name}-{number}")
-    path.replace(aside)
-    return aside
+    first = path.with_name(f"{DAMAGED}{path.name}")
+    names = itertools.chain([first], (first.with_name(f"{first.name}-{number}") for number in itertools.count(2)))
+    return path.replace(next(aside for aside in names if not aside.exists()))
 
 
 def select_checkpoint(checkpoints: Path, best: Path, which: str | int | None = None) -> Path:

@@ -26,6 +26,7 @@ from modelyard.system.machine import pid_space
 STALE_SECONDS = 300
 """A holder that has not renewed its lock for so long is considered dead."""
 _RENEW_SECONDS = 60
+_FIELDS = {"host": str, "pid": int, "time": float, "mark": str}
 _marks: set[str] = set()  # of the locks that this process holds
 log = logging.getLogger("modelyard")
 
@@ -116,13 +117,8 @@ class RemoteLock:
             return None
         try:
             found = json.loads(data)
-            return {
-                "host": str(found["host"]),
-                "pid": int(found["pid"]),
-                "time": float(found["time"]),
-                "mark": str(found["mark"]),
-                "pid_space": str(found.get("pid_space", "")),
-            }
+            holder = {key: convert(found[key]) for key, convert in _FIELDS.items()}
+            return {**holder, "pid_space": str(found.get("pid_space", ""))}
         except (ValueError, KeyError, TypeError):
             raise RunError(f"{self.url} is not a lock of Modelyard. If no process uses the run, delete it.") from None
 
