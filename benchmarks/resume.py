@@ -35,7 +35,7 @@ def main() -> None:
             train(run, NEAR)
             if step != NEAR:
                 saved = read_checkpoint(run / "checkpoints" / f"step-{NEAR:08d}")
-                moved = Checkpoint(step, saved.weights, saved.optimizer, saved.memory)
+                moved = Checkpoint(step, saved.weights, saved.optimizer, saved.loop_state)
                 write_checkpoint(run / "checkpoints", moved)
             runs[step] = run
         seconds: dict[int, list[float]] = {NEAR: [], FAR: []}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -228,6 +230,27 @@ def test_fsspecs_memory_is_storage_too(cache: Path) -> None:
     storage.write_bytes("memory://top/a/b", b"1")
     assert storage.list_files("memory://top") == ["memory://top/a/b"]
     assert storage.local_copy("memory://top/a/b", cache).read_bytes() == b"1"
+
+
+def test_a_file_that_exists_is_not_written_as_a_new_one(url: str) -> None:
+    for data in (b"1", b"2"):
+        storage.write_new(f"{url}/new", data)
+    assert storage.read_bytes(f"{url}/new") == b"1"
+
+
+def test_a_store_without_conditional_writes_writes_all_the_same(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import s3fs
+
+    real = s3fs.S3FileSystem._pipe_file
+
+    async def refuse(self: Any, path: str, data: bytes, mode: str = "overwrite", **more: Any) -> Any:
+        if mode == "create":
+            raise OSError(errno.ENOSYS, "A header you provided implies functionality that is not implemented")
+        return await real(self, path, data, mode=mode, **more)
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "_pipe_file", refuse)
+    storage.write_new(f"{url}/old", b"1")
+    assert storage.read_bytes(f"{url}/old") == b"1"
 
 
 def test_a_missing_file_and_a_missing_bucket_are_named(url: str, cache: Path) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from modelyard import storage
-from modelyard.cluster.description import CHIEF, EVALUATOR, Cluster, find_cluster
+from modelyard.cluster.description import CHIEF, EVALUATOR, Cluster
+from modelyard.cluster.environment import find_cluster
 from modelyard.config import Config, load_config
 from modelyard.errors import ConfigError, Problem, UserError
 from modelyard.loop import run as single

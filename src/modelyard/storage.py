@@ -135,6 +135,17 @@ def write_bytes(url: str, data: bytes) -> None:
         system.pipe_file(path, data)
 
 
+def write_new(url: str, data: bytes) -> None:
+    """Writes the remote file ``url`` if it does not exist. If several processes try, read it to find out which did."""
+    with _remote(url, "write") as (system, path), contextlib.suppress(FileExistsError):
+        try:
+            system.pipe_file(path, data, mode="create")
+        except OSError as error:
+            if error.errno != errno.ENOSYS:
+                raise
+            system.pipe_file(path, data)  # this store has no conditional writes
+
+
 def exists(url: str | Path) -> bool:
     """Returns whether a file or folder exists."""
     if isinstance(url, Path) or not is_remote(url):

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modelyard.cluster.description import Cluster, Member, find_cluster
-from modelyard.cluster.slurm import expand_counts, expand_nodes, from_slurm
+from modelyard.cluster.description import Cluster, Member
+from modelyard.cluster.environment import expand_counts, expand_nodes, find_cluster, from_slurm
 from modelyard.errors import ConfigError
 
 
@@ -35,7 +35,7 @@ def refused(environ: dict[str, str]) -> tuple[str, str]:
     return problem.key, problem.message
 
 
-def test_every_task_finds_its_own_place_and_the_same_cluster() -> None:
+def test_every_task_finds_its_own_index_and_the_same_cluster() -> None:
     clusters = [found(step(rank)) for rank in range(4)]
     assert [cluster.me for cluster in clusters] == [Member("worker", i) for i in range(4)]
     assert len({str(cluster.addresses) for cluster in clusters}) == 1
@@ -90,7 +90,7 @@ def test_the_nodes_of_the_job_are_taken_where_the_step_has_none() -> None:
     assert found(environ).addresses["worker"][0].startswith("m1:")
 
 
-def test_a_task_on_another_node_than_its_rank_says_is_refused() -> None:
+def test_a_task_on_another_node_than_expected_from_its_rank_is_refused() -> None:
     assert found(step(1, SLURM_NODEID="0")).me == Member("worker", 1)
     assert found(step(2, SLURM_NODEID="1")).me == Member("worker", 2)
     for rank, node in ((1, "1"), (2, "0"), (0, "2")):
@@ -112,7 +112,7 @@ def test_reserved_ports_are_used_where_they_are_enough() -> None:
 
 
 @pytest.mark.parametrize("text", ["12000", "x", "12000-", "-5", "1-99999999999", "²"])
-def test_reserved_ports_that_are_too_few_or_unreadable_are_left_aside(text: str) -> None:
+def test_reserved_ports_that_are_too_few_or_unreadable_are_ignored(text: str) -> None:
     assert ports(step(SLURM_STEP_RESV_PORTS=text)) == ports(step())
 
 

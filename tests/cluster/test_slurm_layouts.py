@@ -1,10 +1,10 @@
-"""Where SLURM puts its tasks: variables as SLURM 22.05 set them in real job steps."""
+"""The distribution of SLURM's tasks: variables as SLURM 22.05 set them in real job steps."""
 
 from __future__ import annotations
 
 import pytest
 
-from modelyard.cluster.slurm import from_slurm
+from modelyard.cluster.environment import from_slurm
 from modelyard.errors import ConfigError
 
 STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "node[0-1]"}

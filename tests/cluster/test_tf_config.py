@@ -1,4 +1,4 @@
-"""TF_CONFIG: what is read from it, and what is said of everything that can't be."""
+"""TF_CONFIG: its contents, and an error for each mistake."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modelyard.cluster.description import Cluster, Member, find_cluster
-from modelyard.cluster.tf_config import from_tf_config
+from modelyard.cluster.description import Cluster, Member
+from modelyard.cluster.environment import find_cluster, from_tf_config
 from modelyard.errors import ConfigError
 
 TWO = {"chief": ["a:1"], "worker": ["b:2", "c:3"]}
@@ -118,7 +118,7 @@ def test_a_task_that_needs_others_is_refused_without_a_cluster(role: str, index:
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_the_number_of_a_kubernetes_job_stands_for_a_task(number: int) -> None:
+def test_the_index_of_a_kubernetes_job_selects_a_task(number: int) -> None:
     names = ["the chief", "worker 0", "worker 1", "the evaluator"]
     for config in ({"cluster": {"evaluator": ["d:4"], **TWO}}, {"cluster": {**TWO, "evaluator": ["d:4"]}, "task": {}}):
         assert str(read(config, str(number)).me) == names[number]
@@ -159,7 +159,7 @@ def test_a_cluster_that_is_no_object_is_refused(cluster: Any) -> None:
         "a..b:1", "a" * 64 + ":1", "a\u0000:1", "::1", "::1:80", "[::1]", "[::1]:", "[a]:1:2", "ä:1", "a:1\n",
     ],
 )  # fmt: skip
-def test_an_address_that_can_not_be_is_named_by_its_place(address: str) -> None:
+def test_an_invalid_address_is_named_by_its_key(address: str) -> None:
     message = problems({"cluster": {"worker": ["b:2", address]}, "task": task("worker")})["cluster.worker[1]"]
     assert f"{address!r} is not host:port" in message
 
@@ -169,7 +169,7 @@ def test_names_and_both_kinds_of_ip_addresses_are_taken(address: str) -> None:
     assert read({"cluster": {"worker": [address]}, "task": task("worker")}).addresses == {"worker": (address,)}
 
 
-def test_an_address_given_twice_is_named_with_both_places() -> None:
+def test_an_address_given_twice_is_named_with_both_keys() -> None:
     found = problems({"cluster": {"chief": ["a:1"], "worker": ["b:2", "a:1"]}, "task": task("chief")})
     assert found == {
         "cluster.worker[1]": "a:1 is also the address of cluster.chief[0]; every process needs its own.",
@@ -205,7 +205,7 @@ def test_a_cluster_that_can_not_train_is_refused(cluster: dict[str, list[str]], 
 @pytest.mark.parametrize(
     ("given", "key", "message"),
     [
-        (None, "task", "is missing. It must name this process of the cluster (1 chief, 2 worker)"),
+        (None, "task", "is missing. It must name this process of the cluster (1 chief, 2 workers)"),
         ({}, "task", "is missing"),
         ([], "task", "must be an object"),
         ("worker", "task", "must be an object"),

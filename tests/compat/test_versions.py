@@ -29,6 +29,7 @@ def test_keras(two_devices: None) -> None:
 
     require("keras", dtypes, "BIT64_TO_BIT32_DTYPE")
     require("keras", keras.layers.Layer, "_flatten_layers", "save_own_variables")
+    require("keras", keras.layers.ReLU(), "_inbound_nodes")
 
 
 @pytest.mark.tensorflow_only("Keras's TensorFlow backend")

@@ -270,7 +270,7 @@ def test_all_processes_of_a_deterministic_run_have_the_threads_that_it_is_pinned
 
 
 @pytest.mark.parametrize(
-    ("step", "memory", "options", "over"),
+    ("step", "loop_state", "options", "over"),
     [
         (20, {"total_steps": 20}, {}, True),
         (20, {"total_steps": 20}, {"train_steps": 40}, False),
@@ -281,15 +281,15 @@ def test_all_processes_of_a_deterministic_run_have_the_threads_that_it_is_pinned
     ],
 )
 def test_a_run_is_over_when_it_has_what_the_config_asks_for_now(
-    step: int, memory: dict[str, Any], options: dict[str, Any], over: bool, tmp_path: Path
+    step: int, loop_state: dict[str, Any], options: dict[str, Any], over: bool, tmp_path: Path
 ) -> None:
     directory = RunDirectory(tmp_path)
     directory.create()
     given = config(**{"model_dir": str(tmp_path), "train_epochs": None, "train_steps": 20, **options})
-    if memory.get("stopped_under") == "as now":
-        memory = {**memory, "stopped_under": stop_rules(given)}
+    if loop_state.get("stopped_under") == "as now":
+        loop_state = {**loop_state, "stopped_under": stop_rules(given)}
     weights = {"w": np.zeros(1, np.float32)}
-    write_checkpoint(directory.checkpoints, Checkpoint(step, weights, {}, memory))
+    write_checkpoint(directory.checkpoints, Checkpoint(step, weights, {}, loop_state))
     recorder = Recorder()
     distributed_run.Processes(recorder).join(directory, given, open_dataset(given))
     assert recorder.facts["optional"] == (("evaluator",) if over else ())

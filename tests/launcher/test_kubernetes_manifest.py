@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from conftest import environment
-from modelyard.cluster.description import find_cluster
+from modelyard.cluster.environment import find_cluster
 from modelyard.launcher.submit import submit
 
 EVERYTHING: dict[str, Any] = {

@@ -168,7 +168,7 @@ def test_a_mistake_fails_the_job_at_once(slurm: SlurmCluster, tmp_path: Path) ->
 
 @pytest.mark.parametrize("layout", ["block", "cyclic"])
 def test_all_tasks_see_the_same_cluster(slurm: SlurmCluster, layout: str) -> None:
-    code = "from modelyard.cluster.description import find_cluster; found = find_cluster(); "
+    code = "from modelyard.cluster.environment import find_cluster; found = find_cluster(); "
     code += "print(found.me.file_name, found.addresses, found.source, sep='|')"
     counts = ["--export=ALL,MODELYARD_PS=1,MODELYARD_EVALUATOR=1", "-N2", "--ntasks-per-node=3", "-n6"]
     words = ["srun", *counts, f"--distribution={layout}", sys.executable, "-c", code]

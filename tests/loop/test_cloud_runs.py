@@ -14,7 +14,7 @@ import pytest
 
 from conftest import COMMAND, TESTS, environment, last_json
 from modelyard import storage
-from modelyard.run.weights import read_weights
+from modelyard.run.weights.read import load_weights
 from object_store import BUCKET, object_store
 
 STEPS = 80
@@ -143,7 +143,7 @@ def test_the_journal_beside_the_run_tells_all_of_it(killed: str) -> None:
     journal = storage.read_bytes(f"s3://{BUCKET}/runs/training_log.md").decode()
     assert journal.count("# Training log") == 1
     assert journal.count("\n## one\n") == 1
-    assert journal.count("**one** went on at step") == 2
+    assert journal.count("**one** resumed at step") == 2
     assert journal.count("**Results of one**") == 1
 
 
@@ -165,11 +165,11 @@ def test_a_remote_run_is_evaluated_and_listed(killed: str, undisturbed: Path, tm
 @pytest.mark.slow
 def test_weights_to_start_from_may_be_remote(killed: str, undisturbed: Path, tmp_path: Path) -> None:
     best = f"{killed}/best/step-{committed(killed, 'best')[0]:08d}"
-    by_folder, by_file = (read_weights(path, str(tmp_path)) for path in (best, f"{best}/weights.safetensors"))
-    here = read_weights(undisturbed / "best" / Path(best).name)
+    by_folder, by_file = (load_weights(path, str(tmp_path)) for path in (best, f"{best}/weights.safetensors"))
+    here = load_weights(undisturbed / "best" / Path(best).name)
     for found in (by_folder, by_file):
         assert {name: value.tobytes() for name, value in found.items()} == {k: v.tobytes() for k, v in here.items()}
-    winner, at_home = read_weights(killed, str(tmp_path)), read_weights(undisturbed)
+    winner, at_home = load_weights(killed, str(tmp_path)), load_weights(undisturbed)
     assert all((winner[name] == at_home[name]).all() for name in at_home)
 
 

@@ -382,7 +382,7 @@ def test_checkpoint_path_starts_from_other_weights_once() -> None:
         go(folder, checkpoint_path=path, random_seed=9, save_every="10 steps", keep_checkpoints=9)
         np.testing.assert_equal(weights(folder, 0), expected)
     go(folder, checkpoint_path=path, random_seed=9, train_steps=50, save_every="10 steps", keep_checkpoints=9)
-    with pytest.raises(UserError, match="nothing is there"):
+    with pytest.raises(UserError, match="does not exist"):
         go("other", checkpoint_path="nowhere")
     with pytest.raises(UserError, match=r"checkpoint_path \S*first: strict, but .*Choose the model"):
         go("other", checkpoint_path="first", hidden_units=[5], strict=True)

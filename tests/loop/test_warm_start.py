@@ -112,7 +112,7 @@ def test_it_happens_once_and_no_kind_of_resume_reads_the_file_again(tmp_path: Pa
         ).step
         == 12
     )
-    with pytest.raises(CheckpointError, match="nothing is there"):
+    with pytest.raises(CheckpointError, match="does not exist"):
         go("fresh", checkpoint_path=str(file))
 
 

@@ -1,4 +1,4 @@
-"""Writing while training goes on."""
+"""Writing while training continues."""
 
 import threading
 import time
@@ -21,7 +21,7 @@ def test_writes_happen_in_order_on_a_thread_of_their_own(writer: BackgroundWrite
     assert done == [(n, False) for n in range(20)]
 
 
-def test_training_goes_on_during_a_write(writer: BackgroundWriter) -> None:
+def test_training_continues_during_a_write(writer: BackgroundWriter) -> None:
     gate, done = threading.Event(), threading.Event()
     writer.submit(lambda: (gate.wait(10), done.set()))
     assert not done.is_set()

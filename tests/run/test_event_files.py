@@ -1,17 +1,18 @@
-"""TensorBoard's event files, read back by TensorBoard itself."""
+"""TensorBoard's event files, read by TensorBoard itself."""
 
+import io
 import struct
-import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from PIL import Image
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.tensorflow_stub.errors import OutOfRangeError
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import PyRecordReader_New
 
-from modelyard.run.events import EventWriter, contact_sheet, cut_events, png, read_events
+from modelyard.run.events import EventWriter, _events, contact_sheet, cut_events, png
 
 
 def write(folder: Path, *steps: int) -> None:
@@ -23,6 +24,11 @@ def write(folder: Path, *steps: int) -> None:
 
 def files(folder: Path) -> list[Path]:
     return sorted(folder.rglob("events.out.tfevents.*"))
+
+
+def read_events(folder: Path) -> list[Event]:
+    """As a resumed run reads them."""
+    return [event for path in files(folder) for _, event in _events(path)]
 
 
 def steps(folder: Path) -> list[int]:
@@ -41,23 +47,10 @@ def as_tensorboard_reads(path: Path) -> list[Event]:
 
 
 def decode(data: bytes) -> NDArray[np.uint8]:
-    """A PNG without filters, in plain zlib; checks every checksum."""
-    assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    chunks, offset = {}, 8
-    while offset < len(data):
-        (length,) = struct.unpack_from(">I", data, offset)
-        name, body = data[offset + 4 : offset + 8], data[offset + 8 : offset + 8 + length]
-        (checksum,) = struct.unpack_from(">I", data, offset + 8 + length)
-        assert checksum == zlib.crc32(name + body)
-        chunks[name] = body
-        offset += 12 + length
-    assert list(chunks) == [b"IHDR", b"IDAT", b"IEND"]
-    width, height, depth, kind, *rest = struct.unpack(">IIBBBBB", chunks[b"IHDR"])
-    assert (depth, rest) == (8, [0, 0, 0])
-    channels = {0: 1, 2: 3, 6: 4}[kind]
-    rows = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), np.uint8).reshape(height, 1 + width * channels)
-    assert not rows[:, 0].any()
-    return rows[:, 1:].reshape(height, width, channels)
+    with Image.open(io.BytesIO(data)) as image:
+        assert image.format == "PNG"
+        pixels = np.asarray(image)
+    return pixels if pixels.ndim == 3 else pixels[..., None]
 
 
 def test_scalars_are_read_back_by_tensorboard(tmp_path: Path) -> None:
@@ -78,7 +71,7 @@ def test_no_event_no_file(tmp_path: Path) -> None:
     assert not (tmp_path / "train").exists()
 
 
-def test_what_is_flushed_can_be_read_while_the_run_goes_on(tmp_path: Path) -> None:
+def test_flushed_events_can_be_read_while_the_run_continues(tmp_path: Path) -> None:
     writer = EventWriter(tmp_path)
     writer.scalars(1, {"loss": 1.0})
     writer.flush()
@@ -97,7 +90,7 @@ def test_what_came_after_a_step_is_cut_in_every_split(tmp_path: Path, step: int,
         assert [event.step for event in as_tensorboard_reads(path)] == [0, *kept]
 
 
-def test_going_on_leaves_nothing_twice(tmp_path: Path) -> None:
+def test_a_resumed_run_writes_nothing_twice(tmp_path: Path) -> None:
     write(tmp_path, 10, 20, 30)
     cut_events(tmp_path, 10)
     write(tmp_path, 20, 30, 40)
@@ -120,7 +113,7 @@ def test_a_file_torn_at_any_byte_keeps_its_whole_events(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tail", [b"\xff" * 40, struct.pack("<QI", 5, 0) + b"\xff" * 9, b"\0" * 11])
-def test_a_damaged_tail_does_not_keep_a_run_from_going_on(tmp_path: Path, tail: bytes) -> None:
+def test_a_damaged_tail_does_not_prevent_a_resume(tmp_path: Path, tail: bytes) -> None:
     write(tmp_path, 10, 20)
     (path,) = files(tmp_path)
     whole = path.read_bytes()
@@ -137,7 +130,7 @@ def test_a_png_holds_the_pixels(channels: int) -> None:
 
 
 @pytest.mark.parametrize(("count", "rows", "columns"), [(1, 1, 1), (3, 1, 3), (8, 1, 8), (9, 2, 8), (32, 4, 8)])
-def test_a_contact_sheet_holds_every_image_in_its_place(count: int, rows: int, columns: int) -> None:
+def test_a_contact_sheet_contains_every_image_at_its_position(count: int, rows: int, columns: int) -> None:
     images = np.random.default_rng(0).integers(1, 256, (count, 4, 6, 3), dtype=np.uint8)
     sheet = contact_sheet(images)
     assert sheet.shape == (rows * 5 - 1, columns * 7 - 1, 3)

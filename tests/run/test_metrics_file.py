@@ -1,4 +1,4 @@
-"""metrics.jsonl: whole rows, nothing twice."""
+"""metrics.jsonl: complete rows, none twice."""
 
 import json
 from pathlib import Path
@@ -61,7 +61,7 @@ def test_a_torn_last_line_is_not_read_and_is_cut(path: Path, torn: bytes) -> Non
     assert path.read_bytes() == whole
 
 
-def test_a_file_torn_at_any_byte_goes_on_with_whole_lines(path: Path) -> None:
+def test_a_file_torn_at_any_byte_continues_with_complete_lines(path: Path) -> None:
     whole = path.read_bytes()
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
@@ -72,7 +72,7 @@ def test_a_file_torn_at_any_byte_goes_on_with_whole_lines(path: Path) -> None:
         assert steps(path) == [*[10, 20, 20, 30][: whole[:length].count(b"\n")], 40]
 
 
-def test_going_on_leaves_nothing_twice(path: Path) -> None:
+def test_a_resumed_run_writes_nothing_twice(path: Path) -> None:
     whole = path.read_bytes()
     cut_metrics(path, 10)
     file = MetricsFile(path)
@@ -88,6 +88,6 @@ def test_a_missing_file_has_no_rows_and_needs_no_cut(tmp_path: Path) -> None:
     assert not (tmp_path / "nothing").exists()
 
 
-def test_a_folder_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
+def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"can't write .*m: No such file"):
         MetricsFile(tmp_path / "nowhere" / "m")

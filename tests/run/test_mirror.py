@@ -1,5 +1,4 @@
-"""A run folder on an object store, whatever moment the process dies at. In fsspec's memory; the protocol is tested
-with whole runs."""
+"""A run folder on an object store, killed at any moment. In fsspec's memory; the protocol is tested with whole runs."""
 
 from __future__ import annotations
 
@@ -22,16 +21,22 @@ from modelyard import storage
 from modelyard.errors import CheckpointError, Interrupted, RunError, StorageError, UserError
 from modelyard.run.checkpoint import (
     Checkpoint,
-    NewerFormatError,
     folder_name,
     list_checkpoints,
-    load_newest,
+    load_latest,
     prune,
     read_checkpoint,
     write_checkpoint,
 )
-from modelyard.run.directory import RunDirectory, find_runs, is_running, open_run_folder, remote_run_folder
-from modelyard.run.journal import JOURNAL, log_result
+from modelyard.run.directory import (
+    JOURNAL,
+    RunDirectory,
+    find_runs,
+    is_running,
+    open_run_folder,
+    remote_run_folder,
+)
+from modelyard.run.manifest import log_result
 from modelyard.system.files import remove_folder
 from modelyard.system.pid_file import hold_pid_file, holders
 
@@ -60,9 +65,9 @@ def machine(path: Path) -> RunDirectory:
     return directory
 
 
-def checkpoint(step: int, **memory: Any) -> Checkpoint:
+def checkpoint(step: int, **loop_state: Any) -> Checkpoint:
     array = np.full((4,), step, np.float32)
-    return Checkpoint(step, {"w": array}, {"m": array + 1}, memory)
+    return Checkpoint(step, {"w": array}, {"m": array + 1}, loop_state)
 
 
 def save(directory: RunDirectory, step: int) -> None:
@@ -90,14 +95,14 @@ def committed() -> list[str]:
     return [name.removesuffix("/state.json") for name in names if name.endswith("/state.json")]
 
 
-def test_another_machine_goes_on_with_the_newest_checkpoint(tmp_path: Path) -> None:
+def test_another_machine_resumes_from_the_newest_checkpoint(tmp_path: Path) -> None:
     with machine(tmp_path / "a") as first:
         for step in (10, 20, 30):
             save(first, step)
     with machine(tmp_path / "b") as second:
         assert list(list_checkpoints(second.checkpoints)) == [30]  # older ones need not come
         assert list(list_checkpoints(second.best)) == [20]
-        newest = load_newest(second.checkpoints)
+        newest = load_latest(second.checkpoints)
         assert newest is not None
         assert newest.step == 30
         assert second.metrics.read_text().count("\n") == 3
@@ -119,12 +124,12 @@ def kill_at(number: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
 
         return call
 
-    for name in ("write_bytes", "upload", "remove"):
+    for name in ("write_bytes", "write_new", "upload", "remove"):
         monkeypatch.setattr(storage, name, deadly(getattr(storage, name)))
     return lambda: seen[0]
 
 
-def test_whatever_change_it_dies_at_the_last_committed_checkpoint_is_whole(
+def test_after_a_kill_at_any_change_the_last_committed_checkpoint_is_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)  # the disk here does not matter
@@ -146,7 +151,7 @@ def test_whatever_change_it_dies_at_the_last_committed_checkpoint_is_whole(
                 return
         take_over()
         with machine(tmp_path / f"b{number}") as second:
-            newest = load_newest(second.checkpoints)
+            newest = load_latest(second.checkpoints)
             if newest is None:
                 assert done == 0
                 continue
@@ -225,7 +230,7 @@ def test_a_copy_here_that_was_damaged_is_fetched_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["flip", "missing", "state"])
-def test_a_damaged_checkpoint_is_passed_over_and_set_aside(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_checkpoint_is_skipped_and_set_aside(tmp_path: Path, damage: str) -> None:
     with machine(tmp_path / "a") as first:
         for step in (10, 30):
             save(first, step)
@@ -255,7 +260,7 @@ def test_a_run_that_has_no_checkpoint_yet_starts(tmp_path: Path) -> None:
     storage.write_bytes(f"{URL}/best/{folder_name(20)}/weights.safetensors", b"?")
     for again in ("b", "c"):
         with machine(tmp_path / again) as second:
-            assert load_newest(second.checkpoints) is None
+            assert load_latest(second.checkpoints) is None
 
 
 def test_a_checkpoint_of_a_newer_format_is_left_alone(tmp_path: Path) -> None:
@@ -264,13 +269,13 @@ def test_a_checkpoint_of_a_newer_format_is_left_alone(tmp_path: Path) -> None:
     state = f"{URL}/checkpoints/{folder_name(10)}/state.json"
     storage.write_bytes(state, storage.read_bytes(state).replace(b'"format_version": 1', b'"format_version": 99'))
     before = storage.names_below(URL)
-    with pytest.raises(NewerFormatError):
+    with pytest.raises(CheckpointError, match="Install a newer"):
         machine(tmp_path / "b").lock()
     assert storage.names_below(URL) == before
 
 
 @pytest.mark.parametrize("file", ["state.json", "weights.safetensors"])
-def test_a_local_disk_that_fails_says_nothing_about_the_checkpoint(
+def test_a_local_disk_error_does_not_make_the_checkpoint_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
 ) -> None:
     with machine(tmp_path / "a") as first:
@@ -299,7 +304,7 @@ def broken(patch: pytest.MonkeyPatch, file: str) -> None:
     patch.setattr(builtins, "open", refuse)
 
 
-def test_a_local_folder_that_vanishes_says_nothing_about_the_checkpoint(
+def test_a_local_folder_that_vanishes_does_not_make_the_checkpoint_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with machine(tmp_path / "a") as first:
@@ -331,7 +336,7 @@ def test_storage_that_fails_for_a_while_does_not_end_the_run(
             save(directory, 30)
             save(directory, 50)
         assert committed() == ["checkpoints/step-00000010"]
-        assert "can't write there. What is missing there is uploaded with the next checkpoint." in caplog.text
+        assert "can't write there. The next checkpoint uploads what is missing." in caplog.text
         save(directory, 70)
         assert committed() == [f"checkpoints/{folder_name(step)}" for step in (50, 70)]
         write_checkpoint(directory.checkpoints, checkpoint(90))
@@ -370,7 +375,7 @@ def test_a_last_upload_that_fails_does_not_lock_the_process_out_of_its_run(
     [(Interrupted(15, 10, URL), StorageError), (ValueError("of the user"), ValueError)],
     ids=["interrupted", "failed"],
 )
-def test_a_last_upload_that_fails_is_said_but_hides_no_error(
+def test_a_failed_last_upload_is_reported_but_hides_no_error(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -418,7 +423,7 @@ def test_the_journal_keeps_what_others_add(tmp_path: Path) -> None:
     assert text.count("**Results of one**") == 2
 
 
-def test_looking_at_a_run_brings_no_weights_and_disturbs_nobody(tmp_path: Path) -> None:
+def test_opening_a_run_downloads_no_weights_and_takes_no_lock(tmp_path: Path) -> None:
     with machine(tmp_path / "a") as writer:
         save(writer, 20)
         before = storage.names_below(URL)
@@ -428,7 +433,7 @@ def test_looking_at_a_run_brings_no_weights_and_disturbs_nobody(tmp_path: Path) 
             assert list(list_checkpoints(seen.checkpoints)) == [20]
             path = seen.checkpoints / folder_name(20)
             assert [file.name for file in path.iterdir()] == ["state.json"]
-            seen.bring_weights(path)
+            seen.download_weights(path)
             assert read_checkpoint(path).step == 20
         assert storage.names_below(URL) == before
     assert not is_running(open_run_folder(URL))

@@ -54,7 +54,7 @@ def test_it_holds_pid_and_host_while_the_process_lives() -> None:
     assert not FILE.exists()
 
 
-def test_one_that_a_killed_process_left_is_nobodys() -> None:
+def test_a_pid_file_of_a_killed_process_has_no_holder() -> None:
     with another_process() as process:
         assert [holder.pid for holder in holders(Path())] == [process.pid]
         process.kill()
@@ -99,7 +99,7 @@ def test_a_pid_that_the_holder_has_not_yet_written_over_is_not_signalled() -> No
 
 
 @pytest.mark.parametrize("text", ["", "12\n", "1\nhost\nspace\n", "-1\nhost\nspace\n", "\x00\xff\nhost\nspace\n"])
-def test_nonsense_in_a_pid_file_is_nobody(text: str) -> None:
+def test_nonsense_in_a_pid_file_is_no_holder(text: str) -> None:
     with another_process():
         FILE.write_text(text, encoding="latin-1")
         assert read_holder(FILE) is None

@@ -1,4 +1,4 @@
-"""One writer on an object store, as well as it can be had."""
+"""One writer on an object store."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import pytest
 from modelyard import storage
 from modelyard.errors import RunError, StorageError
 from modelyard.run.remote_lock import STALE_SECONDS, RemoteLock, _here, is_alive
+from object_store import BUCKET, object_store
 
 pytest.importorskip("fsspec")
 URL = "memory://locks/run/.lock"
@@ -42,7 +43,7 @@ def a_dead_pid() -> int:
     return process.pid
 
 
-def test_it_says_who_writes_and_is_gone_afterwards() -> None:
+def test_the_lock_names_its_holder_and_is_removed_afterwards() -> None:
     mine = lock()
     mine.acquire()
     found = json.loads(storage.read_bytes(URL))
@@ -52,7 +53,7 @@ def test_it_says_who_writes_and_is_gone_afterwards() -> None:
     assert not storage.exists(URL)
 
 
-def test_a_living_holder_elsewhere_is_refused_and_how_to_override_it_is_said() -> None:
+def test_a_living_holder_on_another_machine_is_an_error_with_a_hint() -> None:
     held_by(time=time.time() - STALE_SECONDS / 2)
     with pytest.raises(RunError, match=rf"in use by process 7 on elsewhere, last seen 1\d\d seconds.* delete {URL}"):
         lock().acquire()
@@ -84,12 +85,12 @@ def test_a_living_process_of_this_machine_is_not() -> None:
         lock().acquire()
 
 
-def test_a_dead_number_in_another_container_of_the_same_name_says_nothing() -> None:
+def test_a_dead_pid_in_another_container_of_the_same_name_proves_nothing() -> None:
     assert is_alive(held_by(**{**_here(), "pid_space": "pid:[1]"}, pid=a_dead_pid()))
 
 
 @pytest.mark.parametrize("how", ["taken", "removed"])
-def test_who_loses_the_lock_writes_no_more_and_leaves_the_other_alone(how: str) -> None:
+def test_a_process_that_lost_its_lock_stops_writing_and_keeps_the_others_lock(how: str) -> None:
     mine = lock()
     mine.acquire()
     if how == "taken":
@@ -106,7 +107,7 @@ def test_who_loses_the_lock_writes_no_more_and_leaves_the_other_alone(how: str) 
     assert storage.read_if_there(URL) == before
 
 
-def test_renewing_says_that_the_holder_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_renewing_updates_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = lock()
     mine.acquire()
     first = json.loads(storage.read_bytes(URL))["time"]
@@ -151,7 +152,7 @@ def test_a_lock_that_can_not_be_removed_is_let_go(
     lock().acquire()  # the process itself need not wait
 
 
-@pytest.mark.parametrize("trouble", ["read_if_there", "write_bytes"])
+@pytest.mark.parametrize("trouble", ["read_if_there", "write_new"])
 def test_a_lock_that_was_not_read_back_is_not_kept(monkeypatch: pytest.MonkeyPatch, trouble: str) -> None:
     threads, real, calls = renewing(), getattr(storage, trouble), iter(range(100))
 
@@ -167,6 +168,67 @@ def test_a_lock_that_was_not_read_back_is_not_kept(monkeypatch: pytest.MonkeyPat
     assert not storage.exists(URL)
     assert renewing() == threads
     lock().acquire()
+
+
+def test_a_process_that_looked_before_the_other_wrote_does_not_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, real, looks = lock(), storage.read_if_there, iter(range(100))
+    mine.acquire()
+    before = storage.read_bytes(URL)
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "read_if_there", lambda url: real(url) if next(looks) else None)
+        with pytest.raises(RunError, match=f"in use by process {os.getpid()}"):
+            lock().acquire()
+    assert storage.read_bytes(URL) == before
+    mine.renew()
+    mine.release()
+
+
+def test_a_process_that_saw_the_dead_holder_late_does_not_remove_the_new_ones_lock() -> None:
+    """It decides on what it read before another took over."""
+    dead, late, mine = held_by(**_here(), pid=a_dead_pid()), lock(), lock()
+    mine.acquire()
+    before = storage.read_bytes(URL)
+    late._remove_dead(dead)
+    assert storage.read_bytes(URL) == before
+    mine.release()
+
+
+def test_a_process_that_died_while_it_took_over_does_not_block_the_next() -> None:
+    dead = held_by(**_here(), pid=a_dead_pid())
+    storage.write_bytes(f"{URL}-{dead['mark']}", json.dumps({**dead, "mark": "claim"}).encode())
+    mine = lock()
+    mine.acquire()
+    mine.release()
+    assert storage.names_below(URL.rpartition("/")[0]) == []
+
+
+@pytest.mark.parametrize("there", ["nobody", "a dead process"])
+def test_of_processes_that_start_at_the_same_moment_one_wins(there: str) -> None:
+    with object_store():
+        url, together = f"s3://{BUCKET}/run/.lock", threading.Barrier(8)
+        if there == "a dead process":
+            holder = {**_here(), "pid": a_dead_pid(), "time": time.time(), "mark": "other"}
+            storage.write_bytes(url, json.dumps(holder).encode())
+        winners, refused = [], []
+
+        def start() -> None:
+            mine = RemoteLock(url, f"s3://{BUCKET}/run")
+            together.wait(30)
+            try:
+                mine.acquire()
+                winners.append(mine)
+            except RunError as error:
+                refused.append(str(error))
+
+        threads = [threading.Thread(target=start) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert (len(winners), len(refused)) == (1, 7)
+        assert all("is in use by process" in message for message in refused)
+        winners[0].release()
+        assert storage.names_below(f"s3://{BUCKET}/run") == []
 
 
 def test_an_object_that_is_no_lock_is_named() -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints: complete or not there, checksummed, and chosen by name."""
+"""Checkpoints: complete or absent, with checksums, and selected by name."""
 
 import json
 import logging
@@ -15,20 +15,20 @@ from modelyard.run.checkpoint import (
     STATE,
     WEIGHTS,
     Checkpoint,
-    best_first,
-    choose,
+    list_best,
     list_checkpoints,
-    load_newest,
+    load_latest,
     prune,
     read_checkpoint,
-    read_state,
+    read_loop_state,
+    select_checkpoint,
     step_of,
     write_checkpoint,
 )
-from modelyard.run.weights import read_weights
+from modelyard.run.weights.read import load_weights
 
 
-def checkpoint(step: int = 7, **memory: Any) -> Checkpoint:
+def checkpoint(step: int = 7, **loop_state: Any) -> Checkpoint:
     weights = {
         "conv/kernel": np.arange(24, dtype=np.float32).reshape(2, 3, 4),
         "half": np.array([1.5, -2.0], np.float16),
@@ -44,7 +44,7 @@ def checkpoint(step: int = 7, **memory: Any) -> Checkpoint:
         "seed": np.array([1, 2**32 - 1], np.uint32),
         "flag": np.array(True),
     }
-    return Checkpoint(step, weights, optimizer, memory)
+    return Checkpoint(step, weights, optimizer, loop_state)
 
 
 def written(folder: Path, *steps: int) -> list[Path]:
@@ -64,7 +64,7 @@ def test_what_is_written_is_read_back_bit_for_bit(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path, given)
     assert path == tmp_path / "step-00000007"
     read = read_checkpoint(path)
-    assert (read.step, read.memory) == (7, given.memory)
+    assert (read.step, read.loop_state) == (7, given.loop_state)
     for mine, theirs in ((given.weights, read.weights), (given.optimizer, read.optimizer)):
         assert set(mine) == set(theirs)
         for name, array in mine.items():
@@ -75,23 +75,23 @@ def test_what_is_written_is_read_back_bit_for_bit(tmp_path: Path) -> None:
 
 def test_floats_in_memory_come_back_exactly(tmp_path: Path) -> None:
     values = [0.1, 1 / 3, 1e-308, 123456789.123456789]
-    assert read_checkpoint(write_checkpoint(tmp_path, checkpoint(seconds=values))).memory["seconds"] == values
+    assert read_checkpoint(write_checkpoint(tmp_path, checkpoint(seconds=values))).loop_state["seconds"] == values
 
 
 def test_a_checkpoint_may_have_no_optimizer(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path, Checkpoint(0, {"w": np.zeros(2)}, {}))
     read = read_checkpoint(path)
-    assert (read.optimizer, read.memory) == ({}, {})
+    assert (read.optimizer, read.loop_state) == ({}, {})
 
 
 def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, checkpoint(7, turn=1))
     write_checkpoint(tmp_path, checkpoint(7, turn=2))
-    assert read_state(tmp_path / "step-00000007")["memory"] == {"turn": 2}
+    assert read_loop_state(tmp_path / "step-00000007") == {"turn": 2}
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_checkpoints_are_listed_by_step_whatever_else_is_there(tmp_path: Path) -> None:
+def test_checkpoints_are_listed_by_step_and_other_files_ignored(tmp_path: Path) -> None:
     written(tmp_path, 20, 3, 123_456_789)
     for name in ("step-5", "damaged-step-00000009", ".partial-abc", "notes"):
         (tmp_path / name).mkdir()
@@ -167,9 +167,9 @@ def test_a_newer_format_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_newest_is_loaded(tmp_path: Path) -> None:
-    assert load_newest(tmp_path) is None
+    assert load_latest(tmp_path) is None
     written(tmp_path, 1, 20, 3)
-    newest = load_newest(tmp_path)
+    newest = load_latest(tmp_path)
     assert newest is not None
     assert newest.step == 20
 
@@ -183,7 +183,7 @@ def test_a_damaged_one_is_set_aside_and_the_one_before_is_used(
         raw = bytearray((last / WEIGHTS).read_bytes())
         raw[-1] ^= 1
         (last / WEIGHTS).write_bytes(raw)
-        newest = load_newest(tmp_path)
+        newest = load_latest(tmp_path)
         assert newest is not None
         assert newest.step == 2
         aside = tmp_path / ("damaged-step-00000003" + ("" if turn == 1 else "-2"))
@@ -196,17 +196,17 @@ def test_where_all_are_damaged_the_run_does_not_begin_again_unasked(tmp_path: Pa
     for path in written(tmp_path, 1, 2):
         (path / STATE).unlink()
     for _ in range(2):
-        with pytest.raises(CheckpointError, match="nothing to go on from"):
-            load_newest(tmp_path)
+        with pytest.raises(CheckpointError, match="nothing to resume from"):
+            load_latest(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["damaged-step-00000001", "damaged-step-00000002"]
 
 
-def test_one_of_a_newer_format_is_not_damaged_and_not_passed_over(tmp_path: Path) -> None:
+def test_a_checkpoint_of_a_newer_format_is_neither_damaged_nor_skipped(tmp_path: Path) -> None:
     """Going on from an older one would undo the work of the newer Modelyard."""
     *_, last = written(tmp_path, 1, 2)
     change(last, format_version=FORMAT_VERSION + 1)
     with pytest.raises(CheckpointError, match="Install a newer"):
-        load_newest(tmp_path)
+        load_latest(tmp_path)
     assert list(list_checkpoints(tmp_path)) == [1, 2]
 
 
@@ -219,17 +219,17 @@ def best(folder: Path, step: int, value: float, mode: str) -> Path:
 
 
 @pytest.mark.parametrize(("mode", "order"), [("max", [2, 5, 3, 1]), ("min", [1, 3, 2, 5])])
-def test_the_best_stands_first_and_of_equals_the_earlier(tmp_path: Path, mode: str, order: list[int]) -> None:
+def test_the_best_is_first_and_of_equals_the_earlier(tmp_path: Path, mode: str, order: list[int]) -> None:
     for step, value in ((1, 0.1), (2, 0.9), (3, 0.5), (5, 0.9)):
         best(tmp_path, step, value, mode)
-    assert [step_of(path) for path in best_first(tmp_path)] == order
+    assert [step_of(path) for path in list_best(tmp_path)] == order
 
 
 @pytest.mark.parametrize("mode", ["max", "min"])
 def test_what_is_not_a_number_is_never_best(tmp_path: Path, mode: str) -> None:
     for step, value in ((1, np.nan), (2, 0.9), (3, np.nan), (4, 0.9)):
         best(tmp_path, step, value, mode)
-    assert [step_of(path) for path in best_first(tmp_path)] == [2, 4, 1, 3]
+    assert [step_of(path) for path in list_best(tmp_path)] == [2, 4, 1, 3]
 
 
 def test_best_models_that_can_not_be_read_are_left_out(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_best_models_that_can_not_be_read_are_left_out(tmp_path: Path) -> None:
     (best(tmp_path, 2, 0.9, "max") / STATE).write_text("torn")
     written(tmp_path, 3)
     change(best(tmp_path, 4, 0.9, "max"), memory={"best": {"value": "high", "mode": "max"}})
-    assert [step_of(path) for path in best_first(tmp_path)] == [1]
+    assert [step_of(path) for path in list_best(tmp_path)] == [1]
 
 
 def test_a_checkpoint_is_chosen_by_name_or_step(tmp_path: Path) -> None:
@@ -245,19 +245,19 @@ def test_a_checkpoint_is_chosen_by_name_or_step(tmp_path: Path) -> None:
     written(saved, 10, 20)
     best(bests, 5, 0.9, "max")
     best(bests, 20, 0.8, "max")
-    assert choose(saved, bests, "latest") == saved / "step-00000020"
-    assert choose(saved, bests, "best") == bests / "step-00000005"
-    assert choose(saved, bests, "10") == saved / "step-00000010"
-    assert choose(saved, bests, "5") == bests / "step-00000005"
-    assert choose(saved, bests, "20") == saved / "step-00000020"
+    assert select_checkpoint(saved, bests, "latest") == saved / "step-00000020"
+    assert select_checkpoint(saved, bests, "best") == bests / "step-00000005"
+    assert select_checkpoint(saved, bests, "10") == saved / "step-00000010"
+    assert select_checkpoint(saved, bests, "5") == bests / "step-00000005"
+    assert select_checkpoint(saved, bests, "20") == saved / "step-00000020"
 
 
 @pytest.mark.parametrize("which", ["11", "first", "-1", "", "²", "1.5"])
-def test_an_unknown_checkpoint_is_told_which_there_are(tmp_path: Path, which: str) -> None:
+def test_an_unknown_checkpoint_is_an_error_with_those_that_exist(tmp_path: Path, which: str) -> None:
     written(tmp_path / "checkpoints", 10, 20)
     best(tmp_path / "best", 5, 0.9, "max")
     with pytest.raises(CheckpointError) as caught:
-        choose(tmp_path / "checkpoints", tmp_path / "best", which)
+        select_checkpoint(tmp_path / "checkpoints", tmp_path / "best", which)
     assert "Steps saved: 10, 20; best: 5. Give best, latest or one of these steps." in str(caught.value)
     assert repr(which) in str(caught.value)
 
@@ -265,7 +265,7 @@ def test_an_unknown_checkpoint_is_told_which_there_are(tmp_path: Path, which: st
 @pytest.mark.parametrize("which", ["best", "latest", "0"])
 def test_where_nothing_is_saved_nothing_is_chosen(tmp_path: Path, which: str) -> None:
     with pytest.raises(CheckpointError, match="nothing was saved yet"):
-        choose(tmp_path / "checkpoints", tmp_path / "best", which)
+        select_checkpoint(tmp_path / "checkpoints", tmp_path / "best", which)
 
 
 @pytest.mark.parametrize(("keep", "kept"), [(1, [30]), (2, [20, 30]), (5, [1, 20, 30])])
@@ -285,22 +285,22 @@ def test_weights_are_read_from_a_run_a_checkpoint_or_a_file(tmp_path: Path) -> N
     (tmp_path / "config.yaml").write_text("config_version: 1\n")
     (path,) = written(tmp_path / "checkpoints", 3)
     for place in (tmp_path, path, path / WEIGHTS):
-        assert set(read_weights(place)) == set(checkpoint().weights)
+        assert set(load_weights(place)) == set(checkpoint().weights)
     write_checkpoint(
         tmp_path / "best", Checkpoint(2, {"best": np.ones(1)}, {}, {"best": {"value": 1.0, "mode": "max"}})
     )
-    assert set(read_weights(tmp_path)) == {"best"}
+    assert set(load_weights(tmp_path)) == {"best"}
 
 
-def test_a_place_without_weights_is_explained(tmp_path: Path) -> None:
+def test_a_path_without_weights_is_explained(tmp_path: Path) -> None:
     (tmp_path / "torn.safetensors").write_bytes(b"torn")
     for place, words in (
-        (tmp_path / "nowhere", "nothing is there"),
+        (tmp_path / "nowhere", "does not exist"),
         (tmp_path, "is not a run folder, a checkpoint folder, a .safetensors"),
         (tmp_path / "torn.safetensors", "is damaged or no safetensors file"),
     ):
         with pytest.raises(CheckpointError, match=words):
-            read_weights(place)
+            load_weights(place)
 
 
 def test_a_checkpoint_is_not_there_until_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

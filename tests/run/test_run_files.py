@@ -1,4 +1,4 @@
-"""Every write is whole or not there."""
+"""Every write is complete or absent."""
 
 import errno
 import os
@@ -123,7 +123,7 @@ def test_a_kill_at_any_point_leaves_the_old_folder_or_the_new_one(tmp_path: Path
     assert [path.name for path in tmp_path.iterdir()] == ["target"]
 
 
-def test_what_was_moved_aside_comes_back_only_if_nothing_took_its_place(tmp_path: Path) -> None:
+def test_a_folder_moved_aside_is_restored_only_if_no_new_one_exists(tmp_path: Path) -> None:
     aside = tmp_path / f"{PARTIAL}old-abc"
     (aside / "target").mkdir(parents=True)
     (aside / "target" / "one").write_text("old")
@@ -197,6 +197,6 @@ def test_a_reader_never_sees_half_a_text(tmp_path: Path) -> None:
     ("number", "words"),
     [(errno.ENOSPC, "the disk is full"), (errno.EROFS, "Name a folder you may write to"), (errno.EIO, "can't write")],
 )
-def test_errors_of_the_file_system_are_sentences(number: int, words: str) -> None:
+def test_errors_of_the_file_system_are_explained(number: int, words: str) -> None:
     with pytest.raises(RunError, match=words), explain(Path("here"), "write"):
         raise OSError(number, os.strerror(number))

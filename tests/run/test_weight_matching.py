@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from modelyard.errors import CheckpointError
-from modelyard.run.weights import NamedWeights, match
+from modelyard.run.weights.match import NamedWeights, match
 
 MODEL = {
     "standardize/mean": (3,),
@@ -72,7 +72,7 @@ def test_strict_lists_what_is_missing_and_of_another_shape() -> None:
 
 def test_include_takes_only_these_and_a_pattern_for_nothing_is_an_error() -> None:
     assert list(match(named(MODEL), MODEL, include=["conv?/*"]).loaded) == ["conv1/kernel", "conv1/bias"]
-    with pytest.raises(CheckpointError, match=r"checkpoint_include: 'conv1/kernl' is no weight.*conv1/kernel"):
+    with pytest.raises(CheckpointError, match=r"checkpoint_include: 'conv1/kernl' matches no weight.*conv1/kernel"):
         match(named(MODEL), MODEL, include=["conv1/kernl"])
     with pytest.raises(CheckpointError, match="checkpoint_exclude: 'head"):
         match(named(MODEL), MODEL, exclude=["head/*"])
@@ -132,7 +132,7 @@ def test_order_is_no_guess_where_layers_differ() -> None:
         match(in_order(other), MODEL)
 
 
-def places_of(model: dict[str, tuple[int, ...]], prefix: str = "layers/") -> dict[str, str]:
+def paths_of(model: dict[str, tuple[int, ...]], prefix: str = "layers/") -> dict[str, str]:
     classes = {"standardize": "standardize", "conv1": "conv2d", "norm1": "batch_normalization", "logits": "dense"}
     return {
         f"{prefix}{classes[layer]}/vars/{number}": name
@@ -141,27 +141,27 @@ def places_of(model: dict[str, tuple[int, ...]], prefix: str = "layers/") -> dic
 
 
 @pytest.mark.parametrize(("there", "here"), [("", ""), ("layers/functional/", ""), ("", "layers/functional/")])
-def test_places_find_layers_of_a_class_inside_and_outside_of_another_model(there: str, here: str) -> None:
+def test_paths_find_layers_of_a_class_inside_and_outside_of_another_model(there: str, here: str) -> None:
     file = named({f"x{number}": shape for number, shape in enumerate(MODEL.values())})
-    file.places = dict(zip(file, places_of(MODEL, f"{there}layers/"), strict=True))
-    found = match(file, MODEL, places=places_of(MODEL, f"{here}layers/"), strict=True)
+    file.paths = dict(zip(file, paths_of(MODEL, f"{there}layers/"), strict=True))
+    found = match(file, MODEL, paths=paths_of(MODEL, f"{here}layers/"), strict=True)
     assert found.sources["norm1/gamma"] == "x3"
 
 
-def test_places_are_no_guess_where_two_layers_differ() -> None:
+def test_paths_are_no_guess_where_two_layers_differ() -> None:
     shapes = {**MODEL, "conv1/kernel": (5, 5, 3, 8), "logits/kernel": (9, 10)}
     file = named({f"x{number}": shape for number, shape in enumerate(shapes.values())})
-    file.places = dict(zip(file, places_of(MODEL), strict=True))
+    file.paths = dict(zip(file, paths_of(MODEL), strict=True))
     with pytest.raises(CheckpointError, match="no weight of the file"):
-        match(file, MODEL, places=places_of(MODEL))
+        match(file, MODEL, paths=paths_of(MODEL))
 
 
-def test_own_names_go_before_places() -> None:
-    """Two convolutions in another order are the same places, but not the same layers."""
+def test_own_names_go_before_paths() -> None:
+    """Two convolutions in another order have the same paths, but not the same layers."""
     model = {"a/kernel": (3, 3), "b/kernel": (3, 3)}
-    file = named({"b/0": (3, 3), "a/0": (3, 3)}, places={"b/0": "layers/c/vars/0", "a/0": "layers/c_1/vars/0"})
-    places = {"layers/c/vars/0": "a/kernel", "layers/c_1/vars/0": "b/kernel"}
-    assert match(file, model, places=places).sources == {"a/kernel": "a/0", "b/kernel": "b/0"}
+    file = named({"b/0": (3, 3), "a/0": (3, 3)}, paths={"b/0": "layers/c/vars/0", "a/0": "layers/c_1/vars/0"})
+    paths = {"layers/c/vars/0": "a/kernel", "layers/c_1/vars/0": "b/kernel"}
+    assert match(file, model, paths=paths).sources == {"a/kernel": "a/0", "b/kernel": "b/0"}
 
 
 def test_a_file_of_which_nothing_fits_shows_the_closest_names() -> None:

@@ -11,7 +11,8 @@ from typing import Any
 
 from rich.table import Column, Table
 
-from modelyard.cluster.description import CHIEF, EVALUATOR, find_cluster
+from modelyard.cluster.description import CHIEF, EVALUATOR
+from modelyard.cluster.environment import find_cluster
 from modelyard.config.calls import parse_list
 from modelyard.config.plugins import load_installed_plugins, load_plugins
 from modelyard.config.resolve import COMMAND_LINE

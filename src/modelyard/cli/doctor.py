@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from modelyard.cluster.description import find_cluster
+from modelyard.cluster.environment import find_cluster
 from modelyard.config.accelerators import counted, is_installed
 from modelyard.config.backend import INSTALL, choose_engine
 from modelyard.errors import ConfigError, UserError

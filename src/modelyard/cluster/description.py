@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from modelyard.errors import UserError
 
 CHIEF, WORKER, PS, EVALUATOR = "chief", "worker", "ps", "evaluator"
-ROLES = (CHIEF, WORKER, PS, EVALUATOR)
+ROLES = (CHIEF, WORKER, PS, EVALUATOR)  # in the order of processes, the coordinator first
 SYNCHRONOUS, PARAMETER_SERVERS = "synchronous", "parameter servers"
 
 
@@ -55,8 +54,7 @@ class Cluster:
     @property
     def members(self) -> list[Member]:
         """All processes, the coordinator first."""
-        everyone = [Member(role, i) for role in ROLES for i in range(len(self.addresses.get(role, ())))]
-        return sorted(everyone, key=lambda member: member != self.coordinator)
+        return [Member(role, i) for role in ROLES for i in range(len(self.addresses.get(role, ())))]
 
     @property
     def coordinator(self) -> Member:
@@ -70,7 +68,7 @@ class Cluster:
 
     @property
     def mode(self) -> str:
-        """How it trains: synchronously, or asynchronously with parameter servers."""
+        """The mode of training: synchronous, or asynchronous with parameter servers."""
         return PARAMETER_SERVERS if self.addresses.get(PS) else SYNCHRONOUS
 
     @property
@@ -108,25 +106,6 @@ class Cluster:
         return ", ".join(f"{count} {role}{'s' if count > 1 and role != PS else ''}" for role, count in found)
 
 
-def find_cluster(which: str = "auto", environ: Mapping[str, str] | None = None) -> Cluster:
-    """Returns the cluster in the environment: ``TF_CONFIG``, else SLURM's variables, else this process alone.
-
-    Args:
-        which: the option ``cluster``; "none" ignores the environment.
-        environ: the environment variables.
-
-    Raises:
-        ConfigError: if the variables are malformed.
-    """
-    if which == "none":
-        return Cluster()
-    from modelyard.cluster.slurm import from_slurm
-    from modelyard.cluster.tf_config import from_tf_config
-
-    environ = os.environ if environ is None else environ
-    return from_tf_config(environ) or from_slurm(environ) or Cluster()
-
-
 class ProcessGroup:
     """The processes that train together. This one is alone; `modelyard.distributed` has groups of several.
 
@@ -135,7 +114,7 @@ class ProcessGroup:
     """
 
     grace_seconds = 15.0
-    """How long this process may take to exit by itself once a peer is lost, before it is ended."""
+    """The time that this process has to exit by itself after a peer was lost."""
 
     def __init__(self, cluster: Cluster | None = None) -> None:
         self.cluster = cluster or Cluster()

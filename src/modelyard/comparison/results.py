@@ -18,7 +18,7 @@ from modelyard.config.schema import is_path
 from modelyard.config.yaml_file import inline, is_run_config
 from modelyard.errors import RunError, UserError
 from modelyard.registry import DATASETS
-from modelyard.run.checkpoint import best_first, step_of
+from modelyard.run.checkpoint import list_best, step_of
 from modelyard.run.directory import CONFIG, RunDirectory, open_run_folder, read_json, run_options
 from modelyard.run.metrics import read_metrics
 from modelyard.run.summary import summarize
@@ -132,7 +132,7 @@ def _failures(folder: Path, matrices: list[Path]) -> dict[Path, str]:
 def _read_result(directory: RunDirectory, name: str) -> RunResult:
     manifest = read_json(directory.manifest)
     rows = [*read_metrics(directory.metrics), *read_metrics(directory.evaluations)]
-    best = best_first(directory.best)
+    best = list_best(directory.best)
     scores = {}
     for split in ("test", "validation"):
         mine = [row for row in rows if row.get("split") == split]

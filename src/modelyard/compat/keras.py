@@ -204,6 +204,14 @@ def _tensor(values: Any, dtype: Any) -> Any:
     return jnp.asarray(np.asarray(values).astype(dtype or keras.config.floatx()))
 
 
+# -- graph -------------------------------------------------------------------------------------------------------------
+
+
+def input_layers(layer: keras.Layer) -> list[str]:
+    """Returns the names of the layers whose outputs ``layer`` receives."""
+    return list(dict.fromkeys(parent.operation.name for node in layer._inbound_nodes for parent in node.parent_nodes))
+
+
 # -- files -------------------------------------------------------------------------------------------------------------
 
 _INTERNAL = {"_layers", "_operations", "_operations_by_depth", "_functional", "_tracker", "_inbound_nodes", "_nodes"}

@@ -14,7 +14,8 @@ import tempfile
 from collections.abc import Iterator
 from typing import TextIO
 
-from modelyard.cluster.description import PARAMETER_SERVERS, find_cluster
+from modelyard.cluster.description import PARAMETER_SERVERS
+from modelyard.cluster.environment import find_cluster
 from modelyard.config.accelerators import accelerators, counted, is_installed, jax_plugins, nvidia_gpus
 from modelyard.errors import ConfigError, UserError
 from modelyard.registry import ENGINES

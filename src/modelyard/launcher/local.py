@@ -19,7 +19,7 @@ from typing import IO
 
 from modelyard import storage
 from modelyard.cluster.description import CHIEF, EVALUATOR, PARAMETER_SERVERS, PS, WORKER, Cluster, Member
-from modelyard.cluster.tf_config import TF_CONFIG
+from modelyard.cluster.environment import TF_CONFIG
 from modelyard.errors import Interrupted, RunError, UserError
 from modelyard.launcher.command import check_command, with_model_dir
 from modelyard.launcher.processes import (
@@ -217,7 +217,7 @@ def newest_step(directory: RunDirectory) -> int:
 
 def _remove_if_unused(directory: RunDirectory) -> None:
     """Removes the folder if no run began in it; the error has the end of the log."""
-    if not directory.exists() and not directory.strangers() and not list_checkpoints(directory.checkpoints):
+    if not directory.exists() and not directory.unexpected_files() and not list_checkpoints(directory.checkpoints):
         shutil.rmtree(directory.path, ignore_errors=True)
 
 

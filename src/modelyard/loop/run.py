@@ -31,17 +31,16 @@ from modelyard.loop.start import (
 from modelyard.registry import ENGINES
 from modelyard.run.checkpoint import (
     Checkpoint,
-    best_first,
-    choose,
+    list_best,
     list_checkpoints,
-    load_newest,
+    load_latest,
     read_checkpoint,
-    read_state,
+    read_loop_state,
+    select_checkpoint,
     step_of,
 )
 from modelyard.run.directory import RunDirectory, open_run_folder
-from modelyard.run.journal import log_result
-from modelyard.run.manifest import read_manifest, started_by
+from modelyard.run.manifest import log_result, read_manifest, started_by
 from modelyard.system.log import log_to
 from modelyard.system.machine import gpus
 
@@ -123,7 +122,7 @@ def run(config: Config, evaluates: bool, processes: SingleProcess | None = None)
     with directory, log_to(directory.logs, cluster.me.file_name), tidy:
         # 1. Config and data: the run's own, or those of a new run.
         config = resolve_run_config(directory, config)
-        checkpoint = load_newest(directory.checkpoints)
+        checkpoint = load_latest(directory.checkpoints)
         warm = None if checkpoint is not None else read_initial_weights(config)
         dataset = open_dataset(config)
         if evaluates:
@@ -246,7 +245,7 @@ def is_finished(directory: RunDirectory, config: Config, length: Callable[[], Ru
     """
     saved = list_checkpoints(directory.checkpoints)
     try:
-        state = read_state(saved[max(saved)])["memory"] if saved else None
+        state = read_loop_state(saved[max(saved)]) if saved else None
     except CheckpointError:
         return False
     if state is None:
@@ -306,10 +305,10 @@ def conclude(directory: RunDirectory, trainer: Trainer, cluster: Cluster) -> Res
 
 def best_of(directory: RunDirectory) -> dict[str, Any]:
     """Returns the best model of the run, or nothing if none was kept."""
-    paths = best_first(directory.best)
+    paths = list_best(directory.best)
     if not paths:
         return {}
-    won = read_state(paths[0])["memory"]["best"]
+    won = read_loop_state(paths[0])["best"]
     path = directory.address_of(paths[0])
     return {"metric": won["metric"], "value": won["value"], "step": step_of(paths[0]), "path": path}
 
@@ -350,9 +349,8 @@ def find_checkpoint(
     directory = open_run_folder(model_dir, options.get("cache_dir"))
     config, _ = resume_config(model_dir, options, source)
     refuse_changes(directory, config)
-    which = checkpoint if checkpoint is not None else "best" if best_first(directory.best) else "latest"
-    path = choose(directory.checkpoints, directory.best, str(which))
-    directory.bring_weights(path)
+    path = select_checkpoint(directory.checkpoints, directory.best, checkpoint)
+    directory.download_weights(path)
     return directory, config, path
 
 

@@ -15,11 +15,11 @@ from modelyard.loop.ranking import Ranking
 from modelyard.registry import Options
 from modelyard.run.checkpoint import (
     Checkpoint,
-    best_first,
     folder_name,
+    list_best,
     list_checkpoints,
     prune,
-    read_state,
+    read_loop_state,
     write_checkpoint,
 )
 from modelyard.system.files import remove_folder, remove_partial
@@ -96,13 +96,13 @@ class KeepBest(Hook):
         folder = loop.directory.best
         self._kept: list[tuple[float, int]] = []
         self._ranking: Ranking | None = None
-        if any(read_state(path)["memory"].get("run") != loop.run_id for path in best_first(folder)):
+        if any(read_loop_state(path).get("run") != loop.run_id for path in list_best(folder)):
             raise RunError(
                 f"{folder} holds the best models of another run. Name another --best_model_dir, or move them away."
             )
         remove_partial(folder)
-        for path in best_first(folder):
-            won = read_state(path)["memory"]["best"]
+        for path in list_best(folder):
+            won = read_loop_state(path)["best"]
             self._kept.append((float(won["value"]), int(won["step"])))
 
     def on_evaluation(self, loop: Trainer, split: str, row: dict[str, Any]) -> None:
@@ -123,7 +123,7 @@ class KeepBest(Hook):
         self._kept, dropped = self._kept[: loop.config.keep_best], self._kept[loop.config.keep_best :]
         won = {"metric": ranking.metric, "mode": ranking.mode, "value": value, "step": loop.step}
         snapshot = loop.snapshot()
-        state = {**snapshot.memory, "best": won, "metrics": {k: row[k] for k in row if isinstance(row[k], float)}}
+        state = {**snapshot.loop_state, "best": won, "metrics": {k: row[k] for k in row if isinstance(row[k], float)}}
         checkpoint = Checkpoint(snapshot.step, snapshot.weights, snapshot.optimizer, state)
         directory = loop.directory
 

@@ -30,17 +30,15 @@ from modelyard.run.directory import (
     run_options,
     write_config,
 )
-from modelyard.run.journal import log_start
-from modelyard.run.manifest import read_manifest, write_manifest
-from modelyard.run.weights.finite import check_finite
-from modelyard.run.weights.match import SHOWN, Matched, differing, match
+from modelyard.run.manifest import log_start, read_manifest, write_manifest
+from modelyard.run.weights.match import SHOWN, Matched, NamedWeights, match, shape_differences
+from modelyard.run.weights.read import check_finite, load_weights
 from modelyard.system.files import explain
 from modelyard.system.machine import hardware, versions
 from modelyard.system.pid_file import holders
 
 if TYPE_CHECKING:
     from modelyard.engine.base import Engine
-    from modelyard.run.weights.named import NamedWeights
 
 log = logging.getLogger("modelyard")
 
@@ -65,7 +63,7 @@ def find_folder(config: Config) -> RunDirectory:
         raise RunError(f"there is no run in {path} to resume, and resume is 'must'.")
     if directory.path.exists() and not directory.path.is_dir():
         raise RunError(f"{path} is a file; --model_dir must name a folder.")
-    unexpected = directory.strangers()
+    unexpected = directory.unexpected_files()
     if unexpected:
         raise RunError(
             f"{path} is not empty and not a run folder (it holds {', '.join(unexpected[:3])}). Name another."
@@ -93,7 +91,7 @@ def remove_if_nothing_started(directory: RunDirectory) -> Iterator[None]:
     except BaseException:
         if any(holder.pid != os.getpid() for holder in holders(directory.logs)):
             raise
-        if not directory.exists() and not directory.strangers() and not list_checkpoints(directory.checkpoints):
+        if not directory.exists() and not directory.unexpected_files() and not list_checkpoints(directory.checkpoints):
             shutil.rmtree(directory.path, ignore_errors=True)
         raise
 
@@ -239,7 +237,7 @@ def _sizes(sizes: dict[str, int]) -> str:
 def _log_inexact_resume(
     config: Config, engine: Engine, run: RunLength, checkpoint: Checkpoint, manifest: dict[str, Any]
 ) -> None:
-    state = checkpoint.memory
+    state = checkpoint.loop_state
     if state.get("total_steps", run.total_steps) != run.total_steps:
         log.info(
             "the run now has %d steps, it had %d; the learning-rate schedule%s the new number",
@@ -275,10 +273,8 @@ def read_initial_weights(config: Config) -> NamedWeights | None:
             if getattr(config, key):
                 log.warning("%s (%s) has no effect without checkpoint_path", key, config.origin(key))
         return None
-    from modelyard.run.weights.read import read_weights
-
     log.info("starting from the weights in %s", config.checkpoint_path)
-    return read_weights(config.checkpoint_path, config.cache_dir)
+    return load_weights(config.checkpoint_path, config.cache_dir)
 
 
 def warm_start(engine: Engine, weights: NamedWeights) -> Matched:
@@ -301,7 +297,7 @@ def warm_start(engine: Engine, weights: NamedWeights) -> Matched:
             exclude=config.checkpoint_exclude,
             rename=config.checkpoint_rename,
             strict=config.strict,
-            places=weight_paths(engine.model, name_weights(engine.model)) if weights.places else None,
+            paths=weight_paths(engine.model, name_weights(engine.model)) if weights.paths else None,
         )
     except CheckpointError as error:
         raise CheckpointError(f"checkpoint_path {config.checkpoint_path}: {error}") from None
@@ -324,7 +320,7 @@ def _log_matched(matched: Matched, expected: Mapping[str, tuple[int, ...]]) -> N
         "loaded": [_renamed(name, matched.sources[name]) for name in matched.loaded],
         "excluded": list(matched.skipped),
         "missing in the file": list(matched.missing),
-        "of another shape": differing(matched.wrong_shape),
+        "of another shape": shape_differences(matched.wrong_shape),
         "unused in the file": list(matched.unused),
     }
     if len(matched.loaded) < len(expected) or matched.unused:

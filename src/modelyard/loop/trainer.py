@@ -25,7 +25,7 @@ from modelyard.engine.evaluation import metric_names
 from modelyard.errors import CheckpointError, Interrupted, UserError, unknown
 from modelyard.loop.hooks import Hook
 from modelyard.loop.run import stop_rules, stopped_by
-from modelyard.run.checkpoint import BackgroundWriter, Checkpoint, best_first, read_checkpoint
+from modelyard.run.checkpoint import BackgroundWriter, Checkpoint, list_best, read_checkpoint
 from modelyard.run.directory import RunDirectory
 from modelyard.run.metrics import read_metrics
 from modelyard.system.console import bar
@@ -119,7 +119,7 @@ class Trainer:
         self._loaded: Checkpoint | None = None
         """The checkpoint that is evaluated, where another process trains."""
         self._snapshot: Checkpoint | None = None
-        state = checkpoint.memory if checkpoint is not None else {}
+        state = checkpoint.loop_state if checkpoint is not None else {}
         self.step = checkpoint.step if checkpoint is not None else 0
         self._window: dict[str, float] = dict(state.get("window", {}))
         self._window_steps: int = state.get("window_steps", 0)
@@ -370,7 +370,7 @@ class Trainer:
         """Loads the best model that can be read, or leaves the last one there; returns its step."""
         if self._evaluates:
             self.writer.flush()
-        for path in best_first(self.directory.best):
+        for path in list_best(self.directory.best):
             try:
                 checkpoint = read_checkpoint(path)
             except CheckpointError as error:

@@ -21,11 +21,8 @@ from modelyard.data.dataset import IMAGE
 from modelyard.errors import CheckpointError, DataError, UserError
 from modelyard.models.catalog import BACKBONES, Backbone, BackboneOptions, WidenedOptions
 from modelyard.models.task import DataInfo
-from modelyard.run.weights.finite import check_finite
-from modelyard.run.weights.match import by_shape
-from modelyard.run.weights.named import NamedWeights
-from modelyard.run.weights.read import read_weights
-from modelyard.run.weights.views import View, by_name
+from modelyard.run.weights.match import NamedWeights, NameMap, format_shape, match_names
+from modelyard.run.weights.read import check_finite, load_weights
 
 log = logging.getLogger("modelyard")
 IMAGENET = "imagenet"
@@ -132,7 +129,7 @@ class BackboneNetwork:
                 f"pretrained {path.name}: unsupported file type. Supported: .weights.h5 and .h5 files of Keras. "
                 "For weights of a whole network in other formats use --checkpoint_path."
             )
-        stored = read_weights(path)  # refuses files that are not plain arrays
+        stored = load_weights(path)  # refuses files that are not plain arrays
         side = self.backbone.size
         body = self._body(options, input_shape=(side, side, 3))
         for top in (False, True):
@@ -199,30 +196,32 @@ def _mismatch(weights: NamedWeights, model: keras.Model) -> str | None:
     """Describes how the weights of a file differ from a network's, with an example; None if all fit."""
     mine = {v.path: v for v in model.variables}
     expected = {name: tuple(v.shape) for name, v in mine.items()}
-    view = _view(weights, model)
-    wrong = [name for name in expected if name in view and weights[view[name]].shape != expected[name]]
+    names = _match(weights, model)
+    wrong = [name for name in expected if name in names and weights[names[name]].shape != expected[name]]
     if wrong:
         name = wrong[0]
-        there, here = by_shape(weights[view[name]].shape), by_shape(expected[name])
+        there, here = format_shape(weights[names[name]].shape), format_shape(expected[name])
         rest = f"{len(wrong)} of {len(expected)} weights have another shape"
         return f"{name} is {there} in the file and {here} in the network; {rest}"
-    missing = [name for name in expected if name not in view]
+    missing = [name for name in expected if name not in names]
     if missing:
         name, count = missing[0], len(missing)
-        there = next((f", which begins with {n} ({by_shape(a.shape)})" for n, a in weights.items()), "")
-        return f"{count} of {len(expected)} weights are not in the file{there}: {name} ({by_shape(expected[name])}), …"
+        there = next((f", which begins with {n} ({format_shape(a.shape)})" for n, a in weights.items()), "")
+        return (
+            f"{count} of {len(expected)} weights are not in the file{there}: {name} ({format_shape(expected[name])}), …"
+        )
     return None
 
 
-def _view(weights: NamedWeights, model: keras.Model) -> View:
+def _match(weights: NamedWeights, model: keras.Model) -> NameMap:
     """Maps the network's weights to the file's: by name, or by their path in the file if the names differ."""
     mine = {v.path: v for v in model.variables}
     expected = {name: tuple(v.shape) for name, v in mine.items()}
-    named = max(by_name({n: n for n in weights}, expected), by_name(weights.numbered, expected), key=len)
-    if 2 * len(named) >= len(expected) or not weights.places:
+    named = max(match_names({n: n for n in weights}, expected), match_names(weights.numbered, expected), key=len)
+    if 2 * len(named) >= len(expected) or not weights.paths:
         return named
-    there = {place: name for name, place in weights.places.items()}
-    return {name: there[place] for place, name in weight_paths(model, mine).items() if place in there}
+    there = {path: name for name, path in weights.paths.items()}
+    return {name: there[path] for path, name in weight_paths(model, mine).items() if path in there}
 
 
 def __getattr__(name: str) -> BackboneNetwork:

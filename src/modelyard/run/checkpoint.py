@@ -1,12 +1,13 @@
-"""Checkpoints: complete or not there, checksummed, written off the training path.
+"""Checkpoints: whole or absent, with checksums, written while training continues.
 
 ``step-00001200/`` holds ``weights.safetensors``, ``optimizer.safetensors`` and ``state.json``. The last has the format
-version, the step, what the loop and the hooks must remember, and a SHA-256 of the other two.
+version, the step, the state of the loop and the hooks, and a SHA-256 of the other two.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
 import math
@@ -30,35 +31,32 @@ from modelyard.system.files import remove_folder, whole_folder
 FORMAT_VERSION = 1
 WEIGHTS, OPTIMIZER, STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
 DAMAGED = "damaged-"
+_LOOP_STATE = "memory"  # part of the file format
 _NAME = re.compile(r"step-(\d{8,})")
 log = logging.getLogger("modelyard")
 
 Arrays = dict[str, NDArray[Any]]
 
 
-class NewerFormatError(CheckpointError):
-    """A checkpoint that a newer Modelyard wrote: whole, but not for this one to read."""
-
-
-class UnreadableError(CheckpointError):
-    """The file system does not give the file; that may pass."""
+class DamagedError(CheckpointError):
+    """A checkpoint that is incomplete or damaged. It can be set aside; other errors may pass."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A point of a run to go on from.
+    """A point from which a run resumes.
 
     Args:
         step: how many steps were trained.
         weights: the model's weights by name.
         optimizer: the optimizer's slots by name.
-        memory: what the loop and the hooks must remember, as plain JSON values.
+        loop_state: the state of the loop and the hooks, as plain JSON values. In state.json its key is "memory".
     """
 
     step: int
     weights: Arrays
     optimizer: Arrays
-    memory: dict[str, Any] = field(default_factory=dict)
+    loop_state: dict[str, Any] = field(default_factory=dict)
 
 
 def folder_name(step: int) -> str:
@@ -67,7 +65,7 @@ def folder_name(step: int) -> str:
 
 
 def is_folder_name(name: str) -> bool:
-    """Whether ``name`` is one that `folder_name` gives."""
+    """Whether ``name`` is the name of a checkpoint folder."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -85,7 +83,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
             "format_version": FORMAT_VERSION,
             "step": checkpoint.step,
             "sha256": checksums,
-            "memory": checkpoint.memory,
+            _LOOP_STATE: checkpoint.loop_state,
         }
         (partial / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
     return target
@@ -95,46 +93,53 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """The checkpoint in the folder ``path``.
 
     Raises:
-        CheckpointError: if it is incomplete, damaged, or of a newer format.
+        DamagedError: if it is incomplete or damaged.
+        CheckpointError: if a newer Modelyard wrote it, or the file system fails.
     """
     state = read_state(path)
     arrays = {}
     for name in (WEIGHTS, OPTIMIZER):
-        try:
-            data = (path / name).read_bytes()
-        except FileNotFoundError as error:
-            raise CheckpointError(f"{path / name} is missing.") from error
-        except OSError as error:
-            raise UnreadableError(f"{path / name} can't be read: {error.strerror}.") from error
+        data = _read(path / name)
         if hashlib.sha256(data).hexdigest() != state["sha256"].get(name):
-            raise CheckpointError(f"{path / name} is damaged: its checksum is not the one in {STATE}.")
+            raise DamagedError(f"{path / name} is damaged: its checksum is not the one in {STATE}.")
         try:
             arrays[name] = load_safetensors(data)
         except SafetensorError as error:
-            raise CheckpointError(f"{path / name} is damaged: {error}.") from error
-    return Checkpoint(state["step"], arrays[WEIGHTS], arrays[OPTIMIZER], state["memory"])
+            raise DamagedError(f"{path / name} is damaged: {error}.") from error
+    return Checkpoint(state["step"], arrays[WEIGHTS], arrays[OPTIMIZER], state[_LOOP_STATE])
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """The small part of a checkpoint: step, memory, checksums."""
+    """The content of state.json: step, state of the loop, checksums."""
+    data = _read(path / STATE)
     try:
-        state = json.loads((path / STATE).read_text(encoding="utf-8"))
+        state = json.loads(data)
         version = state["format_version"]
         if not isinstance(version, int):
             raise TypeError("format_version")
         if version > FORMAT_VERSION:
-            raise NewerFormatError(
+            raise CheckpointError(
                 f"{path} has format version {version}; this Modelyard reads up to {FORMAT_VERSION}. Install a newer."
             )
-        if not isinstance(state["step"], int) or not isinstance(state["memory"], dict):
-            raise TypeError("step or memory")
+        if not isinstance(state["step"], int) or not isinstance(state[_LOOP_STATE], dict):
+            raise TypeError("step or loop state")
         return dict(state) | {"sha256": dict(state["sha256"])}
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path / STATE} is missing.") from error
-    except OSError as error:
-        raise UnreadableError(f"{path / STATE} can't be read: {error.strerror}.") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path / STATE} is damaged ({error}).") from error
+        raise DamagedError(f"{path / STATE} is damaged ({error}).") from error
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise DamagedError(f"{path} is missing.") from error
+    except OSError as error:
+        raise CheckpointError(f"{path} can't be read: {error.strerror}.") from error
+
+
+def read_loop_state(path: Path) -> dict[str, Any]:
+    """The state of the loop and the hooks in a checkpoint, without its weights."""
+    return dict(read_state(path)[_LOOP_STATE])
 
 
 def list_checkpoints(folder: Path) -> dict[int, Path]:
@@ -145,46 +150,46 @@ def list_checkpoints(folder: Path) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-def load_newest(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint that can be read; damaged ones are named in the log, set aside, and passed over.
+def load_latest(folder: Path) -> Checkpoint | None:
+    """The newest checkpoint that can be read. Damaged ones are logged, set aside and skipped.
 
     Raises:
-        NewerFormatError: if a newer Modelyard wrote the newest; going on from an older one would undo its work.
-        UnreadableError: if a file can't be read at all, which may pass; nothing is set aside then.
-        CheckpointError: if there were checkpoints and all are damaged.
+        CheckpointError: if all are damaged, the file system fails, or a newer Modelyard wrote the newest: resuming from
+            an older one would undo its work.
     """
     for path in reversed(list_checkpoints(folder).values()):
         try:
             return read_checkpoint(path)
-        except (NewerFormatError, UnreadableError):
-            raise
-        except CheckpointError as error:
+        except DamagedError as error:
             aside = _set_aside(path)
             log.warning("%s It was set aside as %s; the one before it is used.", error, aside.name)
     if folder.is_dir() and any(folder.glob(f"{DAMAGED}*")):
         raise CheckpointError(
-            f"all checkpoints in {folder} are damaged and set aside as {DAMAGED}…; there is nothing to go on from. "
+            f"all checkpoints in {folder} are damaged and set aside as {DAMAGED}…; there is nothing to resume from. "
             "Restore them from a copy, or start a new run with another --model_dir."
         )
     return None
 
 
 def _set_aside(path: Path) -> Path:
-    aside, number = path.with_name(f"{DAMAGED}{path.name}"), 1
-    while aside.exists():
-        number += 1
-        aside = path.with_name(f"{DAMAGED}{path.name}-{number}")
-    path.replace(aside)
-    return aside
+    first = path.with_name(f"{DAMAGED}{path.name}")
+    names = itertools.chain([first], (first.with_name(f"{first.name}-{number}") for number in itertools.count(2)))
+    return path.replace(next(aside for aside in names if not aside.exists()))
 
 
-def choose(checkpoints: Path, best: Path, which: str) -> Path:
-    """The folder of the checkpoint that the user names: best, latest or a step.
+def select_checkpoint(checkpoints: Path, best: Path, which: str | int | None = None) -> Path:
+    """The folder of the checkpoint that the user names.
+
+    Args:
+        checkpoints: the folder of the checkpoints.
+        best: the folder of the best models.
+        which: best, latest or a step; None is best if there is one, else latest.
 
     Raises:
         CheckpointError: if there is no such checkpoint, with those that exist.
     """
-    latest, winners = list_checkpoints(checkpoints), best_first(best)
+    latest, winners = list_checkpoints(checkpoints), list_best(best)
+    which = str(which) if which is not None else "best" if winners else "latest"
     if which == "latest" and latest:
         return latest[max(latest)]
     if which == "best" and winners:
@@ -214,17 +219,17 @@ def step_of(path: Path) -> int:
     return int(match[1])
 
 
-def best_first(folder: Path) -> list[Path]:
-    """The best models in ``folder``, the winner first; unreadable ones are left out."""
+def list_best(folder: Path) -> list[Path]:
+    """The checkpoints of the best models in ``folder``, best first; unreadable ones are left out."""
     ranked = []
     for step, path in list_checkpoints(folder).items():
         try:
-            won = read_state(path)["memory"]["best"]
+            won = read_loop_state(path)["best"]
             value = float(won["value"])
             key = -value if won["mode"] == "max" else value
             ranked.append((math.inf if math.isnan(value) else key, step, path))  # not a number: last
         except (CheckpointError, KeyError, TypeError, ValueError) as error:
-            log.warning("%s is passed over: %s", path, error)
+            log.warning("%s is skipped: %s", path, error)
     return [path for _, _, path in sorted(ranked)]
 
 
@@ -235,10 +240,9 @@ def prune(folder: Path, keep: int) -> None:
 
 
 class BackgroundWriter:
-    """Runs writes in order on a thread of its own, so that training goes on meanwhile.
+    """Runs writes in order in a thread, while training continues.
 
-    At most one write waits: a further one waits for room, so memory stays bounded. An error is raised in the training
-    thread at the next call.
+    At most one write waits, so memory stays bounded. An error is raised in the training thread at the next call.
     """
 
     def __init__(self) -> None:
@@ -247,7 +251,7 @@ class BackgroundWriter:
         self._thread: threading.Thread | None = None
 
     def submit(self, write: Callable[[], None]) -> None:
-        """Has ``write`` done soon."""
+        """Schedules ``write``; blocks while another one waits."""
         self._raise()
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="checkpoint-writer", daemon=True)
@@ -285,6 +289,3 @@ class BackgroundWriter:
         if self._error is not None:
             error, self._error = self._error, None
             raise error
-
-
-__all__ = ["BackgroundWriter", "Checkpoint", "choose", "load_newest", "read_checkpoint", "write_checkpoint"]

@@ -1,9 +1,10 @@
-"""The run folder: the only place that knows the names in it."""
+"""The run folder: names of files, lock, config. No other module knows the names."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import re
@@ -12,14 +13,12 @@ import socket
 import time
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from modelyard import storage
 from modelyard.config.schema import Config, is_free, is_path
 from modelyard.config.yaml_file import CONFIG_VERSION, RUN_CONFIG_KEY, dump, read_set
 from modelyard.errors import ConfigError, Interrupted, Problem, RunError
-from modelyard.run.journal import JOURNAL
 from modelyard.system.files import PARTIAL, explain, remove_partial, write_text
 
 if TYPE_CHECKING:
@@ -29,10 +28,12 @@ CONFIG, MANIFEST, METRICS, LOCK, MARK = "config.yaml", "manifest.json", "metrics
 EVENTS, CHECKPOINTS, BEST, LOGS, PROFILE, EVALUATOR, EXPORT = (
     "events", "checkpoints", "best", "runlogs", "profile", "evaluator", "export",
 )  # fmt: skip
+JOURNAL = "training_log.md"
+"""The journal is beside the run folders."""
 _NOT_IN_CONFIG = ("model_dir", "resume", "config_file", "config_set", "hyperparameter_file", "hyperparameter_set")
-"""These say where a run is and how its config was found; a run from its own config is told anew."""
+"""Options that say where a run is and how its config was found."""
 _LOCK_SECONDS = 0.5
-"""Someone who only looks whether a run is running holds the lock for a moment."""
+"""`is_running` holds the lock for a moment."""
 
 
 class RunDirectory:
@@ -40,12 +41,13 @@ class RunDirectory:
 
     Args:
         path: the run folder.
-        best: folder of the best models, where it is not in the run folder.
-        mirror: keeps the run folder on an object store up to date, if that is where the run is.
+        best: the folder of the best models, if it is not in the run folder.
+        mirror: uploads the run folder, if the run is on an object store.
     """
 
     def __init__(self, path: Path, best: Path | None = None, mirror: Mirror | None = None) -> None:
         self.path = path
+        self.name = path.name
         self.mirror = mirror
         self.config = path / CONFIG
         self.manifest = path / MANIFEST
@@ -57,10 +59,11 @@ class RunDirectory:
         self.profile = path / PROFILE
         self.mark = path / MARK
         self.evaluations = path / EVALUATOR / METRICS
+        self.journal = path.parent / JOURNAL
         self._lock: TextIO | None = None
 
     def of_evaluator(self) -> RunDirectory:
-        """The same folder for an evaluator beside training: it keeps the best models, and has files of its own."""
+        """The same folder for an evaluator process, which has its own metrics and events."""
         own = RunDirectory(self.path, self.best)
         own.metrics, own.events = self.evaluations, self.path / EVALUATOR / EVENTS
         with explain(own.metrics.parent, "make the folder"):
@@ -69,54 +72,44 @@ class RunDirectory:
         return own
 
     def export(self, form: str) -> Path:
-        """The folder of the exports of a format; that of SavedModels is what TensorFlow Serving is given."""
+        """The folder of the exports of a format. TensorFlow Serving reads that of SavedModels."""
         return self.path / (EXPORT if form == "saved_model" else f"{EXPORT}-{form}")
 
     @property
-    def name(self) -> str:
-        """The name of the folder."""
-        return self.path.name
-
-    @property
-    def journal(self) -> Path:
-        """The journal stands beside the run folders."""
-        return self.path.parent / JOURNAL
-
-    @property
     def address(self) -> str:
-        """Where the run is for its user: its path, or its URL."""
+        """The run's path, or its URL."""
         return self.address_of(self.path)
 
     def address_of(self, path: Path) -> str:
-        """Where a path of the folder is for the user."""
+        """A path in the folder, or its URL."""
         return str(path) if self.mirror is None else self.mirror.address(path)
 
     def exists(self) -> bool:
-        """Whether a run began here."""
+        """Whether the folder has a run."""
         if self.mirror is not None and not self.mirror.fetched:
-            return self.mirror.began()
+            return self.mirror.exists()
         return self.config.is_file()
 
     def push(self, keep_checkpoints: int | None = None) -> None:
-        """Uploads what changed, where the run is on an object store. For hooks, off the training path."""
+        """Uploads what changed, if the run is on an object store. Called while training continues."""
         if self.mirror is not None:
             self.mirror.push(keep_checkpoints)
 
-    def bring_weights(self, path: Path) -> None:
-        """Sees to it that the weights of a checkpoint are here, not only its state."""
+    def download_weights(self, path: Path) -> None:
+        """Downloads the weights of a checkpoint, if the run is on an object store."""
         if self.mirror is not None:
-            self.mirror.bring_weights(path)
+            self.mirror.download_weights(path)
 
     def create(self) -> None:
-        """Makes the folder and what must be in it before a run begins."""
+        """Creates the folder and the folders in it."""
         with explain(self.path, "make the run folder"):
             for folder in (self.path, self.checkpoints, self.logs):
                 folder.mkdir(parents=True, exist_ok=True)
 
-    def strangers(self) -> list[str]:
-        """What is in the folder and does not come from a start that got no further than this."""
+    def unexpected_files(self) -> list[str]:
+        """Files in the folder that do not come from an earlier start that failed."""
         if self.mirror is not None and not self.mirror.fetched:
-            return self.mirror.strangers()
+            return self.mirror.unexpected_files()
         if not self.path.is_dir():
             return []
         ours = (LOCK, MARK, self.logs.name, self.checkpoints.name)
@@ -124,7 +117,7 @@ class RunDirectory:
         return [name for name in names if name not in ours and not name.startswith(PARTIAL)]
 
     def start_over(self) -> None:
-        """Forgets a start that trained nothing."""
+        """Removes the files of a start that trained nothing."""
         with explain(self.path, "clear"):
             for path in (self.checkpoints, self.events, self.evaluations.parent):
                 shutil.rmtree(path, ignore_errors=True)
@@ -141,15 +134,23 @@ class RunDirectory:
         with explain(self.path, "write to"):
             file = open(self.path / LOCK, "a+", encoding="utf-8")  # noqa: SIM115 - held until unlock
         deadline = time.monotonic() + _LOCK_SECONDS
-        while not _try_lock(file, self.path):
-            if time.monotonic() > deadline:
-                file.seek(0)
-                holder = file.read().strip() or "another process"
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    file.seek(0)
+                    holder = file.read().strip() or "another process"
+                    file.close()
+                    raise RunError(
+                        f"{self.address} is in use by {holder}. Wait for it to end, stop it, or name another "
+                        "--model_dir."
+                    ) from None
+                time.sleep(0.05)
+            except OSError as error:
                 file.close()
-                raise RunError(
-                    f"{self.address} is in use by {holder}. Wait for it to end, stop it, or name another --model_dir."
-                )
-            time.sleep(0.05)
+                raise RunError(f"{self.path} can't be locked: {error.strerror}.") from error
         file.seek(0)
         file.truncate()
         file.write(f"process {os.getpid()} on {socket.gethostname()}")
@@ -168,7 +169,7 @@ class RunDirectory:
         """Lets others write.
 
         Args:
-            failed: an error is under way, which must not give way to one of the last upload.
+            failed: another error is being raised; it is not replaced by one of the last upload.
         """
         try:
             if self.mirror is not None and self._lock is not None:
@@ -185,64 +186,43 @@ class RunDirectory:
         self.lock()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        # One that was interrupted believes that all is saved, so what was not is the news.
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
+        # After an interrupt the user believes that everything is saved, so a failed upload is reported.
         self.unlock(failed=error is not None and not isinstance(error, Interrupted))
 
 
-def _try_lock(file: TextIO, path: Path) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        file.close()
-        raise RunError(f"{path} can't be locked: {error.strerror}.") from error
-    return True
-
-
 def new_run_path(config: Config, now: datetime | None = None) -> Path | str:
-    """The folder for a run: as the config says, or a new one, made now, named by time, model and dataset.
-
-    A URL where that is on an object store.
-    """
+    """The folder or URL of a run: model_dir, or a new folder, created now and named by time, model and dataset."""
     if config.model_dir is not None:
         return config.model_dir if storage.is_remote(config.model_dir) else Path(config.model_dir).expanduser()
     dataset = Path(config.dataset).stem if is_path(config.dataset) else config.dataset
     dataset = re.sub(r"[^\w.+=,@-]+", "_", dataset).strip("_") or "dataset"
     name = config.run_name or f"{config.model}-{dataset}"
     if not re.fullmatch(r"[\w][\w.+=,@-]*", name):
-        raise ConfigError(
-            [
-                Problem(
-                    config.origin("run_name"), "run_name", f"{name!r} must be made of letters, digits and . + = , @ - _"
-                )
-            ]
-        )
-    stamp = (now or datetime.now()).strftime("%Y-%m-%d-%H_%M_%S")
+        message = f"{name!r} must be made of letters, digits and . + = , @ - _"
+        raise ConfigError([Problem(config.origin("run_name"), "run_name", message)])
+    first = f"{(now or datetime.now()).strftime('%Y-%m-%d-%H_%M_%S')}-{name}"
+    names = itertools.chain([first], (f"{first}-{number}" for number in itertools.count(2)))
     if storage.is_remote(config.runs_dir):
-        url, number = storage.join(config.runs_dir, f"{stamp}-{name}"), 1
-        while storage.exists(url):
-            number += 1
-            url = storage.join(config.runs_dir, f"{stamp}-{name}-{number}")
-        return url
-    base = Path(config.runs_dir).expanduser() / f"{stamp}-{name}"
-    path, number = base, 1
-    with explain(base, "make the run folder"):
-        base.parent.mkdir(parents=True, exist_ok=True)
-        while True:  # two runs in the same second, perhaps at the same moment
-            try:
-                path.mkdir()
-                return path
-            except FileExistsError:
-                number += 1
-                path = base.with_name(f"{base.name}-{number}")
+        urls = (storage.join(config.runs_dir, name) for name in names)
+        return next(url for url in urls if not storage.exists(url))
+    folder = Path(config.runs_dir).expanduser()
+    with explain(folder, "make a run folder in"):
+        folder.mkdir(parents=True, exist_ok=True)
+        return next(folder / name for name in names if _make_new(folder / name))
+
+
+def _make_new(path: Path) -> bool:
+    """Creates the folder; False if it exists: two runs may start at the same moment."""
+    try:
+        path.mkdir()
+    except FileExistsError:
+        return False
+    return True
 
 
 def remote_run_folder(url: str, cache: Path) -> RunDirectory:
-    """A run folder on an object store, to train in: it works in a folder of the cache."""
+    """A run folder on an object store, to train in. The run works in a folder of the cache."""
     from modelyard.run.mirror import Mirror, working_folder
 
     folder = working_folder(url, cache)
@@ -250,43 +230,43 @@ def remote_run_folder(url: str, cache: Path) -> RunDirectory:
 
 
 def open_run_folder(path: str | Path, cache_dir: str | None = None) -> RunDirectory:
-    """An existing run, to look at.
+    """Opens an existing run to read it.
 
     Args:
-        path: its folder, or its URL on an object store.
-        cache_dir: where copies of remote files are kept; None is the usual place.
+        path: its folder, its name in ``runs``, or its URL on an object store.
+        cache_dir: the folder for copies of remote files; None is the default.
 
     Raises:
         RunError: if ``path`` is not a run folder.
     """
     if isinstance(path, str) and storage.is_remote(path):
-        return _look_at(path, cache_dir)
+        return _open_remote(path, cache_dir)
     directory = RunDirectory(Path(path).expanduser())
     named = RunDirectory(Path("runs") / path)
-    if not directory.path.exists() and named.exists():  # as `modelyard runs` shows it
+    if not directory.path.exists() and named.exists():  # `modelyard runs` shows names
         directory = named
     if not directory.exists():
         what = "is not a run folder: it has no config.yaml" if directory.path.is_dir() else "does not exist"
-        raise RunError(f"{path} {what}. {_instead(directory.path)}")
+        raise RunError(f"{path} {what}. {_hint(directory.path)}")
     best = run_options(directory).get("best_model_dir")
     return RunDirectory(directory.path, Path(str(best)).expanduser() if best else None)
 
 
-def _instead(folder: Path) -> str:
-    """What to do where there is no run: a folder that `modelyard export` wrote is taken for one now and then."""
+def _hint(folder: Path) -> str:
+    """The hint for a folder that is not a run: it may be an export."""
     files = ("modelyard.json", "saved_model.pb")
-    if any((place / name).is_file() for place in (folder, *folder.glob("[0-9]*")) for name in files):
+    if any((path / name).is_file() for path in (folder, *folder.glob("[0-9]*")) for name in files):
         return (
-            "It looks like an export: of those, `predict` and `serve --export` take a SavedModel that is whole "
-            "(saved_model.pb, modelyard.json, variables); other commands take the run."
+            "It looks like an export. `predict` and `serve --export` accept complete SavedModels "
+            "(saved_model.pb, modelyard.json, variables). Other commands need the run."
         )
     return "`modelyard runs` lists the runs."
 
 
-def _look_at(url: str, cache_dir: str | None) -> RunDirectory:
-    from modelyard.run.mirror import look_at
+def _open_remote(url: str, cache_dir: str | None) -> RunDirectory:
+    from modelyard.run.mirror import open_mirror
 
-    mirror = look_at(url, storage.cache_folder(cache_dir))
+    mirror = open_mirror(url, storage.cache_folder(cache_dir))
     directory = RunDirectory(mirror.folder, mirror=mirror)
     if not directory.config.is_file():
         raise RunError(f"{url} is not a run folder: it has no {CONFIG}. `modelyard runs --runs_dir …` lists the runs.")
@@ -307,7 +287,7 @@ def config_text(config: Config) -> str:
     options = {key: value for key, value in config.flat().items() if key not in _NOT_IN_CONFIG}
     return (
         "# The complete config of this run. `modelyard train-and-evaluate --config_file` with this file\n"
-        "# starts a new run like it; `modelyard resume` with the folder goes on with this one.\n"
+        "# starts a new run like it. `modelyard resume` with the folder resumes this one.\n"
         f"{RUN_CONFIG_KEY}: {CONFIG_VERSION}\n{dump(options)}"
     )
 
@@ -318,7 +298,7 @@ def write_config(directory: RunDirectory, config: Config) -> None:
 
 
 def differences(directory: RunDirectory, config: Config) -> list[tuple[str, Any, Any, bool]]:
-    """What ``config`` changes against the run's own: (option, there, here, whether it may change)."""
+    """The differences of ``config`` from the run's own: (option, there, here, whether it may change)."""
     there = {**config.defaults(), **run_options(directory)}  # an option may be newer than the run
     here = config.flat()
     paths = path_options(config)
@@ -330,15 +310,19 @@ def differences(directory: RunDirectory, config: Config) -> list[tuple[str, Any,
 
 
 def path_options(config: Config) -> set[str]:
-    """Options of the chosen dataset and model that name files, as they are set: some may hold a word instead."""
-    fields = [f for part in ("dataset", "model") for f in config.entry(part).options.model_fields.items()]
-    extras = {key: info.json_schema_extra for key, info in fields if isinstance(info.json_schema_extra, dict)}
-    words: dict[str, Any] = {key: extra.get("words", ()) for key, extra in extras.items() if extra.get("path")}
-    return {key for key, known in words.items() if config.part_options.get(key) not in known}
+    """Options of the chosen dataset and model that name files. Some may be set to a keyword instead."""
+    found = set()
+    for part in ("dataset", "model"):
+        for key, field in config.entry(part).options.model_fields.items():
+            extra: Any = field.json_schema_extra
+            is_path_option = isinstance(extra, dict) and extra.get("path")
+            if is_path_option and config.part_options.get(key) not in extra.get("words", ()):
+                found.add(key)
+    return found
 
 
 def _is_moved(key: str, there: Any, here: Any, paths: set[str]) -> bool:
-    """Whether two values name files at two places: data may move, its fingerprint tells whether it is the same."""
+    """Whether two values name files in two folders: data may move, and its fingerprint is checked."""
     if not isinstance(there, str) or not isinstance(here, str):
         return False
     return key in paths or (key == "dataset" and is_path(there) and is_path(here))
@@ -348,7 +332,7 @@ def find_runs(folder: Path | str) -> list[RunDirectory]:
     """All runs in ``folder``, which may be a URL, by name."""
     if isinstance(folder, str) and storage.is_remote(folder):
         configs = storage.list_files(storage.join(folder, "*", CONFIG))
-        return [_look_at(storage.parent(config), None) for config in configs]
+        return [_open_remote(storage.parent(config), None) for config in configs]
     folder = Path(folder)
     if not folder.is_dir():
         return []
@@ -369,7 +353,7 @@ def is_running(directory: RunDirectory) -> bool:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file of the run folder; empty where it is missing or unreadable."""
+    """A JSON file of the run folder; empty if it is missing or unreadable."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import socket
 import struct
 import time
-import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from numpy.typing import NDArray
+from PIL import Image
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.graph_pb2 import GraphDef
 from tensorboard.compat.proto.summary_pb2 import Summary
@@ -34,78 +35,77 @@ class EventWriter:
         self._records: Any = None
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Adds numbers, each under its name."""
+        """Adds scalars by name."""
         summary = [Summary.Value(tag=tag, simple_value=float(value)) for tag, value in values.items()]
-        self._write(Event(wall_time=time.time(), step=step, summary=Summary(value=summary)))
+        self._write(Event(step=step, summary=Summary(value=summary)))
 
     def images(self, step: int, tag: str, images: NDArray[Any]) -> None:
-        """Adds one sheet with the first images of a batch."""
+        """Adds the first images of a batch as one image."""
         sheet = contact_sheet(images[:_SHEET])
         height, width, channels = sheet.shape
         image = Summary.Image(height=height, width=width, colorspace=channels, encoded_image_string=png(sheet))
-        self._write(
-            Event(wall_time=time.time(), step=step, summary=Summary(value=[Summary.Value(tag=tag, image=image)]))
-        )
+        self._write(Event(step=step, summary=Summary(value=[Summary.Value(tag=tag, image=image)])))
 
     def graph(self, model: Any) -> None:
-        """Adds the layers of a Keras model as a graph."""
-        self._write(Event(wall_time=time.time(), graph_def=layer_graph(model).SerializeToString()))
+        """Adds a Keras model as a graph with a node per layer."""
+        from modelyard.compat.keras import input_layers
+
+        graph = GraphDef()
+        for layer in model.layers:
+            graph.node.add(name=layer.name, op=type(layer).__name__, input=input_layers(layer))
+        self._write(Event(graph_def=graph.SerializeToString()))
 
     def flush(self) -> None:
-        """Hands everything to the operating system."""
+        """Writes buffered events to the file."""
         if self._file is not None:
             self._file.flush()
 
     def close(self) -> None:
-        """Ends the file."""
+        """Closes the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def _write(self, event: Event) -> None:
+        event.wall_time = time.time()
         with explain(self.folder, "write"):
             if self._file is None:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 stem = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
                 self._file = open(self.folder / stem, "ab")  # noqa: SIM115 - closed by close()
                 self._records = RecordWriter(self._file)
-                first = Event(wall_time=time.time(), file_version="brain.Event:2")
+                first = Event(wall_time=event.wall_time, file_version="brain.Event:2")
                 self._records.write(first.SerializeToString())
             self._records.write(event.SerializeToString())
 
 
 def event_offsets(folder: Path) -> dict[str, int]:
-    """How long each event file is."""
+    """The length of each event file."""
     return {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("events.out.tfevents.*")}
 
 
 def cut_events(folder: Path, step: int, known: Mapping[str, int] | None = None) -> None:
-    """Removes what was written after ``step``, so that nothing is there twice when the run goes on.
+    """Removes the events after ``step``, so that a resumed run writes none twice.
 
     Args:
         folder: the event files of all splits.
         step: the last step to keep.
-        known: up to where each file is known to hold nothing later, so that long ones need not be read again.
+        known: lengths up to which the files have no later events. These parts are not read.
     """
     for path in sorted(folder.rglob("events.out.tfevents.*")):
-        end = (known or {}).get(str(path.relative_to(folder)), 0)
-        end = end if path.stat().st_size >= end else 0
+        size, end = path.stat().st_size, (known or {}).get(str(path.relative_to(folder)), 0)
+        end = end if size >= end else 0
         for stop, event in _events(path, end):
             if event.step > step:
                 break
             end = stop
-        if path.stat().st_size != end:
+        if end != size:
             with explain(path, "write"):
                 os.truncate(path, end)
 
 
-def read_events(folder: Path) -> list[Event]:
-    """All events of one split, file by file."""
-    return [event for path in sorted(folder.glob("events.out.tfevents.*")) for _, event in _events(path)]
-
-
 def _events(path: Path, start: int = 0) -> Iterator[tuple[int, Event]]:
-    """Each whole event from ``start`` on and the offset behind it. A record: length, its CRC, the event, its CRC."""
+    """Yields every complete event from ``start`` with its end. A record: length, its CRC, the event, its CRC."""
     with open(path, "rb") as file:
         file.seek(start)
         data = file.read()
@@ -117,23 +117,14 @@ def _events(path: Path, start: int = 0) -> Iterator[tuple[int, Event]]:
             return
         try:
             event = Event.FromString(data[offset + 12 : end - 4])
-        except DecodeError:  # a damaged file must not keep a run from going on
+        except DecodeError:  # a damaged file must not prevent a resume
             return
         yield start + end, event
         offset = end
 
 
-def layer_graph(model: Any) -> GraphDef:
-    """A node for each layer, with the layers before it as inputs."""
-    graph = GraphDef()
-    for layer in model.layers:
-        before = dict.fromkeys(parent.operation.name for node in layer._inbound_nodes for parent in node.parent_nodes)
-        graph.node.add(name=layer.name, op=type(layer).__name__, input=list(before))
-    return graph
-
-
 def contact_sheet(images: NDArray[Any]) -> NDArray[np.uint8]:
-    """Images side by side, eight a row; floats are stretched to the full range."""
+    """Tiles images, eight per row. Floats are scaled to the full range."""
     if images.dtype != np.uint8:
         low, high = float(images.min()), float(images.max())
         images = ((images - low) * (255 / max(high - low, 1e-9))).astype(np.uint8)
@@ -151,13 +142,6 @@ def contact_sheet(images: NDArray[Any]) -> NDArray[np.uint8]:
 
 def png(image: NDArray[np.uint8]) -> bytes:
     """A PNG file of height × width × channels bytes."""
-    height, width, channels = image.shape
-    kind = {1: 0, 3: 2, 4: 6}[channels]
-    rows = np.concatenate([np.zeros((height, 1), np.uint8), image.reshape(height, width * channels)], axis=1)
-
-    def chunk(name: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-
-    header = struct.pack(">IIBBBBB", width, height, 8, kind, 0, 0, 0)
-    body = chunk(b"IDAT", zlib.compress(rows.tobytes())) + chunk(b"IEND", b"")
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + body
+    file = io.BytesIO()
+    Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).save(file, "PNG")
+    return file.getvalue()

@@ -1,10 +1,12 @@
-"""manifest.json: what a run was made with, so that it can be made again."""
+"""The record of a run: manifest.json for programs, and the journal training_log.md for people."""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import sys
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,13 @@ from modelyard.config.plugins import plugin_module
 from modelyard.config.schema import Config
 from modelyard.errors import RunError
 from modelyard.run.directory import RunDirectory, read_json
-from modelyard.system.files import write_text
+from modelyard.system.files import explain, write_text
 from modelyard.system.machine import git_commit, hardware, versions
+
+JOURNAL_TITLE = (
+    "# Training log\n\nEvery run adds its settings, its hypothesis and its results. Add your own notes anywhere.\n"
+)
+_ALWAYS_LISTED = ("model", "dataset", "train_batch_size", "train_epochs", "train_steps", "learning_rate", "optimizer")
 
 
 def write_manifest(
@@ -25,17 +32,7 @@ def write_manifest(
     step: int,
     before: dict[str, Any],
 ) -> dict[str, Any]:
-    """Adds this start of the run to the manifest and returns the whole.
-
-    Args:
-        directory: the run folder.
-        config: the resolved config.
-        dataset: fingerprint, sizes and classes.
-        engine: what the engine says of itself.
-        step: the step this start goes on from.
-        before: what the manifest holds already.
-    """
-    manifest = dict(before)
+    """Adds a start of the run at ``step`` to the manifest, whose content was ``before``, and returns the manifest."""
     start = {
         "time": datetime.now().astimezone().isoformat(timespec="seconds"),
         "step": step,
@@ -46,42 +43,67 @@ def write_manifest(
         "git_commit": git_commit(Path.cwd()),
         "plugins": plugin_digests(config),
     }
-    manifest.update(
-        seeds={"random_seed": config.random_seed, "split_seed": config.split_seed},
-        dataset=dataset,
-        starts=[*manifest.get("starts", []), start],
-    )
+    manifest = before | {
+        "seeds": {"random_seed": config.random_seed, "split_seed": config.split_seed},
+        "dataset": dataset,
+        "starts": [*before.get("starts", []), start],
+    }
     write_text(directory.manifest, json.dumps(manifest, indent=1) + "\n")
     return manifest
 
 
 def read_manifest(directory: RunDirectory) -> dict[str, Any]:
-    """The manifest; empty where the run has none yet.
+    """Returns the manifest; empty if the run has none yet.
 
     Raises:
         RunError: if it is damaged.
     """
-    if not directory.manifest.exists():
-        return {}
     manifest = read_json(directory.manifest)
-    if not manifest:
+    if not manifest and directory.manifest.exists():
         raise RunError(f"{directory.manifest} is damaged. Restore it from a copy, or start a new run.")
     return manifest
 
 
 def started_by(manifest: dict[str, Any]) -> str | None:
-    """The user's own script that started the run, if one did."""
+    """Returns the user's own script that started the run, if one did."""
     starts = manifest.get("starts") or [{}]
     command = str((starts[-1].get("command") or [""])[0])
     return command if command.endswith(".py") and command != "__main__.py" else None
 
 
 def plugin_digests(config: Config) -> dict[str, str | None]:
-    """SHA-256 of the user's own code, by the name it was given under."""
-    return {name: _plugin_digest(name) for name in config.plugins}
+    """Returns the SHA-256 of each plugin."""
+    files = {name: getattr(sys.modules.get(plugin_module(name)), "__file__", None) for name in config.plugins}
+    return {name: hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else None for name, file in files.items()}
 
 
-def _plugin_digest(name: str) -> str | None:
-    module = sys.modules.get(plugin_module(name))
-    path = getattr(module, "__file__", None)
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else None
+def log_start(journal: Path, run: str, config: Config, step: int) -> None:
+    """Adds a run that starts to the journal, with settings and hypothesis, or that it is resumed."""
+    now = datetime.now().strftime("%Y-%m-%d %H:%M:%S")
+    if step:
+        _append(journal, f"\n**{run}** resumed at step {step}, {now}.\n")
+        return
+    listed = {*_ALWAYS_LISTED, *config.changed()} - {"hypothesis"}
+    settings = {key: value for key, value in config.flat().items() if key in listed and value is not None}
+    hypothesis = config.hypothesis or "–"
+    _append(journal, f"\n## {run}\n\n{now}\n\n{_bullets(settings)}\n\n**Hypothesis:** {hypothesis}\n")
+
+
+def log_result(journal: Path, run: str, result: Mapping[str, Any]) -> None:
+    """Adds the results of a run to the journal."""
+    now = datetime.now().strftime("%Y-%m-%d %H:%M:%S")
+    _append(journal, f"\n**Results of {run}**, {now}:\n\n{_bullets(result)}\n")
+
+
+def _bullets(values: Mapping[str, Any]) -> str:
+    shown = {key: f"{v:.6g}" if isinstance(v, float) else str(v).replace("\n", " ") for key, v in values.items()}
+    return "\n".join(f"- {key}: {value}" for key, value in shown.items())
+
+
+def _append(journal: Path, text: str) -> None:
+    """Appends to the journal, which keeps what it has: users add notes."""
+    with explain(journal, "write"), open(journal, "a", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # other runs may write to it
+        if file.tell() == 0 and journal.stat().st_size == 0:
+            file.write(JOURNAL_TITLE)
+        file.write(text)

@@ -1,4 +1,4 @@
-"""metrics.jsonl: one JSON object a line, in the order things happened."""
+"""metrics.jsonl: one JSON object per line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Row = dict[str, Any]
 
 
 class MetricsFile:
-    """Appends rows to metrics.jsonl, each with one write, so that a kill leaves at most the last line torn."""
+    """Appends rows to metrics.jsonl, each with one write: after a kill, at most the last line is incomplete."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -29,47 +29,48 @@ class MetricsFile:
         line = json.dumps(plain).encode() + b"\n"
         with explain(self.path, "write"):
             written = self._file.write(line)
-            if written != len(line):  # a disk that is just full takes a part
+            if written != len(line):  # a full disk may take a part
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def offset(self) -> int:
-        """How long the file is, once all of it is on the disk."""
+        """Syncs the file to disk and returns its length."""
         with explain(self.path, "write"):
             os.fsync(self._file.fileno())
         return self.path.stat().st_size
 
     def close(self) -> None:
-        """Makes it last."""
+        """Syncs and closes the file."""
         with explain(self.path, "write"):
             os.fsync(self._file.fileno())
             self._file.close()
 
 
 def read_metrics(path: Path) -> list[Row]:
-    """All whole rows."""
+    """All complete rows."""
     return [row for _, row in _rows(path)]
 
 
 def cut_metrics(path: Path, step: int, known: int = 0) -> None:
-    """Removes what was written after ``step``, and a torn last line.
+    """Removes rows after ``step``, and an incomplete last line.
 
     Args:
         path: the file.
         step: the last step to keep.
-        known: up to here the file is known to hold nothing later, so that a long one need not be read again.
+        known: a length up to which the file has no later rows. This part is not read.
     """
-    end = known if path.exists() and path.stat().st_size >= known else 0
+    size = path.stat().st_size if path.exists() else 0
+    end = known if size >= known else 0
     for stop, row in _rows(path, end):
         if int(row.get("step", 0)) > step:
             break
         end = stop
-    if path.exists() and path.stat().st_size != end:
+    if end != size:
         with explain(path, "write"):
             os.truncate(path, end)
 
 
 def _rows(path: Path, start: int = 0) -> Iterator[tuple[int, Row]]:
-    """Each whole row from ``start`` on and the offset behind it."""
+    """Yields every complete row from ``start`` with its end."""
     if not path.is_file():
         return
     end = start
@@ -88,6 +89,7 @@ def _rows(path: Path, start: int = 0) -> Iterator[tuple[int, Row]]:
 
 
 def _plain(value: Any) -> Any:
+    """A number of NumPy as a number of Python."""
     if hasattr(value, "item"):
         value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value

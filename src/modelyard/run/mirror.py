@@ -1,7 +1,7 @@
-"""Run folders on object stores: a run works in a local folder, and a mirror keeps the remote one up to date.
+"""Run folders on object stores: a run works in a local folder, and a mirror uploads what changes.
 
-An object store shows single objects whole, but no folder at once. So ``state.json`` says that a checkpoint is there: it
-is uploaded last and removed first, and it holds the checksums of the other files.
+An object store shows single objects whole, but no folder at once. A checkpoint exists if its ``state.json`` does: it is
+uploaded last and removed first, and it contains the checksums of the other files.
 """
 
 from __future__ import annotations
@@ -22,85 +22,84 @@ from modelyard.run.checkpoint import (
     OPTIMIZER,
     STATE,
     WEIGHTS,
-    NewerFormatError,
-    UnreadableError,
+    DamagedError,
     is_folder_name,
     list_checkpoints,
-    read_state,
+    read_checkpoint,
 )
-from modelyard.run.directory import BEST, CHECKPOINTS, CONFIG, EVENTS, LOCK, LOGS, MANIFEST, METRICS, PROFILE
-from modelyard.run.journal import JOURNAL, TITLE
+from modelyard.run.directory import BEST, CHECKPOINTS, CONFIG, EVENTS, JOURNAL, LOCK, LOGS, MANIFEST, METRICS, PROFILE
+from modelyard.run.manifest import JOURNAL_TITLE
 from modelyard.run.remote_lock import RemoteLock, is_alive
 from modelyard.system.files import explain, remove_folder, whole_folder
 from modelyard.system.pid_file import SUFFIX, holders
 
 _SMALL = (CONFIG, MANIFEST, METRICS, EVENTS, LOGS, PROFILE)
 """Files and folders that are uploaded before any checkpoint, in this order: a folder with a config is a run."""
-_BROUGHT = (CONFIG, MANIFEST, METRICS, EVENTS, LOGS)
-_LOOKED_AT = (CONFIG, MANIFEST, METRICS)
-_VIEW_SECONDS = 7 * storage.DAY
+_TO_RESUME = (CONFIG, MANIFEST, METRICS, EVENTS, LOGS)
+_TO_READ = (CONFIG, MANIFEST, METRICS)
+_COPY_SECONDS = 7 * storage.DAY
 log = logging.getLogger("modelyard")
 
 
 class Mirror:
-    """Brings a remote run folder to a local one, and what changes there back.
+    """Downloads a remote run folder, and uploads what changes in the local one.
 
     Args:
         url: the remote run folder.
         folder: the local one.
-        cache: for copies of weights, when the folder is only looked at.
+        cache: for copies of weights, if the run is only read.
     """
 
     def __init__(self, url: str, folder: Path, cache: Path) -> None:
         self.url = url.rstrip("/")
         self.folder = folder
         self.cache = cache
-        self.fetched = False  # whether the local folder is as the remote one was
+        self.fetched = False  # whether the local folder equals the remote one
         self._lock = RemoteLock(storage.join(self.url, LOCK), self.url)
-        self._states: dict[str, bytes] = {}  # the state.json of every checkpoint that is there, by its folder
-        self._sent: dict[str, tuple[int, int]] = {}  # length and time of the small files, as they are there
+        self._states: dict[str, bytes] = {}  # the state.json of every remote checkpoint, by its folder
+        self._sent: dict[str, tuple[int, int]] = {}  # length and time of the small files, as they were uploaded
         self._journal_sent = 0
 
     def address(self, path: Path) -> str:
-        """Where a path of the local folder is on the remote side."""
+        """The URL of a path in the local folder."""
         return storage.join(self.url, *path.relative_to(self.folder).parts)
 
-    def began(self) -> bool:
+    def exists(self) -> bool:
         """Whether there is a run."""
         return storage.exists(storage.join(self.url, CONFIG))
 
-    def strangers(self) -> list[str]:
-        """What is there beside a lock."""
-        return [name or self.url for name in storage.names_below(self.url) if name != LOCK]
+    def unexpected_files(self) -> list[str]:
+        """The remote files except locks."""
+        return [name or self.url for name in storage.names_below(self.url) if not name.startswith(LOCK)]
 
     def is_held(self) -> bool:
-        """Whether a process is writing there now."""
+        """Whether a process is writing to the remote folder now."""
         holder = self._lock.holder()
         return holder is not None and is_alive(holder)
 
-    # -- a run that goes on ------------------------------------------------------------------------------------------
+    # -- to resume a run ---------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Takes the lock and makes the local folder like the remote one, of whose checkpoints only the newest comes.
+        """Takes the lock and makes the local folder equal to the remote one, with only its newest checkpoint.
 
-        What the remote one does not have is dropped here: the remote one is the run.
+        Local files that the remote folder does not have are removed: the remote folder is the run.
 
         Raises:
-            RunError: if another process writes there.
+            RunError: if another process writes to it.
             CheckpointError: if there are checkpoints and all are damaged.
         """
         self._lock.acquire()
         try:
             names = self._names()
-            self._states = self._committed(names)
-            self._drop_what_was_cut_off(names)
+            self._states = self._read_states(names)
+            self._remove_incomplete(names)
             best = [name for name in self._states if name.startswith(f"{BEST}/")]
-            kept = {name for name in best if self._bring_checkpoint(name)} | set(self._bring_newest(names))
+            kept = {name for name in best if self._download_checkpoint(name)} | set(self._download_newest(names))
             held = _logs_in_use(self.folder)
-            self._forget_all_but(kept | held)
+            self._clear_local(kept | held)
             for name in names:
-                if PurePosixPath(name).parts[0] in _BROUGHT and name not in held:
-                    self._bring(name)
+                if PurePosixPath(name).parts[0] in _TO_RESUME and name not in held:
+                    self._download(name)
                     self._sent[name] = _stamp(self.folder / name)
         except BaseException:
             with contextlib.suppress(Exception):
@@ -109,13 +108,13 @@ class Mirror:
         self.fetched = True
 
     def push(self, keep: int | None = None, final: bool = False) -> None:
-        """Uploads what changed; of checkpoints, ``keep`` newest stay there.
+        """Uploads what changed.
 
-        Storage that can't be reached for a while does not end a run: what is missing is uploaded the next time.
+        Storage that can't be reached for a while does not end a run: the next upload includes what is missing.
 
         Args:
-            keep: how many checkpoints stay; None removes none.
-            final: there is no next time, so that what fails is an error.
+            keep: how many of the newest checkpoints stay; None removes none.
+            final: no upload follows, so failures are errors.
         """
         try:
             self._lock.renew()
@@ -128,13 +127,13 @@ class Mirror:
         except StorageError as error:
             if final:
                 raise
-            log.warning("%s What is missing there is uploaded with the next checkpoint.", error)
+            log.warning("%s The next checkpoint uploads what is missing.", error)
 
     def close(self, failed: bool = False) -> None:
-        """The last upload; then others may write.
+        """Uploads for the last time and releases the lock.
 
         Args:
-            failed: an error is under way, which says more than one from here.
+            failed: another error is being raised; a failed upload is only logged.
         """
         try:
             try:
@@ -147,58 +146,58 @@ class Mirror:
                 raise
             log.error("the last upload to %s failed: %s", self.url, error)
 
-    # -- looking at a run ----------------------------------------------------------------------------------------------
+    # -- to read a run -----------------------------------------------------------------------------------------------
 
-    def look(self) -> None:
-        """Brings what is small: config, manifest, metrics, and of every checkpoint its state."""
+    def fetch_small_files(self) -> None:
+        """Downloads config, manifest, metrics, and the state of every checkpoint."""
         names = self._names()
         self.fetched = True
-        for name in _LOOKED_AT:
+        for name in _TO_READ:
             if name in names:
-                self._bring(name)
-        for name, state in self._committed(names).items():
+                self._download(name)
+        for name, state in self._read_states(names).items():
             (self.folder / name).mkdir(parents=True)
             (self.folder / name / STATE).write_bytes(state)
 
-    def bring_weights(self, path: Path) -> None:
-        """Brings the large files of a checkpoint whose state is here, through the cache."""
+    def download_weights(self, path: Path) -> None:
+        """Downloads the large files of a checkpoint through the cache."""
         for name in (WEIGHTS, OPTIMIZER):
             if not (path / name).exists():
                 (path / name).symlink_to(storage.local_copy(self.address(path / name), self.cache))
 
-    # -- beneath -------------------------------------------------------------------------------------------------------
+    # -- the steps of both -------------------------------------------------------------------------------------------
 
     def _names(self) -> list[str]:
-        """All files there. Keys of objects may be anything, so those that would lead out of a folder are left out."""
+        """All remote files. Keys of objects may be anything, so those that would lead out of a folder are left out."""
         names = storage.names_below(self.url)
         return [name for name in names if name and not {"", ".", ".."} & set(name.split("/")) and "\\" not in name]
 
-    def _committed(self, names: list[str]) -> dict[str, bytes]:
-        """The state.json of every checkpoint that is there, by its folder, oldest first."""
+    def _read_states(self, names: list[str]) -> dict[str, bytes]:
+        """The state.json of every remote checkpoint, by its folder, oldest first."""
         folders = [name.rpartition("/")[0] for name in names if name.endswith(f"/{STATE}")]
         return {name: storage.read_bytes(self._at(name, STATE)) for name in folders if _is_checkpoint(name)}
 
-    def _bring(self, name: str) -> None:
+    def _download(self, name: str) -> None:
         target = self.folder / name
         with explain(target, "write"):
             target.parent.mkdir(parents=True, exist_ok=True)
         storage.download(self._at(name), target)
 
-    def _bring_newest(self, names: list[str]) -> list[str]:
-        """The newest checkpoint that is not damaged; damaged ones are uncommitted, so that they are passed over."""
+    def _download_newest(self, names: list[str]) -> list[str]:
+        """Downloads the newest checkpoint that is not damaged."""
         newest_first = sorted((n for n in self._states if n.startswith(f"{CHECKPOINTS}/")), key=_step, reverse=True)
         for name in newest_first:
-            if self._bring_checkpoint(name):
+            if self._download_checkpoint(name):
                 return [name]
         if newest_first or any(_is_set_aside(name) for name in names):  # now, or at an earlier start
             raise CheckpointError(
-                f"all checkpoints in {self._at(CHECKPOINTS)} are damaged; there is nothing to go on from. "
+                f"all checkpoints in {self._at(CHECKPOINTS)} are damaged; there is nothing to resume from. "
                 "Restore them from a copy, or start a new run with another --model_dir."
             )
         return []
 
-    def _bring_checkpoint(self, name: str) -> bool:
-        """Makes the local checkpoint the remote one. False if that is damaged; it is set aside then."""
+    def _download_checkpoint(self, name: str) -> bool:
+        """Makes the local checkpoint equal to the remote one. False if that is damaged; it is set aside then."""
         target, state = self.folder / name, self._states[name]
         with explain(target / STATE, "read"):
             same = (target / STATE).is_file() and (target / STATE).read_bytes() == state
@@ -215,14 +214,13 @@ class Mirror:
         if _is_whole(target):
             return True
         remove_folder(target)
-        log.warning("%s is damaged: it was set aside and is passed over.", self._at(name))
+        log.warning("%s is damaged: it was set aside and is skipped.", self._at(name))
         storage.write_bytes(self._at(name, f"{DAMAGED}{STATE}"), state)
-        storage.remove(self._at(name, STATE))
-        del self._states[name]
+        self._remove_state(name)
         return False
 
-    def _forget_all_but(self, kept: set[str]) -> None:
-        """Removes what the local folder has from an earlier run, the checkpoints and logs ``kept`` apart."""
+    def _clear_local(self, kept: set[str]) -> None:
+        """Removes the local files of an earlier run, except the checkpoints and logs in ``kept``."""
         with explain(self.folder, "clear"):
             for path in self.folder.iterdir():
                 if path.name in (CHECKPOINTS, BEST, LOGS):
@@ -235,8 +233,8 @@ class Mirror:
             for name in (CHECKPOINTS, LOGS):
                 (self.folder / name).mkdir(exist_ok=True)
 
-    def _drop_what_was_cut_off(self, names: list[str]) -> None:
-        """Removes files of checkpoints whose upload or removal was never finished."""
+    def _remove_incomplete(self, names: list[str]) -> None:
+        """Removes files of remote checkpoints whose upload or removal was never finished."""
         for name in names:
             folder = name.rpartition("/")[0]
             aside = f"{folder}/{DAMAGED}{STATE}" in names
@@ -261,10 +259,10 @@ class Mirror:
         there = self._states.get(name)
         if there == state:
             return
-        known, checksums = _checksums(there), _checksums(state)
+        known, checksums = ({} if text is None else json.loads(text)["sha256"] for text in (there, state))
         changed = [file for file in (WEIGHTS, OPTIMIZER) if there is None or known.get(file) != checksums.get(file)]
         if there is not None and changed:  # other weights under the old state would be a damaged checkpoint
-            self._uncommit(name)
+            self._remove_state(name)
         for file in changed:
             storage.upload(path / file, self._at(name, file))
         storage.write_bytes(self._at(name, STATE), state)
@@ -277,16 +275,17 @@ class Mirror:
             saved = sorted((name for name in self._states if name.startswith(f"{CHECKPOINTS}/")), key=_step)
             gone += saved[:-keep]
         for name in gone:
-            self._uncommit(name)
+            self._remove_state(name)
             for file in (WEIGHTS, OPTIMIZER):
                 storage.remove(self._at(name, file))
 
-    def _uncommit(self, name: str) -> None:
+    def _remove_state(self, name: str) -> None:
+        """Removes state.json, without which the checkpoint does not exist."""
         storage.remove(self._at(name, STATE))
         self._states.pop(name, None)
 
     def _push_journal(self) -> None:
-        """Adds the entries of this process to the journal beside the runs, which others may have added to meanwhile."""
+        """Adds the entries of this process to the journal beside the runs, to which other runs may have added."""
         journal = self.folder.parent / JOURNAL
         if not journal.is_file() or journal.stat().st_size == self._journal_sent:
             return
@@ -294,7 +293,7 @@ class Mirror:
         url = storage.join(storage.parent(self.url), JOURNAL)
         there = storage.read_if_there(url) or b""
         new = mine[self._journal_sent :]
-        storage.write_bytes(url, there + (new.removeprefix(TITLE.encode()) if there else new))
+        storage.write_bytes(url, there + (new.removeprefix(JOURNAL_TITLE.encode()) if there else new))
         self._journal_sent = len(mine)
 
     def _at(self, *parts: str) -> str:
@@ -306,25 +305,21 @@ def working_folder(url: str, cache: Path) -> Path:
     return cache / "runs" / hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:24] / _name(url)
 
 
-def look_at(url: str, cache: Path) -> Mirror:
-    """A mirror of a remote run to look at, in a local folder that vanishes with it and disturbs nobody."""
+def open_mirror(url: str, cache: Path) -> Mirror:
+    """A mirror to read a remote run, in a local folder of its own that is removed with it."""
+    copies = cache / "views"
     with explain(cache, "write to the cache"):
-        (cache / "views").mkdir(parents=True, exist_ok=True)
-        _remove_old_views(cache / "views")
-        top = Path(tempfile.mkdtemp(dir=cache / "views"))
+        copies.mkdir(parents=True, exist_ok=True)
+        for old in copies.iterdir():  # of killed processes; a living one may use its copy for days
+            with contextlib.suppress(OSError):
+                if storage.is_older(old, _COPY_SECONDS):
+                    shutil.rmtree(old, ignore_errors=True)
+        top = Path(tempfile.mkdtemp(dir=copies))
     mirror = Mirror(url, top / _name(url), cache)
     weakref.finalize(mirror, shutil.rmtree, top, ignore_errors=True)
     mirror.folder.mkdir()
-    mirror.look()
+    mirror.fetch_small_files()
     return mirror
-
-
-def _remove_old_views(views: Path) -> None:
-    """Those of processes that were killed. A living one may keep a view for long, so they get days."""
-    for view in views.iterdir():
-        with contextlib.suppress(OSError):
-            if storage.is_older(view, _VIEW_SECONDS):
-                shutil.rmtree(view, ignore_errors=True)
 
 
 def _name(url: str) -> str:
@@ -361,29 +356,12 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether the files of a checkpoint are those its state speaks of.
-
-    Raises:
-        NewerFormatError: if a newer Modelyard wrote it, so that this one can't tell.
-        UnreadableError: if the file system does not give a file, which says nothing about the checkpoint.
-    """
+    """Whether the checkpoint is complete and undamaged."""
     try:
-        checksums = read_state(path)["sha256"]
-    except (NewerFormatError, UnreadableError):
-        raise
-    except CheckpointError:
+        read_checkpoint(path)
+    except DamagedError:
         return False
-    files = [path / file for file in (WEIGHTS, OPTIMIZER)]
-    return all(file.is_file() and _sha256(file) == checksums.get(file.name) for file in files)
-
-
-def _sha256(path: Path) -> str:
-    with explain(path, "read"), open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _checksums(state: bytes | None) -> dict[str, str]:
-    return dict(json.loads(state)["sha256"]) if state is not None else {}
+    return True
 
 
 def _remove(path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from modelyard.errors import CheckpointError, UserError
-from modelyard.run.checkpoint import best_first, list_checkpoints, read_state
+from modelyard.run.checkpoint import list_best, list_checkpoints, read_loop_state
 from modelyard.run.directory import RunDirectory, is_running, open_run_folder, run_options
 from modelyard.run.metrics import read_metrics
 
@@ -55,19 +55,19 @@ def _status(directory: RunDirectory, step: int) -> str:
     if not saved:
         return "not begun"
     try:
-        memory = read_state(saved[step])["memory"]
+        state = read_loop_state(saved[step])
     except CheckpointError:
         return "damaged"
-    if memory.get("stopped"):
+    if state.get("stopped"):
         return "stopped early"
-    return "finished" if step >= memory.get("total_steps", 0) else "interrupted"
+    return "finished" if step >= state.get("total_steps", 0) else "interrupted"
 
 
 def _best(directory: RunDirectory) -> dict[str, Any] | None:
-    paths = best_first(directory.best)
+    paths = list_best(directory.best)
     if not paths:
         return None
-    won = read_state(paths[0])["memory"]["best"]
+    won = read_loop_state(paths[0])["best"]
     return {won["metric"]: won["value"]}
 
 

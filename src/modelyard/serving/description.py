@@ -61,7 +61,6 @@ def describe(model: Exportable, form: str, version: int) -> dict[str, Any]:
     """
     run = model.run
     image = replace(model.recorded.image, shape=model.image.shape, dtype=model.image.dtype)
-    memory = run.checkpoint.memory
     tests = [row for row in read_metrics(run.directory.metrics) if row.get("split") == TEST]
     return {
         "format": form,
@@ -74,7 +73,7 @@ def describe(model: Exportable, form: str, version: int) -> dict[str, Any]:
         "kind": model.task_type,
         "classes": list(model.classes),
         "outputs": model.outputs,
-        "metrics": _metrics(memory.get("last_evaluation") or {}),
+        "metrics": _metrics(run.checkpoint.loop_state.get("last_evaluation") or {}),
         "test": _metrics(tests[-1]) if tests else {},
         "modelyard": modelyard.__version__,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import math
 import re
 from collections import Counter
@@ -9,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from modelyard.errors import CheckpointError
-from modelyard.run.weights.named import NamedWeights
+from modelyard.run.weights.match import NamedWeights
 
 STATE_FILE = "checkpoint"
-"""What TensorFlow writes beside its checkpoints: which one is the newest."""
+"""The file that TensorFlow writes beside its checkpoints; it names the latest."""
 
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
@@ -21,10 +22,10 @@ _NOT_LEARNED = {"global_step", "save_counter", "beta1_power", "beta2_power", "op
 
 
 def find_prefix(path: Path) -> Path | None:
-    """The prefix of the checkpoint that ``path`` means: itself, its ``.index`` file, or the newest of a folder.
+    """The prefix of the checkpoint that ``path`` means: itself, its ``.index`` file, or the latest of a folder.
 
     Raises:
-        CheckpointError: if a folder has several and does not say which is the newest.
+        CheckpointError: if a folder has several and does not name the latest.
     """
     if path.suffix == ".index" and path.is_file():
         return path.with_suffix("")
@@ -34,9 +35,9 @@ def find_prefix(path: Path) -> Path | None:
         return None
     state = path / STATE_FILE
     if state.is_file():
-        newest = newest_of(state.read_text(encoding="utf-8", errors="replace"))
-        if newest is not None and (path / f"{newest}.index").is_file():
-            return path / newest
+        latest = latest_of(state.read_text(encoding="utf-8", errors="replace"))
+        if latest is not None and (path / f"{latest}.index").is_file():
+            return path / latest
     found = sorted(path.glob("*.index"))
     if len(found) > 1:
         names = ", ".join(file.stem for file in found[:5])
@@ -46,8 +47,8 @@ def find_prefix(path: Path) -> Path | None:
     return found[0].with_suffix("") if found else None
 
 
-def newest_of(state: str) -> str | None:
-    """The name of the newest checkpoint in TensorFlow's file ``checkpoint``; no path, which could lead elsewhere."""
+def latest_of(state: str) -> str | None:
+    """The name of the latest checkpoint in TensorFlow's file ``checkpoint``, without its path, which is not trusted."""
     line = re.search(r'^model_checkpoint_path:\s*"([^"\n]+)"', state, re.MULTILINE)
     return re.split(r"[/\\]", line[1])[-1] if line else None
 
@@ -66,7 +67,7 @@ def read_tensorflow(prefix: Path) -> NamedWeights:
         reader = tf.train.load_checkpoint(str(prefix))
         shapes, types = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
         numbers = [key for key in sorted(shapes) if types[key].is_floating or types[key].is_integer]
-        stored = sum(file.stat().st_size for file in prefix.parent.glob(f"{_literal(prefix.name)}.data-*"))
+        stored = sum(file.stat().st_size for file in prefix.parent.glob(f"{glob.escape(prefix.name)}.data-*"))
         claimed = sum(math.prod(shapes[key]) * types[key].size for key in numbers)
         if claimed > stored:
             raise CheckpointError(f"{prefix} claims {claimed:,} bytes of arrays but has {stored:,}; it is not read.")
@@ -79,11 +80,11 @@ def read_tensorflow(prefix: Path) -> NamedWeights:
 
 
 def _keys_by_name(keys: list[str], full_names: dict[str, str] | None) -> dict[str, str]:
-    """What is learned: names to the keys of the file."""
+    """The trained weights: names to the keys of the file."""
     if full_names is None:
         weights = set(keys)
         # Slots are named after their weight: conv1/kernel/Momentum, conv1/kernel/Adam_1.
-        slots = {key for key in keys if any(key[:at] in weights for at in _slashes(key))}
+        slots = {key for key in keys if any(key[:at] in weights for at, letter in enumerate(key) if letter == "/")}
         return {k.removesuffix(":0"): k for k in keys if k not in slots and not _NOT_LEARNED & set(k.split("/"))}
     learned = [
         key
@@ -98,17 +99,13 @@ def _keys_by_name(keys: list[str], full_names: dict[str, str] | None) -> dict[st
     return {name: key for name, key in named.items() if "seed_generator" not in name}
 
 
-def _slashes(key: str) -> list[int]:
-    return [at for at, letter in enumerate(key) if letter == "/"]
-
-
 def _full_names(graph: bytes) -> dict[str, str]:
-    """The names that variables had in the program that saved them, by key."""
+    """The names of the variables in the program that saved them, by key."""
     from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
     try:
         nodes: Any = TrackableObjectGraph.FromString(graph).nodes
-    except Exception as error:  # protobuf's own, from a package that is not among ours
+    except Exception as error:  # protobuf's own
         raise ValueError("its table of objects can't be read") from error
     return {
         attribute.checkpoint_key: attribute.full_name.removesuffix(":0")
@@ -118,7 +115,7 @@ def _full_names(graph: bytes) -> dict[str, str]:
 
 
 def _order(keys: dict[str, str]) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Where keys tell layers by number, the numbers and the attribute: layer_with_weights-2/kernel is (2,), kernel."""
+    """The numbers of the layers in keys, and the attribute: layer_with_weights-2/kernel is (2,), kernel."""
     order = {}
     for name, key in keys.items():
         rest = key.removesuffix(_VALUE)
@@ -131,7 +128,3 @@ def _order(keys: dict[str, str]) -> dict[str, tuple[tuple[int, ...], str]]:
         if numbers and rest[at:]:
             order[name] = (tuple(numbers), rest[at:].removeprefix("_"))
     return order
-
-
-def _literal(name: str) -> str:
-    return re.sub(r"([*?\[])", r"[\1]", name)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from modelyard.errors import RunError, UserError
-from modelyard.run.checkpoint import best_first, list_checkpoints, step_of
+from modelyard.run.checkpoint import list_best, list_checkpoints, step_of
 from modelyard.serving.description import DESCRIPTION
 from modelyard.serving.exported_model import SAVED_MODEL, ExportedServable, is_exported_version
 from modelyard.serving.http.batching import Batcher, BatchingOptions
@@ -108,7 +108,7 @@ class RunSource(VersionSource):
         self._model_dir, self._options, self._origin = model_dir, options, origin
         opened = open_run(model_dir, checkpoint, origin, **options)
         self.directory, self._step = opened.directory, opened.step
-        self._which = checkpoint or ("best" if best_first(self.directory.best) else "latest")
+        self._which = checkpoint or ("best" if list_best(self.directory.best) else "latest")
         self._listed: list[int] = []
 
     def find(self) -> Found:
@@ -118,7 +118,7 @@ class RunSource(VersionSource):
             folder = self.directory.best if self._which == "best" else self.directory.checkpoints
             checkpoints = list_checkpoints(folder)
             if checkpoints and list(checkpoints) != self._listed:
-                chosen = best_first(folder) if self._which == "best" else [checkpoints[max(checkpoints)]]
+                chosen = list_best(folder) if self._which == "best" else [checkpoints[max(checkpoints)]]
                 if chosen:
                     self._step, self._listed = step_of(chosen[0]), list(checkpoints)
         return {self._step: self._which}
