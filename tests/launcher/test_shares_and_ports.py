@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from modelyard.errors import UserError
-from modelyard.launcher.command import check_command, with_model_dir
+from modelyard.launcher.job import check_command, with_model_dir
 from modelyard.launcher.local import check_layout, process_specs
 from modelyard.launcher.processes import ReservedPorts, available_gpus, divide_cores, divide_gpus, printable
 
@@ -138,7 +138,7 @@ def test_the_run_folder_is_in_the_command_once(
         (["--xla", "train"], None, "must be one of: train"),
         (["train", "--model_dir", "one"], "two", "two run folders are given, one and two"),
         (["resume", "one"], "two", "two run folders"),
-        (["train", "--model_dir"], None, "--model_dir needs a folder"),
+        (["train", "--model_dir"], None, "--model_dir needs a value"),
         (["resume"], None, "resume needs the folder of a run"),
     ],
 )

@@ -25,7 +25,7 @@ from rich.text import Text
 from modelyard.comparison.matrix_folder import MatrixFolder, is_finished
 from modelyard.comparison.plan import Cell
 from modelyard.errors import Interrupted
-from modelyard.launcher.command import TRAIN_AND_EVALUATE
+from modelyard.launcher.job import TRAIN_AND_EVALUATE
 from modelyard.launcher.processes import (
     NO_GPU,
     VISIBLE_GPUS,

@@ -21,7 +21,7 @@ from modelyard import storage
 from modelyard.cluster.description import CHIEF, EVALUATOR, PARAMETER_SERVERS, PS, WORKER, Cluster, Member
 from modelyard.cluster.tf_config import TF_CONFIG
 from modelyard.errors import Interrupted, RunError, UserError
-from modelyard.launcher.command import check_command, with_model_dir
+from modelyard.launcher.job import check_command, with_model_dir
 from modelyard.launcher.processes import (
     NO_GPU,
     VISIBLE_GPUS,

@@ -15,23 +15,22 @@ from modelyard.errors import ConfigError, Problem, unknown
 
 _PLACEHOLDER = re.compile(r"@([A-Z][A-Z0-9_]*)@")
 _LINES = re.compile(r"(?! )(?:[ -~]*[!-~]\n)+(?:[ -~]*[!-~])?")
-
-
-class _Inserted(str):
-    """An inserted text: always quoted, since other YAML readers take more texts for numbers (0o17) than ours."""
+_PLAIN = re.compile(r"[A-Za-z][\w./-]+", re.ASCII)
 
 
 class _Dumper(yaml.SafeDumper):
+    """Quotes all text but names, since other YAML readers take more texts for numbers (0o17) than ours."""
+
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
 def _represent(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    style = "|" if _LINES.fullmatch(text) else '"'
-    return dumper.represent_scalar("tag:yaml.org,2002:str", str(text), style=style)
+    style = "|" if _LINES.fullmatch(text) else None if _PLAIN.fullmatch(text) else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
-_Dumper.add_representer(_Inserted, _represent)
+_Dumper.add_representer(str, _represent)
 
 
 def shipped_template(name: str) -> str:
@@ -100,18 +99,7 @@ def _filled(node: Any, values: Mapping[str, Any]) -> Any:
     if not isinstance(node, str) or not _PLACEHOLDER.search(node):
         return node
     alone = _PLACEHOLDER.fullmatch(node)
-    return _inserted(values[alone[1]] if alone else _PLACEHOLDER.sub(lambda match: str(values[match[1]]), node))
-
-
-def _inserted(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {
-            key if re.fullmatch(r"[A-Za-z_][\w./-]*", key) else _Inserted(key): _inserted(item)
-            for key, item in value.items()
-        }
-    if isinstance(value, list):
-        return [_inserted(item) for item in value]
-    return _Inserted(value) if isinstance(value, str) else value
+    return values[alone[1]] if alone else _PLACEHOLDER.sub(lambda match: str(values[match[1]]), node)
 
 
 def _empty(value: Any) -> bool:
