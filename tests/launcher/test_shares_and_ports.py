@@ -10,7 +10,7 @@ import pytest
 from modelyard.errors import UserError
 from modelyard.launcher.job import check_command, with_model_dir
 from modelyard.launcher.local import check_layout, process_specs
-from modelyard.launcher.processes import ReservedPorts, available_gpus, divide_cores, divide_gpus, printable
+from modelyard.launcher.processes import available_gpus, divide_cores, divide_gpus, printable, reserved_ports
 
 
 @pytest.mark.parametrize(
@@ -99,16 +99,16 @@ def listen(address: str, *options: int) -> socket.socket:
 
 @pytest.mark.parametrize("option", [socket.SO_REUSEADDR, socket.SO_REUSEPORT], ids=["REUSEADDR", "REUSEPORT"])
 def test_a_held_port_is_for_those_who_know_of_it_only(option: int) -> None:
-    with ReservedPorts(2) as ports:
-        assert len(set(ports.addresses)) == 2
-        for address in ports.addresses:
+    with reserved_ports(2) as addresses:
+        assert len(set(addresses)) == 2
+        for address in addresses:
             with pytest.raises(OSError, match="in use"):
                 listen(address)
             with listen(address, option):
                 socket.create_connection(address.split(":"), timeout=5).close()  # type: ignore[arg-type]
             with listen(address, option):  # as a process that is started again does
                 pass
-        free = ports.addresses[0]
+        free = addresses[0]
     listen(free).close()
 
 

@@ -12,8 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -26,13 +25,13 @@ from modelyard.launcher.processes import (
     NO_GPU,
     VISIBLE_GPUS,
     ProcessSpec,
-    ReservedPorts,
     available_gpus,
     bindable_cores,
     divide_cores,
     divide_gpus,
+    reserved_ports,
 )
-from modelyard.launcher.supervise import USER_ERROR, LaunchError, Stopped, Supervisor, Timeouts, live_display
+from modelyard.launcher.supervise import USER_ERROR, LaunchError, Stopped, Supervisor, live_display
 from modelyard.run.checkpoint import list_checkpoints
 from modelyard.run.directory import RunDirectory
 from modelyard.system.console import console
@@ -56,7 +55,6 @@ def launch(
     pin: bool = True,
     cache_dir: str | None = None,
     program: Sequence[str] | None = None,
-    timeouts: Timeouts | None = None,
 ) -> None:
     """Runs a command as a cluster of processes on this machine, and restarts them until the work is done.
 
@@ -70,7 +68,6 @@ def launch(
         pin: whether each training process is bound to its part of the cores.
         cache_dir: the local copy of a run folder on an object store; None for the default.
         program: the program that runs the command; by default Modelyard itself.
-        timeouts: how long to wait for processes that exit.
 
     Raises:
         LaunchError: if a process fails and is not restarted.
@@ -79,7 +76,7 @@ def launch(
     Example:
         >>> modelyard.launch(["train", "--dataset", "digits"], workers=2, model_dir="run")
     """
-    addresses = check_layout(workers, ps, evaluator, max_restarts)
+    counts = check_layout(workers, ps, evaluator, max_restarts)
     words, folder = with_model_dir(check_command(command), model_dir)
     if folder is None:
         raise UserError("model_dir is missing. Give the run folder that all processes share.")
@@ -87,47 +84,34 @@ def launch(
     if directory.path.exists() and not directory.path.is_dir():
         raise UserError(f"{folder} is a file; model_dir must be a folder.")
     program = [sys.executable, "-m", "modelyard"] if program is None else list(program)
-    with log_to(directory.logs, LAUNCHER):
-        log.info("launching %s in %s: %s", Cluster(addresses=addresses).listed(), folder, shlex.join(words))
-        try:
-            _run((*program, *words), addresses, directory, max_restarts, pin, timeouts)
-        except Stopped as stopped:
-            raise Interrupted(stopped.signal, newest_step(directory), folder) from None
-        except LaunchError as error:
-            if error.status == USER_ERROR:
-                _remove_if_unused(directory)
-            raise
-
-
-def _run(
-    words: tuple[str, ...],
-    counts: dict[str, tuple[str, ...]],
-    directory: RunDirectory,
-    max_restarts: int,
-    pin: bool,
-    timeouts: Timeouts | None,
-) -> None:
     gpus, cores = available_gpus(os.environ), bindable_cores() if pin else []
-    ports: list[ReservedPorts] = []
+    ports = ExitStack()
 
-    def plan() -> list[ProcessSpec]:
-        while ports:
-            ports.pop().close()
-        ports.append(ReservedPorts(sum(map(len, counts.values()))))
-        free = iter(ports[0].addresses)
+    def processes() -> list[ProcessSpec]:
+        ports.close()  # those of the last start
+        free = iter(ports.enter_context(reserved_ports(sum(map(len, counts.values())))))
         addresses = {role: tuple(next(free) for _ in hosts) for role, hosts in counts.items()}
-        return process_specs(words, addresses, gpus, cores)
+        return process_specs((*program, *words), addresses, gpus, cores)
 
-    trainers = len(Cluster(addresses=counts).trainers)
-    if gpus and len(gpus) < trainers:
-        log.warning("%d GPUs can't be shared by %d training processes: they train on the CPU", len(gpus), trainers)
-    try:
-        with _result_output() as output, live_display() as live:
-            steps = partial(newest_step, directory)
-            Supervisor(plan, directory.logs, steps, max_restarts, timeouts, output, live).run()
-    finally:
-        for reserved in ports:
-            reserved.close()
+    def newest_step() -> int:
+        return max(list_checkpoints(directory.checkpoints), default=0)
+
+    with log_to(directory.logs, LAUNCHER), ports:
+        cluster = Cluster(addresses=counts)
+        log.info("launching %s in %s: %s", cluster.listed(), folder, shlex.join(words))
+        trainers = len(cluster.trainers)
+        if gpus and len(gpus) < trainers:
+            log.warning("%d GPUs can't be shared by %d training processes: they train on the CPU", len(gpus), trainers)
+        try:
+            with _result_output() as output, live_display() as live:
+                Supervisor(processes, directory.logs, newest_step, max_restarts, output=output, live=live).run()
+        except Stopped as stopped:
+            raise Interrupted(stopped.signal, newest_step(), folder) from None
+        except LaunchError as error:
+            began = directory.exists() or directory.strangers() or list_checkpoints(directory.checkpoints)
+            if error.status == USER_ERROR and not began:  # the error has the end of the log
+                shutil.rmtree(directory.path, ignore_errors=True)
+            raise
 
 
 @contextmanager
@@ -208,17 +192,6 @@ def local_folder(model_dir: str, cache_dir: str | None) -> Path:
     from modelyard.run.mirror import working_folder
 
     return working_folder(model_dir, storage.cache_folder(cache_dir))
-
-
-def newest_step(directory: RunDirectory) -> int:
-    """Returns the step of the newest checkpoint; 0 if there is none."""
-    return max(list_checkpoints(directory.checkpoints), default=0)
-
-
-def _remove_if_unused(directory: RunDirectory) -> None:
-    """Removes the folder if no run began in it; the error has the end of the log."""
-    if not directory.exists() and not directory.strangers() and not list_checkpoints(directory.checkpoints):
-        shutil.rmtree(directory.path, ignore_errors=True)
 
 
 # -- stopping -------------------------------------------------------------------------------------------------------

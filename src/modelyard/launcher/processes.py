@@ -12,10 +12,9 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import IO
 
 from modelyard.system.files import explain
@@ -64,45 +63,23 @@ def divide_gpus(found: list[str], processes: int) -> tuple[list[list[str]], list
     return [found[i * each : (i + 1) * each] for i in range(processes)], found[each * processes :]
 
 
-class ReservedPorts:
-    """Free ports of this machine, reserved until `close`.
+@contextlib.contextmanager
+def reserved_ports(count: int) -> Iterator[list[str]]:
+    """Yields host:port of free ports of this machine, which are reserved while the block runs.
 
     The sockets are bound, but do not listen, and have both options for sharing an address. A server that uses either,
     as TensorFlow's does, can listen there, while the system gives the ports to no other process.
     """
-
-    def __init__(self, count: int) -> None:
-        self._sockets: list[socket.socket] = []
-        try:
-            for _ in range(count):
-                reserved = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-                self._sockets.append(reserved)
-                reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if hasattr(socket, "SO_REUSEPORT"):
-                    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-                reserved.bind((HOST, 0))
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def addresses(self) -> list[str]:
-        """host:port of each."""
-        return [f"{HOST}:{reserved.getsockname()[1]}" for reserved in self._sockets]
-
-    def close(self) -> None:
-        """Releases the ports."""
-        for reserved in self._sockets:
-            reserved.close()
-        self._sockets = []
-
-    def __enter__(self) -> ReservedPorts:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    with contextlib.ExitStack() as sockets:
+        addresses = []
+        for _ in range(count):
+            reserved = sockets.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if hasattr(socket, "SO_REUSEPORT"):
+                reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            reserved.bind((HOST, 0))
+            addresses.append(f"{HOST}:{reserved.getsockname()[1]}")
+        yield addresses
 
 
 # -- processes ------------------------------------------------------------------------------------------------------
@@ -142,28 +119,22 @@ class _Tail:
         self._file.seek(0, os.SEEK_END)
         self._rest = b""
 
-    def read(self) -> list[str]:
-        """Returns the new lines."""
-        lines: list[str] = []
-        while data := self._file.read(_MAX_BYTES):
+    def read(self, final: bool = False) -> list[str]:
+        """Returns the new lines. The last time, it includes an incomplete line and closes the log."""
+        lines: list[bytes] = []
+        while not self._file.closed and (data := self._file.read(_MAX_BYTES)):
             *complete, self._rest = (self._rest + data).split(b"\n")
-            lines += [printable(line) for line in complete if not _DEBUG.match(line)]
+            lines += [line for line in complete if not _DEBUG.match(line)]
             if len(self._rest) > _MAX_BYTES:
-                lines.append(printable(self._rest))
+                lines.append(self._rest)
                 self._rest = b""
-        self.last.extend(line for line in lines if line.strip())
-        return lines
-
-    def close(self) -> list[str]:
-        """Returns the last new lines, including an incomplete one."""
-        if self._file.closed:
-            return []
-        lines = self.read()
-        if self._rest:
-            lines.append(printable(self._rest))
-            self.last.append(lines[-1])
-        self._file.close()
-        return lines
+        if final:
+            self._file.close()
+            lines += [self._rest] if self._rest else []
+            self._rest = b""
+        texts = [printable(line) for line in lines]
+        self.last.extend(text for text in texts if text.strip())
+        return texts
 
 
 def printable(line: bytes) -> str:
@@ -237,7 +208,7 @@ class Process:
 
     def read_log(self) -> list[str]:
         """Returns the new lines of its log."""
-        return self._tail.read() if self.is_alive else self._tail.close()
+        return self._tail.read(final=not self.is_alive)
 
     def reap(self) -> int:
         """Waits for its end and kills its children; returns the exit status, or minus a signal."""

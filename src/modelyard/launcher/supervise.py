@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import queue
 import re
 import signal
@@ -132,7 +133,7 @@ class Supervisor:
         self._events: queue.SimpleQueue[Process | signal.Signals] = queue.SimpleQueue()
         self._signals: list[signal.Signals] = []
         self._processes: dict[str, Process] = {}
-        self._restarts: dict[str, tuple[float, ProcessSpec, Failure]] = {}  # processes to restart alone: when, and why
+        self._restarts: dict[str, tuple[float, Failure]] = {}  # processes to restart alone: when, and why
         self._attempts: dict[str, _Attempts] = {}  # of those
         self._given_up: list[Failure] = []
 
@@ -166,41 +167,40 @@ class Supervisor:
         for spec in self._plan():
             self._start(spec)
         while not self._is_done():
-            ended = self._next_exit(self._next_restart())
+            ended = self._next_exit(min((when for when, _ in self._restarts.values()), default=math.inf))
             if self._signals:
                 self._stop(self._signals[0])
                 return None
             self._restart_due()
-            if ended is None or ended.reap() == 0:
+            if ended is None or ended.status == 0:
                 continue
             failure = self._failure(ended)
             if failure.status in STOPPED:
                 self._stop(STOPPED[failure.status])
                 return None
             if failure.status == USER_ERROR:
-                return self._after_failure([failure])
+                return self._after_failure(failure)
             if ended.spec.restarts_alone:
                 self._restart_alone(ended, failure)
             elif self._coordinator().status == 0:  # only the evaluator is still awaited
                 log.warning("%s", failure)
             else:
-                return self._after_failure([failure])
+                return self._after_failure(failure)
         self._finish()
         return None
 
-    def _after_failure(self, failures: list[Failure]) -> Failure | None:
+    def _after_failure(self, failure: Failure) -> Failure:
         """Waits for the others to exit after a failure, and returns the first one."""
-        is_user_error = failures[0].status == USER_ERROR
-        failures = [failure for _, _, failure in self._restarts.values()] + failures
+        failures = [earlier for _, earlier in self._restarts.values()] + [failure]
         self._restarts = {}
-        if is_user_error:
+        if failure.status == USER_ERROR:
             self._signal_all(signal.SIGTERM)
         deadline = time.monotonic() + self._timeouts.peers
         while self._alive() and time.monotonic() < deadline:
             ended = self._next_exit(deadline)
             if len(self._signals) > 1:
                 break
-            if ended is not None and ended.reap() != 0:
+            if ended is not None and ended.status != 0:
                 failures.append(self._failure(ended))
         for process in self._alive():
             log.warning("%s did not exit within %g s; killed", process.spec.name, self._timeouts.peers)
@@ -224,7 +224,7 @@ class Supervisor:
             pause = self._timeouts.pause(attempts.failures)
             log.warning("%s", failure)
             log.warning("restarting %s in %g s (%s)", name, pause, attempts)
-            self._restarts[name] = (time.monotonic() + pause, ended.spec, failure)
+            self._restarts[name] = (time.monotonic() + pause, failure)
         elif ended.spec.is_awaited:  # training is more important than the evaluator
             log.error("%s; giving up on it, the others continue", failure)
             self._given_up.append(failure)
@@ -266,10 +266,9 @@ class Supervisor:
                 self._wait_for_all(self._timeouts.coordinator, seen)
         self._signal_all(signal.SIGTERM)
         self._wait_for_all(self._timeouts.stop, seen)
+        why = "signalled again" if len(self._signals) > seen else "too slow"
         for process in self._alive():
-            log.warning(
-                "%s killed: %s", process.spec.name, "signalled again" if len(self._signals) > seen else "too slow"
-            )
+            log.warning("%s killed: %s", process.spec.name, why)
         self._kill_all()
         if self._is_done():
             return
@@ -283,9 +282,7 @@ class Supervisor:
         while self._alive() and time.monotonic() < deadline:
             if len(self._signals) > seen or (until_coordinator and not self._coordinator().is_alive):
                 return
-            ended = self._next_exit(deadline)
-            if ended is not None:
-                ended.reap()
+            self._next_exit(deadline)
 
     def _pause(self, seconds: float) -> None:
         """Waits before all are restarted."""
@@ -308,17 +305,15 @@ class Supervisor:
     # -- processes and logs ---------------------------------------------------------------------------------------
 
     def _next_exit(self, deadline: float) -> Process | None:
-        """Returns the next process that exits; None if none does before the logs are read again."""
-        seconds = min(self._timeouts.poll, max(deadline - time.monotonic(), 0.0))
-        event: Process | signal.Signals | None
-        try:
-            event = self._events.get(timeout=seconds)
-        except queue.Empty:
-            event = None
+        """Reaps and returns the next process that exits; None if none does before the logs are read again."""
+        ended = None
+        with contextlib.suppress(queue.Empty):
+            event = self._events.get(timeout=min(self._timeouts.poll, max(deadline - time.monotonic(), 0.0)))
+            if isinstance(event, Process) and event in self._alive():  # one of an earlier start may arrive late
+                event.reap()
+                ended = event
         self._show_logs()
-        # An event of an earlier start may arrive late.
-        known = isinstance(event, Process) and self._processes.get(event.spec.name) is event and event.is_alive
-        return event if known and isinstance(event, Process) else None
+        return ended
 
     def _show_logs(self) -> None:
         width = max((len(name) for name in self._processes), default=0)
@@ -330,17 +325,14 @@ class Supervisor:
                 sys.stderr.write("".join(new))
                 sys.stderr.flush()
 
-    def _next_restart(self) -> float:
-        return min((when for when, _, _ in self._restarts.values()), default=time.monotonic() + self._timeouts.poll)
-
     def _start(self, spec: ProcessSpec) -> None:
         self._processes[spec.name] = Process(spec, self._logs, self._events.put, self._output)
 
     def _restart_due(self) -> None:
-        for name, (when, spec, _) in list(self._restarts.items()):
+        for name, (when, _) in list(self._restarts.items()):
             if time.monotonic() >= when:
                 del self._restarts[name]
-                self._start(spec)
+                self._start(self._processes[name].spec)
 
     def _alive(self) -> list[Process]:
         return [process for process in self._processes.values() if process.is_alive]
@@ -349,9 +341,7 @@ class Supervisor:
         return next(process for process in self._processes.values() if process.spec.is_coordinator)
 
     def _failure(self, process: Process) -> Failure:
-        status = process.reap()
-        self._show_logs()
-        return Failure(process.spec.name, status, process.log, tuple(process.last_lines))
+        return Failure(process.spec.name, process.reap(), process.log, tuple(process.last_lines))
 
     def _give_up(self, failure: Failure) -> LaunchError:
         most = self._max_restarts
