@@ -222,9 +222,9 @@ def test_numbers_below_zero_stay_numbers_in_csv() -> None:
 
 
 def test_names_in_a_plot_do_not_lie_on_each_other() -> None:
-    points = [Point(f"model_{n}", 100.0, 0.9 + n / 1000, 0.0005, n) for n in range(5)]
-    points.append(Point("far", 1e6, 0.5, 0.001, 5))
-    drawn = scatter(points, "FLOPs", "accuracy", 100)
+    points = [Point(f"model_{n}", 100.0, 90 + n / 10, 0.05, n) for n in range(5)]
+    points.append(Point("far", 1e6, 50.0, 0.1, 5))
+    drawn = scatter(points, "FLOPs", "accuracy")
     assert drawn.count("<circle") == 6
     assert drawn.count('class="bar ') == 6
     spots = [(float(x), float(y)) for x, y in re.findall(r'class="name" x="([-\d.]+)" y="([-\d.]+)"', drawn)]
@@ -240,12 +240,12 @@ def texts(drawn: str, kind: str) -> list[str]:
 
 
 def test_when_all_have_the_most_there_is_no_tick_above_it_and_none_is_cut_off() -> None:
-    drawn = scatter([Point(f"m{n}", 10.0**n, 1.0, 0.0, n) for n in range(3)], "FLOPs", "accuracy", 100, most=100)
+    drawn = scatter([Point(f"m{n}", 10.0**n, 100.0, 0.0, n) for n in range(3)], "FLOPs", "accuracy", most=100)
     ends = re.findall(r'<text class="tick" x="([\d.]+)" y="[\d.]+" text-anchor="end">([^<]*)<', drawn)
     ticks = [float(text) for _, text in ends]
     assert max(ticks) == 100
     assert 99 <= min(ticks) < 100
-    above = scatter([Point("a", 1.0, 0.999, 0.004, 0)], "FLOPs", "accuracy", 100, most=100)  # its bar ends there
+    above = scatter([Point("a", 1.0, 99.9, 0.4, 0)], "FLOPs", "accuracy", most=100)  # its bar ends there
     assert max(float(text) for text in re.findall(r'text-anchor="end">([^<]*)<', above)) == 100
     assert all(7 * len(text) < float(x) for x, text in ends)
     wide = scatter([Point("a", 1.0, 123456.5, None, 0), Point("b", 1.0, 123460.5, None, 1)], "x", "y")

@@ -16,8 +16,7 @@ import pytest
 from made_runs import stand_in
 
 import modelyard
-from modelyard.comparison.matrix import MatrixResult
-from modelyard.comparison.scheduler import failure_reason, make_slots
+from modelyard.comparison.matrix import MatrixResult, cell_table, failure_reason, make_slots
 from modelyard.errors import RunError
 
 AXES = {"model": ["mlp", "simple_cnn"], "dataset": ["digits"], "random_seed": [0, 1]}
@@ -191,17 +190,13 @@ def test_the_reason_of_a_failure_is_a_line() -> None:
 def test_the_table_shows_where_each_cell_is(tmp_path: Path) -> None:
     from rich.console import Console
 
-    from modelyard.comparison.matrix_folder import MatrixFolder
-    from modelyard.comparison.scheduler import CellState, cell_table
-
-    run(tmp_path)
-    folder = MatrixFolder("m")
-    done, running, failed, waiting = (CellState(cell) for cell in folder.cells())
-    done.state, done.was_done = "done", True
+    done, running, failed, waiting = run(tmp_path).cells
+    done.seconds = 0.0
     running.state = "running"
     failed.state, failed.reason, failed.seconds = "failed", "[bold]out of luck[/]", 12.0
+    waiting.state = "waiting"
     console = Console(width=120, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    console.print(cell_table(folder, [done, running, failed, waiting]))
+    console.print(cell_table([done, running, failed, waiting]))
     text = console.export_text()
     assert "4 cells: 1 done, 1 running, 1 waiting, 1 failed" in text
     assert "validation accuracy 0.5" in text
