@@ -172,13 +172,9 @@ class Process:
                     env={**os.environ, **spec.environ},
                     start_new_session=True,  # a terminal's Ctrl-C is for the launcher only
                 )
+        self.pid = self._process.pid
         self._waiter = threading.Thread(target=self._wait, args=(ended,), daemon=True, name=f"wait for {spec.name}")
         self._waiter.start()
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
 
     @property
     def is_alive(self) -> bool:
@@ -206,6 +202,22 @@ class Process:
         """Whether it runs, or how it ended."""
         return "running" if self.status is None else "done" if self.status == 0 else describe_status(self.status)
 
+    @property
+    def exit_status(self) -> int:
+        """Its status as a shell reports it."""
+        status = self.status or 0
+        return status if status >= 0 else 128 - status
+
+    @property
+    def failure(self) -> str:
+        """How it failed, with the last lines of its log."""
+        how = (
+            f"{self.spec.name} {'was' if (self.status or 0) < 0 else 'exited with'} {describe_status(self.status or 0)}"
+        )
+        if not self.last_lines:
+            return f"{how}, and wrote nothing to {self.log}."
+        return "\n".join([f"{how}. The end of {self.log}:", *(f"  {line}" for line in self.last_lines)])
+
     def read_log(self) -> list[str]:
         """Returns the new lines of its log."""
         return self._tail.read(final=not self.is_alive)
@@ -227,24 +239,3 @@ def describe_status(status: int) -> str:
         return f"killed by {signal.Signals(-status).name}"
     except ValueError:
         return f"killed by signal {-status}"
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A process that failed: its status, and the last lines of its log."""
-
-    name: str
-    status: int
-    log: Path
-    lines: tuple[str, ...] = ()
-
-    @property
-    def exit_status(self) -> int:
-        """The status as a shell reports it."""
-        return self.status if self.status >= 0 else 128 - self.status
-
-    def __str__(self) -> str:
-        how = f"{self.name} {'exited with' if self.status >= 0 else 'was'} {describe_status(self.status)}"
-        if not self.lines:
-            return f"{how}, and wrote nothing to {self.log}."
-        return "\n".join([f"{how}. The end of {self.log}:", *(f"  {line}" for line in self.lines)])

@@ -25,7 +25,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from modelyard.errors import PeerLostError, UserError
-from modelyard.launcher.processes import Failure, Process, ProcessSpec
+from modelyard.launcher.processes import Process, ProcessSpec
 from modelyard.system.console import console
 
 log = logging.getLogger("modelyard")
@@ -133,9 +133,9 @@ class Supervisor:
         self._events: queue.SimpleQueue[Process | signal.Signals] = queue.SimpleQueue()
         self._signals: list[signal.Signals] = []
         self._processes: dict[str, Process] = {}
-        self._restarts: dict[str, tuple[float, Failure]] = {}  # processes to restart alone: when, and why
+        self._restarts: dict[Process, float] = {}  # when to restart processes that failed and are restarted alone
         self._attempts: dict[str, _Attempts] = {}  # of those
-        self._given_up: list[Failure] = []
+        self._given_up: list[Process] = []
 
     def run(self) -> None:
         """Starts the cluster and returns when its work is done.
@@ -147,11 +147,11 @@ class Supervisor:
         attempts = _Attempts(self._max_restarts, self._newest_step())
         with self._signals_handled():
             try:
-                while (failure := self._run_once()) is not None:
+                while (failed := self._run_once()) is not None:
                     if not attempts.failed(self._newest_step()):
-                        raise self._give_up(failure)
+                        raise self._give_up(failed)
                     pause = self._timeouts.pause(attempts.failures)
-                    log.warning("%s", failure)
+                    log.warning("%s", failed.failure)
                     log.warning("restarting all processes in %g s, from step %d (%s)", pause, attempts.step, attempts)
                     self._pause(pause)
             finally:
@@ -161,39 +161,38 @@ class Supervisor:
 
     # -- one start of all processes -------------------------------------------------------------------------------
 
-    def _run_once(self) -> Failure | None:
-        """Starts all processes; returns when the work is done, or the failure after which all must restart."""
+    def _run_once(self) -> Process | None:
+        """Starts all processes; returns when the work is done, or the process whose failure makes all restart."""
         self._processes, self._restarts, self._attempts, self._given_up = {}, {}, {}, []
         for spec in self._plan():
             self._start(spec)
         while not self._is_done():
-            ended = self._next_exit(min((when for when, _ in self._restarts.values()), default=math.inf))
+            ended = self._next_exit(min(self._restarts.values(), default=math.inf))
             if self._signals:
                 self._stop(self._signals[0])
                 return None
             self._restart_due()
             if ended is None or ended.status == 0:
                 continue
-            failure = self._failure(ended)
-            if failure.status in STOPPED:
-                self._stop(STOPPED[failure.status])
+            if ended.status in STOPPED:
+                self._stop(STOPPED[ended.status])
                 return None
-            if failure.status == USER_ERROR:
-                return self._after_failure(failure)
+            if ended.status == USER_ERROR:
+                return self._after_failure(ended)
             if ended.spec.restarts_alone:
-                self._restart_alone(ended, failure)
+                self._restart_alone(ended)
             elif self._coordinator().status == 0:  # only the evaluator is still awaited
-                log.warning("%s", failure)
+                log.warning("%s", ended.failure)
             else:
-                return self._after_failure(failure)
+                return self._after_failure(ended)
         self._finish()
         return None
 
-    def _after_failure(self, failure: Failure) -> Failure:
-        """Waits for the others to exit after a failure, and returns the first one."""
-        failures = [earlier for _, earlier in self._restarts.values()] + [failure]
+    def _after_failure(self, first: Process) -> Process:
+        """Waits for the others to exit after a failure; returns the process that failed first."""
+        failed = [*self._restarts, first]
         self._restarts = {}
-        if failure.status == USER_ERROR:
+        if first.status == USER_ERROR:
             self._signal_all(signal.SIGTERM)
         deadline = time.monotonic() + self._timeouts.peers
         while self._alive() and time.monotonic() < deadline:
@@ -201,41 +200,39 @@ class Supervisor:
             if len(self._signals) > 1:
                 break
             if ended is not None and ended.status != 0:
-                failures.append(self._failure(ended))
+                failed.append(ended)
         for process in self._alive():
             log.warning("%s did not exit within %g s; killed", process.spec.name, self._timeouts.peers)
         self._kill_all()
-        for failure in failures:
-            if failure.status == USER_ERROR:
-                raise LaunchError(str(failure), USER_ERROR)
+        for process in failed:
+            if process.status == USER_ERROR:
+                raise LaunchError(process.failure, USER_ERROR)
         if self._signals:
             raise Stopped(self._signals[0])
-        for failure in failures:
-            if failure.status in STOPPED:
-                raise Stopped(STOPPED[failure.status])
-        return next((failure for failure in failures if failure.status != PEER_LOST), failures[0])
+        for process in failed:
+            if process.status in STOPPED:
+                raise Stopped(STOPPED[process.status])
+        return next((process for process in failed if process.status != PEER_LOST), failed[0])
 
-    def _restart_alone(self, ended: Process, failure: Failure) -> None:
+    def _restart_alone(self, ended: Process) -> None:
         """Restarts one process after a pause, while the others continue."""
-        name = ended.spec.name
-        step = self._newest_step()
+        name, step = ended.spec.name, self._newest_step()
         attempts = self._attempts.setdefault(name, _Attempts(self._max_restarts, step))
         if attempts.failed(step):
             pause = self._timeouts.pause(attempts.failures)
-            log.warning("%s", failure)
+            log.warning("%s", ended.failure)
             log.warning("restarting %s in %g s (%s)", name, pause, attempts)
-            self._restarts[name] = (time.monotonic() + pause, failure)
+            self._restarts[ended] = time.monotonic() + pause
         elif ended.spec.is_awaited:  # training is more important than the evaluator
-            log.error("%s; giving up on it, the others continue", failure)
-            self._given_up.append(failure)
+            log.error("%s; giving up on it, the others continue", ended.failure)
+            self._given_up.append(ended)
         else:
-            raise self._give_up(failure)
+            raise self._give_up(ended)
 
     def _is_done(self) -> bool:
         """Returns whether all awaited processes have finished, or were given up."""
-        lost = {failure.name for failure in self._given_up}
         awaited = [process for process in self._processes.values() if process.spec.is_awaited]
-        return all(process.status == 0 or process.spec.name in lost for process in awaited)
+        return all(process.status == 0 or process in self._given_up for process in awaited)
 
     def _finish(self) -> None:
         """Waits for the other processes, which the coordinator has informed that the work is done."""
@@ -273,7 +270,7 @@ class Supervisor:
         if self._is_done():
             return
         if coordinator.status is not None and coordinator.status not in (0, *STOPPED, -signal.SIGKILL, -signal.SIGTERM):
-            log.warning("the coordinator may not have saved: %s", self._failure(coordinator))
+            log.warning("the coordinator may not have saved: %s", coordinator.failure)
         raise Stopped(number)
 
     def _wait_for_all(self, seconds: float, seen: int, until_coordinator: bool = False) -> None:
@@ -329,10 +326,10 @@ class Supervisor:
         self._processes[spec.name] = Process(spec, self._logs, self._events.put, self._output)
 
     def _restart_due(self) -> None:
-        for name, (when, _) in list(self._restarts.items()):
+        for ended, when in list(self._restarts.items()):
             if time.monotonic() >= when:
-                del self._restarts[name]
-                self._start(self._processes[name].spec)
+                del self._restarts[ended]
+                self._start(ended.spec)
 
     def _alive(self) -> list[Process]:
         return [process for process in self._processes.values() if process.is_alive]
@@ -340,13 +337,10 @@ class Supervisor:
     def _coordinator(self) -> Process:
         return next(process for process in self._processes.values() if process.spec.is_coordinator)
 
-    def _failure(self, process: Process) -> Failure:
-        return Failure(process.spec.name, process.reap(), process.log, tuple(process.last_lines))
-
-    def _give_up(self, failure: Failure) -> LaunchError:
+    def _give_up(self, failed: Process) -> LaunchError:
         most = self._max_restarts
         why = f"after {most} restarts without progress" if most else "restarts are not allowed"
-        return LaunchError(f"giving up ({why}). {failure}", failure.exit_status)
+        return LaunchError(f"giving up ({why}). {failed.failure}", failed.exit_status)
 
     @contextlib.contextmanager
     def _signals_handled(self) -> Iterator[None]:
