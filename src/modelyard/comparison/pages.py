@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,13 @@ LEGEND = (
     "Welch's, without correction for multiple comparisons); ? a single seed, so not known. ± is the sample standard "
     "deviation over the seeds; their number follows. Results that do not differ share a rank."
 )
-COSTS: dict[str, tuple[str, Callable[[Score], float | None]]] = {
-    "parameters": ("parameters", lambda score: score.parameters),
-    "flops": ("FLOPs", lambda score: score.flops),
-    "seconds": ("training seconds", lambda score: score.seconds),
-    "images_per_second": ("images/s", lambda score: score.images_per_second),
+COSTS = {
+    "parameters": "parameters",
+    "flops": "FLOPs",
+    "seconds": "training seconds",
+    "images_per_second": "images/s",
 }
-"""The costs of a result: the name of each and how to read it."""
+"""The attributes of a score that are costs, with their names in tables and plots."""
 _PLOTTED = ("flops", "parameters", "seconds")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _MARKDOWN = str.maketrans({letter: f"\\{letter}" for letter in "\\`*_[]<>|#~&"} | {"\n": " ", "\r": " "})
@@ -56,7 +55,7 @@ def write_pages(board: Leaderboard, folder: Path) -> None:
         "numbered": numbered,  # names are too long for the plots, which show numbers instead
         "classes": {BEST: "best", TIED: "tied"},
         "marks": MARKS,
-        "costs": COSTS.values(),
+        "costs": COSTS,
         "over_datasets": over_datasets,
         "figures": [(dataset, _plots(board, dataset, percent, numbered)) for dataset in board.datasets],
         "colours": COLOURS,
@@ -88,7 +87,7 @@ def csv_text(board: Leaderboard) -> str:
             own = [entrant.options.get(key) for key in options]
             row: list[Any] = [entrant.name, entrant.model, *own, dataset, board.metric, board.split]
             row += [score.mean, score.spread, score.n, score.rank, score.mark, score.p, entrant.mean_rank]
-            row += [of(score) for _, of in COSTS.values()]
+            row += [getattr(score, cost) for cost in COSTS]
             writer.writerow("" if value is None else _without_formula(value) for value in row)
     return out.getvalue()
 
@@ -107,14 +106,14 @@ def _plots(board: Leaderboard, dataset: str, percent: bool, numbered: bool) -> l
     if percent:
         y_name, scale = f"{y_name} in %", 100.0
     plots = []
-    for x_name, of in (COSTS[cost] for cost in _PLOTTED):
+    for cost in _PLOTTED:
         points = [
             Point(entrant.name, float(x), scale * score.mean, score.spread and scale * score.spread, index)
             for index, entrant in enumerate(board.entrants)
-            if (score := entrant.scores.get(dataset)) is not None and (x := of(score)) is not None
+            if (score := entrant.scores.get(dataset)) is not None and (x := getattr(score, cost)) is not None
         ]
-        svg = scatter(points, x_name, y_name, numbered=numbered, most=100 if percent else math.inf)
-        plots += [(x_name, svg)] if svg else []
+        svg = scatter(points, COSTS[cost], y_name, numbered=numbered, most=100 if percent else math.inf)
+        plots += [(COSTS[cost], svg)] if svg else []
     return plots
 
 
@@ -131,10 +130,10 @@ def heading(board: Leaderboard) -> str:
 def table_rows(board: Leaderboard) -> list[list[str]]:
     """Returns the table as text: the names of the columns, then one row per entrant."""
     percent = is_percentage(board)
-    rows = [["model", "mean rank", *board.datasets, *(name for name, _ in COSTS.values())]]
+    rows = [["model", "mean rank", *board.datasets, *COSTS.values()]]
     for entrant in board.entrants:
         results = [result(entrant.scores.get(dataset), percent) for dataset in board.datasets]
-        costs = [over_datasets(entrant, of) for _, of in COSTS.values()]
+        costs = [over_datasets(entrant, cost) for cost in COSTS]
         rows.append([entrant.name, rank(entrant.mean_rank), *results, *costs])
     return rows
 
@@ -163,9 +162,9 @@ def rank(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
 
 
-def over_datasets(entrant: Entrant, of: Callable[[Score], float | None]) -> str:
+def over_datasets(entrant: Entrant, cost: str) -> str:
     """Returns a cost of an entrant: one number, or its range over the datasets."""
-    values = sorted(value for score in entrant.scores.values() if (value := of(score)) is not None)
+    values = sorted(value for score in entrant.scores.values() if (value := getattr(score, cost)) is not None)
     if not values:
         return "–"
     low, high = with_unit(values[0]), with_unit(values[-1])
