@@ -11,7 +11,6 @@ from typing import Any
 from modelyard import storage
 from modelyard.comparison.plan import CELL_NAME, Cell, MatrixRequest, affects_results, make_cells, result_options
 from modelyard.config import resolve
-from modelyard.config.schema import Config
 from modelyard.config.yaml_file import dump, inline, read_flat
 from modelyard.errors import ConfigError, Problem, RunError
 from modelyard.run.directory import LOGS, RunDirectory, config_text, read_json
@@ -152,12 +151,15 @@ def merge_plan(folder: MatrixFolder, request: MatrixRequest) -> list[Cell]:
 
 
 def _refuse_changes(request: MatrixRequest, known: list[Cell], wanted: list[Cell]) -> None:
-    before = {cell.name: cell.config for cell in known}
+    before = {cell.name: result_options(cell.config) for cell in known}
     problems: dict[str, Problem] = {}
     for cell in wanted:
-        if cell.name in before:
-            for key, old, new in _differences(before[cell.name], cell.config):
-                message = f"is {inline(new)} here, but {inline(old)} in the cell {cell.name} of the plan."
+        new = result_options(cell.config)
+        old = before.get(cell.name, new)
+        for key in {**old, **new}:
+            if old.get(key) != new.get(key):
+                there, here = inline(old.get(key)), inline(new.get(key))
+                message = f"is {here} here, but {there} in the cell {cell.name} of the plan."
                 problems.setdefault(key, Problem(request.where(key), key, message))
     if problems:
         error = ConfigError(problems.values())
@@ -188,11 +190,6 @@ def _refuse_forgotten(request: MatrixRequest, known: list[Cell], wanted: list[Ce
             "To use the defaults, give their values. For a new comparison, choose another --output."
         )
         raise error
-
-
-def _differences(before: Config, now: Config) -> list[tuple[str, Any, Any]]:
-    old, new = result_options(before), result_options(now)
-    return [(key, old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)]
 
 
 def is_finished(directory: RunDirectory, tests: bool, exports: Sequence[str] = ()) -> bool:

@@ -229,7 +229,11 @@ def stop(
     if not running:
         return []
     number = signal.SIGKILL if force else signal.SIGTERM
-    signalled = [holder for holder in _processes_to_signal(running, force) if holder.signal(number)]
+    launchers = [holder for holder in running if holder.name == LAUNCHER]
+    others = [holder for holder in running if holder.name != LAUNCHER]
+    # The launcher stops the others. To kill all, it comes first: it would restart the others.
+    chosen = launchers if launchers and not force else launchers + others
+    signalled = [holder for holder in chosen if holder.signal(number)]
     if not signalled and holders(folder):
         elsewhere = ", ".join(str(holder) for holder in running)
         raise RunError(f"{model_dir} is run by {elsewhere}, which can't be signalled from this machine. Stop it there.")
@@ -245,14 +249,6 @@ def stop(
             raise LaunchError(f"{left} did not exit within {timeout_secs:g} s.{hint}", status=1)
         time.sleep(_POLL_SECONDS)
     return names
-
-
-def _processes_to_signal(running: list[Holder], force: bool) -> list[Holder]:
-    """Returns the launcher, which stops the others; all processes if there is no launcher, or to kill them."""
-    launchers = [holder for holder in running if holder.name == LAUNCHER]
-    if force:  # first the launcher, which would restart the others
-        return launchers + [holder for holder in running if holder.name != LAUNCHER]
-    return launchers or running
 
 
 def _log_folder(model_dir: str, cache_dir: str | None) -> Path:
