@@ -162,32 +162,22 @@ def _sort_key(entrant: Entrant, ranking: Ranking) -> tuple[float, float, str]:
 
 
 def choose_metric(runs: Sequence[RunResult], metric: str | None, split: str | None) -> tuple[str, str]:
-    """Returns the split and the metric to compare.
+    """Returns the split and the metric to compare: the first metric that enough runs have.
 
     Raises:
         RunError: if no two runs share one; with a single run, if it has none.
     """
-    splits = [split] if split is not None else SPLITS
-    enough = min(2, len(runs))
-
-    def count(name: str, where: str) -> int:
-        return sum(name in run.scores.get(where, {}) for run in runs)
-
-    known = list(dict.fromkeys(name for run in runs for mine in run.scores.values() for name in mine))
+    known = dict.fromkeys(name for run in runs for mine in run.scores.values() for name in mine)
     others = [name for name in known if name not in ("accuracy", "loss")]
-    wanted = [metric] if metric is not None else ["accuracy", *others, "loss"]
-    candidates = [(count(name, where), name, where) for name in wanted for where in splits]
-    candidates = [one for one in candidates if one[0] >= enough]
-    if not candidates:
-        has = "; ".join(f"{run.name} has {_listed(run)}" for run in runs[:10]) + ("; …" if len(runs) > 10 else "")
-        asked = f"no {'two runs' if enough == 2 else 'run'} here have {' on '.join(filter(None, (metric, split)))}"
-        raise RunError(
-            f"{asked if metric or split else 'these runs share no metric'}: {has}. Pass --metric and --split."
-        )
-    # The first metric that enough runs have, even if more runs have another, such as the loss.
-    candidates = [one for one in candidates if one[1] == candidates[0][1]]
-    _, name, where = max(candidates, key=lambda one: one[0])
-    return where, name
+    enough = min(2, len(runs))
+    for name in ["accuracy", *others, "loss"] if metric is None else [metric]:
+        counts = {where: sum(name in run.scores.get(where, {}) for run in runs) for where in SPLITS}
+        where = split or max(SPLITS, key=lambda split: counts[split])
+        if counts[where] >= enough:
+            return where, name
+    has = "; ".join(f"{run.name} has {_listed(run)}" for run in runs[:10]) + ("; …" if len(runs) > 10 else "")
+    asked = f"no {'two runs' if enough == 2 else 'run'} here have {' on '.join(filter(None, (metric, split)))}"
+    raise RunError(f"{asked if metric or split else 'these runs share no metric'}: {has}. Pass --metric and --split.")
 
 
 def _listed(run: RunResult) -> str:
@@ -275,10 +265,6 @@ def p_value(one: Mapping[int, float], other: Mapping[int, float]) -> float | Non
     """Returns the two-sided p-value of the difference of two means; None with a single seed.
 
     If the smaller set of seeds is part of the other, this is the paired t-test over those seeds, else Welch's t-test.
-
-    Args:
-        one: the score of each seed.
-        other: the same, to compare with.
     """
     common = sorted(set(one) & set(other))
     fewest = min(len(one), len(other))
@@ -309,12 +295,8 @@ def ranks(
 ) -> dict[Key, float]:
     """Returns ranks from 1, the best first. All that do not differ from the best of their group share its mean rank.
 
-    A group ends at the first that differs: a noisier result is never ranked before one with a better mean.
-
-    Args:
-        means: the mean of each.
-        key: a sort key that puts the best first.
-        differ: whether two of them differ by more than noise; None if unknown, and then the means decide.
+    A group ends at the first that differs: a noisier result is never ranked before one with a better mean. ``differ``
+    returns None if it is unknown whether two differ by more than noise, and then the means decide.
     """
     order = sorted(means, key=lambda name: key(means[name]))
     result: dict[Key, float] = {}

@@ -177,26 +177,25 @@ def _axes(
     for key, values in ((MODEL, models), (DATASET, datasets)):
         if values is not None:
             found[key] = [str(value) for value in (parse_list(values) if isinstance(values, str) else values)]
-    rest: dict[str, Sequence[Any]] = {key.replace("-", "_"): list(values) for key, values in axes.items()}
+    found |= {key.replace("-", "_"): list(values) for key, values in axes.items()}
     if seeds is not None:
-        rest[SEED] = _seeds(seeds, source)
-    return {**found, **rest}
+        found[SEED] = _seeds(seeds, source)
+    return found
 
 
-def _seeds(seeds: int | Sequence[int] | str, source: str) -> list[int]:
+def _seeds(given: int | Sequence[int] | str, source: str) -> list[int]:
     """Returns the seeds: the first so many for a number, else those listed."""
-    try:
-        numbers = [int(text) for text in str(seeds).split(",")] if isinstance(seeds, int | str) else list(seeds)
-    except ValueError:
-        numbers = []
-    if isinstance(seeds, int) or (isinstance(seeds, str) and len(numbers) == 1):
-        if 1 <= numbers[0] <= _MAX_SEEDS:
-            return list(range(numbers[0]))
-        numbers = []
-    if not numbers:
-        message = f"must be the number of seeds (1 to {_MAX_SEEDS}), or a list such as 0,7,11; got {seeds!r}."
+    seeds = given
+    if isinstance(seeds, str):
+        with contextlib.suppress(ValueError):
+            numbers = [int(text) for text in seeds.split(",")]
+            seeds = numbers if len(numbers) > 1 else numbers[0]
+    if isinstance(seeds, int) and 1 <= seeds <= _MAX_SEEDS:
+        return list(range(seeds))
+    if not seeds or isinstance(seeds, int | str):
+        message = f"must be the number of seeds (1 to {_MAX_SEEDS}), or a list such as 0,7,11; got {given!r}."
         raise ConfigError([Problem(source, "seeds", message)])
-    return numbers
+    return list(seeds)
 
 
 # -- the processes of the cells --------------------------------------------------------------------------------------
@@ -225,15 +224,7 @@ def make_slots(jobs: int, environ: Mapping[str, str], cores: int) -> list[Slot]:
 
 
 class Scheduler:
-    """Runs the cells of a matrix.
-
-    Args:
-        folder: the folder of the matrix.
-        cells: the cells, in the order in which they run.
-        slots: one per process that may run at the same time.
-        program: the program that runs Modelyard's commands.
-        live: a live display for the table of the cells; None prints a line per change instead.
-    """
+    """Runs the cells of a matrix in their order, one per slot at a time. Without a live display, it prints changes."""
 
     def __init__(
         self,
@@ -375,12 +366,7 @@ class Scheduler:
 
 
 def failure_reason(status: int, lines: Sequence[str]) -> str:
-    """Returns why a process failed, in one line: its own error message, or how it ended.
-
-    Args:
-        status: its exit status, or minus a signal.
-        lines: the end of its log.
-    """
+    """Returns why a process failed, in one line: the error message in the end of its log, or how it ended."""
     if status < 0:
         hint = " – perhaps out of memory" if -status == signal.SIGKILL else ""
         return f"{describe_status(status)}{hint}"

@@ -193,13 +193,7 @@ def _refuse_forgotten(request: MatrixRequest, known: list[Cell], wanted: list[Ce
 
 
 def is_finished(directory: RunDirectory, tests: bool, exports: Sequence[str] = ()) -> bool:
-    """Returns whether a run has nothing left to do.
-
-    Args:
-        directory: the run folder.
-        tests: whether the best model is tested at the end.
-        exports: the formats in which it is exported then.
-    """
+    """Returns whether a run has nothing left to do, including the test and the exports at its end."""
     if not directory.exists() or summarize(directory)["status"] not in ("finished", "stopped early"):
         return False
     if not all(any(directory.export(form).glob("[0-9]*")) for form in exports):

@@ -126,14 +126,7 @@ def _exclusions(found: Mapping[str, Value], problems: list[Problem]) -> list[Val
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a matrix.
-
-    Args:
-        name: its name, and that of its folder.
-        axes: its value on each axis.
-        config: its config.
-        notes: options that were set for it and have no effect.
-    """
+    """One run of a matrix. ``axes`` has its value on each axis, ``notes`` the options that have no effect on it."""
 
     name: str
     axes: dict[str, Any]
@@ -245,12 +238,11 @@ def _exclusion_problems(request: MatrixRequest) -> Iterator[Problem]:
 
 
 def _matches(axes: Mapping[str, Any], exclusion: Mapping[str, Any]) -> bool:
-    def fits(mine: Any, other: Any) -> bool:
-        if inline(mine) == inline(other):
-            return True
-        return isinstance(other, list) and any(inline(mine) == inline(one) for one in other)
-
-    return all(fits(axes[key], value) for key, value in exclusion.items())
+    for key, value in exclusion.items():
+        excluded = [value, *(value if isinstance(value, list) else ())]  # several values, or one that is a list
+        if inline(axes[key]) not in map(inline, excluded):
+            return False
+    return True
 
 
 def _combinations(axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -103,13 +104,12 @@ def _numbers(points: Sequence[Point], positions: Sequence[_Position]) -> list[tu
 
 
 def _as_ranges(numbers: Sequence[int]) -> str:
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+    texts: list[str] = []
+    # In a run of consecutive numbers, the difference from their index is constant.
+    for _, pairs in itertools.groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
+        run = [number for _, number in pairs]
+        texts += [f"{run[0]}–{run[-1]}"] if len(run) > 2 else map(str, run)
+    return ", ".join(texts)
 
 
 def _placed(

@@ -30,18 +30,10 @@ _NOT_DISTINGUISHING = (MODEL, DATASET, SEED, "recipe", "best_model_dir", "best_m
 
 @dataclass(frozen=True)
 class RunResult:
-    """The results of a run that has ended.
+    """The results of a run that has ended. Its name is its folder, relative to the folder of all runs.
 
-    Args:
-        name: its folder, relative to the folder of all runs.
-        options: its config.
-        fingerprint: the fingerprint of its data.
-        scores: the metrics of each split, of the best model if one was kept.
-        parameters: the number of parameters of the model.
-        flops: the operations of the forward pass of one example.
-        seconds: the duration of training.
-        images_per_second: the speed of training.
-        started: when it was first started, as text that sorts by time.
+    ``scores`` are the metrics of each split, of the best model if one was kept. ``fingerprint`` is that of the data,
+    ``started`` when it was first started, as text that sorts by time.
     """
 
     name: str

@@ -43,9 +43,7 @@ def check_command(words: Sequence[str]) -> list[str]:
 def with_model_dir(words: Sequence[str], model_dir: str | None) -> tuple[list[str], str | None]:
     """Returns the command with the run folder in it once, and that folder; None if there is no folder.
 
-    Args:
-        words: a valid command.
-        model_dir: the run folder, if it was given beside the command.
+    ``model_dir`` is the run folder, if it was given beside the command.
 
     Raises:
         UserError: if different folders are given.
@@ -88,20 +86,18 @@ def _split_option(words: Sequence[str], name: str) -> tuple[list[str], list[str]
     return found.values, rest
 
 
+def role_counts(workers: int, ps: int, evaluator: bool) -> dict[str, int]:
+    """Returns the number of processes of each role that has any. With parameter servers, a chief coordinates."""
+    counts = {CHIEF: int(ps > 0), WORKER: workers, PS: ps, EVALUATOR: int(evaluator)}
+    return {role: count for role, count in counts.items() if count}
+
+
 # -- a job ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run to submit.
-
-    Args:
-        name: the name of the job and its files: letters, digits, dots, dashes and underscores.
-        words: the command of ``modelyard`` and its options, the same for every process.
-        workers: the number of processes that train.
-        ps: the number of parameter servers; with them, a chief coordinates.
-        evaluator: whether a separate process evaluates.
-    """
+    """A run to submit: the name of the job and its files, the command of every process, the number of processes."""
 
     name: str
     words: tuple[str, ...]
@@ -112,8 +108,7 @@ class Job:
     @property
     def roles(self) -> dict[str, int]:
         """The number of processes of each role, in the order of their indexes."""
-        counts = {CHIEF: int(self.ps > 0), WORKER: self.workers, PS: self.ps, EVALUATOR: int(self.evaluator)}
-        return {role: count for role, count in counts.items() if count}
+        return role_counts(self.workers, self.ps, self.evaluator)
 
     @property
     def processes(self) -> int:
@@ -129,15 +124,9 @@ class Job:
 
 
 def make_job(words: Sequence[str], name: str | None, workers: int, ps: int, evaluator: bool, runs: str | None) -> Job:
-    """Checks and returns a job.
+    """Checks and returns a job. By default, its name is the last part of the run folder.
 
-    Args:
-        words: the command and its options.
-        name: the name of the job; by default the last part of the run folder.
-        workers: the number of processes that train.
-        ps: the number of parameter servers.
-        evaluator: whether a separate process evaluates.
-        runs: the folder for the run folder of a run without ``--model_dir``; None if there is none.
+    ``runs`` is the folder for the run folder of a run without ``--model_dir``; None if there is none.
 
     Raises:
         ConfigError: with every problem.

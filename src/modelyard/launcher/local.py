@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import IO
 
 from modelyard import storage
-from modelyard.cluster.description import CHIEF, EVALUATOR, PARAMETER_SERVERS, PS, WORKER, Cluster, Member
+from modelyard.cluster.description import EVALUATOR, PARAMETER_SERVERS, WORKER, Cluster, Member
 from modelyard.cluster.tf_config import TF_CONFIG
 from modelyard.errors import Interrupted, RunError, UserError
-from modelyard.launcher.job import check_command, with_model_dir
+from modelyard.launcher.job import check_command, role_counts, with_model_dir
 from modelyard.launcher.processes import (
     NO_GPU,
     VISIBLE_GPUS,
@@ -142,8 +142,7 @@ def check_layout(workers: int | None, ps: int, evaluator: bool, max_restarts: in
     for name, value, least in (("workers", workers, 1), ("ps", ps, 0), ("max_restarts", max_restarts, 0)):
         if value < least:
             raise UserError(f"--{name} must be {least} or more, got {value}.")
-    counts = {CHIEF: 1 if ps else 0, WORKER: workers, PS: ps, EVALUATOR: int(evaluator)}
-    return {role: ("",) * count for role, count in counts.items() if count}
+    return {role: ("",) * count for role, count in role_counts(workers, ps, evaluator).items()}
 
 
 def process_specs(
@@ -151,11 +150,8 @@ def process_specs(
 ) -> list[ProcessSpec]:
     """Returns the processes of a cluster, the coordinator first, each with its role, GPUs and cores.
 
-    Args:
-        words: the command.
-        addresses: host:port of each process, by role.
-        gpus: divided between the processes that train; the evaluator gets one that is left over.
-        cores: divided between the processes that train; if empty, no process is bound to cores.
+    GPUs and cores are divided between the processes that train. The evaluator gets a GPU that is left over. If
+    ``cores`` is empty, no process is bound to cores.
     """
     cluster = Cluster(addresses=addresses)
     trainers = cluster.trainers

@@ -146,11 +146,8 @@ def printable(line: bytes) -> str:
 class Process:
     """A process that was started.
 
-    Args:
-        spec: the process to start.
-        logs: the folder of the logs.
-        ended: called with this object, from another thread, when the process has ended.
-        output: where standard output goes if the spec shows it; by default where this process's goes.
+    ``ended`` is called with this object, from another thread, when the process has ended. If the spec shows its
+    standard output, that goes to ``output``, by default to that of this process.
     """
 
     def __init__(
@@ -211,9 +208,8 @@ class Process:
     @property
     def failure(self) -> str:
         """How it failed, with the last lines of its log."""
-        how = (
-            f"{self.spec.name} {'was' if (self.status or 0) < 0 else 'exited with'} {describe_status(self.status or 0)}"
-        )
+        status = self.status or 0
+        how = f"{self.spec.name} {'exited with' if status >= 0 else 'was'} {describe_status(status)}"
         if not self.last_lines:
             return f"{how}, and wrote nothing to {self.log}."
         return "\n".join([f"{how}. The end of {self.log}:", *(f"  {line}" for line in self.last_lines)])

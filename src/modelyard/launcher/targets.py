@@ -77,13 +77,7 @@ class Target(BaseModel):
         return None
 
     def render(self, job: Job, template: str, where: str) -> str:
-        """Returns the script or manifest of a job.
-
-        Args:
-            job: the job.
-            template: a text with placeholders.
-            where: the name of the template in messages.
-        """
+        """Fills a template and returns the script or manifest of a job. Messages call the template ``where``."""
         raise NotImplementedError
 
     def submit_command(self, path: str, job: Job) -> list[str]:
@@ -94,12 +88,7 @@ class Target(BaseModel):
 def read_resources(
     kind: type[Target], file: str | Path | Mapping[str, Any] | None, options: Mapping[str, Any]
 ) -> Target:
-    """Reads the resources of a file; options take precedence over it.
-
-    Args:
-        kind: the target.
-        file: a YAML file of ``key: value`` lines, or such values.
-        options: single resources; None values are ignored.
+    """Reads the resources in a YAML file of ``key: value`` lines, or in a mapping. Options take precedence.
 
     Raises:
         ConfigError: with every problem.
