@@ -33,21 +33,21 @@ def test_the_tests_agree_with_scipy() -> None:
     assert welch == pytest.approx(stats.ttest_ind(one, other[:3], equal_var=False).pvalue, rel=1e-9)
 
 
-def test_a_single_seed_says_nothing_about_noise() -> None:
+def test_significance_is_unknown_with_a_single_seed() -> None:
     assert p_value({0: 0.9}, {0: 0.1}) is None
     assert p_value({0: 0.9, 1: 0.8}, {0: 0.1}) is None
     assert spread([0.9]) is None
     assert spread([1.0, 3.0]) == pytest.approx(2**0.5)
 
 
-def test_seeds_that_agree_exactly_are_no_division_by_zero() -> None:
+def test_equal_scores_cause_no_division_by_zero() -> None:
     assert p_value({0: 0.5, 1: 0.5}, {0: 0.5, 1: 0.5}) == 1
     assert p_value({0: 0.5, 1: 0.5}, {0: 0.4, 1: 0.4}) == 0
     assert p_value({0: 0.5, 1: 0.5}, {7: 0.4, 8: 0.4}) == 0
     assert p_value({0: 0.3, 1: 0.1}, {0: 0.2, 1: 0.0}) == 0  # 0.1 both times, but for rounding
 
 
-def test_what_does_not_differ_shares_the_mean_of_its_places() -> None:
+def test_results_that_do_not_differ_share_their_mean_rank() -> None:
     means = dict(enumerate([0.90, 0.95, 0.94, 0.80]))
 
     def near(one: int, other: int) -> bool:
