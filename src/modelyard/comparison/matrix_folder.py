@@ -145,7 +145,7 @@ def merge_plan(folder: MatrixFolder, request: MatrixRequest) -> list[Cell]:
     names = {cell.identity: cell.name for cell in known}
     wanted = [replace(cell, name=names.get(cell.identity, cell.name)) for cell in wanted]
     _refuse_changes(request, known, wanted)
-    _refuse_forgotten(request, known, wanted)
+    _refuse_new_defaults(request, known, wanted)
     wanted_names = {cell.name for cell in wanted}
     return [*wanted, *(cell for cell in known if cell.name not in wanted_names)]
 
@@ -167,8 +167,8 @@ def _refuse_changes(request: MatrixRequest, known: list[Cell], wanted: list[Cell
         raise error
 
 
-def _refuse_forgotten(request: MatrixRequest, known: list[Cell], wanted: list[Cell]) -> None:
-    """Refuses new cells with a default that no earlier cell has: the two could not be compared."""
+def _refuse_new_defaults(request: MatrixRequest, known: list[Cell], wanted: list[Cell]) -> None:
+    """Refuses new cells with a default that no earlier cell has: the results could not be compared."""
     flats = [cell.config.flat() for cell in known]
     chosen = dict.fromkeys(key for cell in known for key in cell.config.changed() if affects_results(key))
     before = {key: list(dict.fromkeys(inline(flat.get(key)) for flat in flats)) for key in chosen}

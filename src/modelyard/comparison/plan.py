@@ -172,7 +172,7 @@ def make_cells(request: MatrixRequest) -> list[Cell]:
             problems += [_located(request, problem) for problem in error.problems]
     problems += _missing_files(request, configs)
     if not problems:
-        problems = list(_unused(request, combinations, configs))
+        problems = list(_options_without_effect(request, combinations, configs))
     if problems:
         raise ConfigError(dict.fromkeys(problems))
     return _named_cells(request, combinations, configs)
@@ -260,7 +260,9 @@ def _combinations(axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]
                 yield {key: one[key] for key in axes}
 
 
-def _unused(request: MatrixRequest, combinations: list[dict[str, Any]], configs: list[Config]) -> Iterator[Problem]:
+def _options_without_effect(
+    request: MatrixRequest, combinations: list[dict[str, Any]], configs: list[Config]
+) -> Iterator[Problem]:
     """Yields options of parts that a cell does not have: such an axis makes identical cells."""
     for axes, config in zip(combinations, configs, strict=True):
         has = config.flat()

@@ -87,7 +87,7 @@ def launch(
     gpus, cores = available_gpus(os.environ), bindable_cores() if pin else []
     ports = ExitStack()
 
-    def processes() -> list[ProcessSpec]:
+    def make_specs() -> list[ProcessSpec]:
         ports.close()  # those of the last start
         free = iter(ports.enter_context(reserved_ports(sum(map(len, counts.values())))))
         addresses = {role: tuple(next(free) for _ in hosts) for role, hosts in counts.items()}
@@ -104,7 +104,7 @@ def launch(
             log.warning("%d GPUs can't be shared by %d training processes: they train on the CPU", len(gpus), trainers)
         try:
             with _result_output() as output, live_display() as live:
-                Supervisor(processes, directory.logs, newest_step, max_restarts, output=output, live=live).run()
+                Supervisor(make_specs, directory.logs, newest_step, max_restarts, output=output, live=live).run()
         except Stopped as stopped:
             raise Interrupted(stopped.signal, newest_step(), folder) from None
         except LaunchError as error:

@@ -104,7 +104,7 @@ class Supervisor:
     """Runs a cluster until its work is done.
 
     Args:
-        plan: returns the processes, one of which is the coordinator; called for every start of all of them.
+        make_specs: returns the processes, one of which is the coordinator; called for every start of all of them.
         logs: the folder of their logs.
         newest_step: returns the step of the newest checkpoint, which measures progress.
         max_restarts: how many restarts in a row are allowed without progress.
@@ -115,7 +115,7 @@ class Supervisor:
 
     def __init__(
         self,
-        plan: Callable[[], list[ProcessSpec]],
+        make_specs: Callable[[], list[ProcessSpec]],
         logs: Path,
         newest_step: Callable[[], int],
         max_restarts: int,
@@ -123,7 +123,7 @@ class Supervisor:
         output: IO[bytes] | None = None,
         live: Live | None = None,
     ) -> None:
-        self._plan = plan
+        self._make_specs = make_specs
         self._logs = logs
         self._newest_step = newest_step
         self._max_restarts = max_restarts
@@ -164,7 +164,7 @@ class Supervisor:
     def _run_once(self) -> Process | None:
         """Starts all processes; returns when the work is done, or the process whose failure makes all restart."""
         self._processes, self._restarts, self._attempts, self._given_up = {}, {}, {}, []
-        for spec in self._plan():
+        for spec in self._make_specs():
             self._start(spec)
         while not self._is_done():
             ended = self._next_exit(min(self._restarts.values(), default=math.inf))

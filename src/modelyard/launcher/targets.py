@@ -210,6 +210,11 @@ class ContainerTarget(Target):
     )
 
     @property
+    def placeholders(self) -> dict[str, Any]:
+        """The resources, as placeholders of a template."""
+        return {key.upper(): value for key, value in self.model_dump().items()}
+
+    @property
     def command(self) -> list[str]:
         """A command that runs its arguments, and again after a lost peer: that is quicker than a new container."""
         values = {"MAX_RESTARTS": str(self.max_restarts)}
@@ -262,21 +267,13 @@ class Kubernetes(ContainerTarget):
         # Kubernetes writes K in lower case.
         memory = {"memory": re.sub("K$", "k", self.memory)} if self.memory else {}
         volumes, mounts = self._volumes()
-        values: dict[str, Any] = {
+        values = self.placeholders | {
             "NAME": name,
-            "NAMESPACE": self.namespace,
             "LABELS": {"app.kubernetes.io/name": "modelyard", "app.kubernetes.io/instance": name},
-            "PORT": self.port,
             "PROCESSES": job.processes,
             "TIME_SECS": self.time,
-            "MAX_RESTARTS": self.max_restarts,
-            "GRACE_SECS": self.grace_secs,
-            "SERVICE_ACCOUNT": self.service_account,
             "MOUNT_TOKEN": self.service_account is not None,
             "PULL_SECRETS": [{"name": self.pull_secret}] if self.pull_secret else [],
-            "NODE_SELECTOR": dict(self.node_selector),
-            "USER": self.user,
-            "IMAGE": self.image,
             "COMMAND": [_escaped(word) for word in self.command],
             "ARGS": [_escaped(word) for word in self.arguments(job)],
             "ENV": [{"name": key, "value": _escaped(value)} for key, value in env.items()],
@@ -362,12 +359,8 @@ class VertexAI(ContainerTarget):
             problems.append(Problem("resources of vertex", key, f"must be given with {other}."))
         if problems:
             raise ConfigError(problems)
-        values = {
-            "POOLS": self._pools(job),
-            "TIMEOUT": f"{self.time}s" if self.time else None,
-            "SERVICE_ACCOUNT": self.service_account,
-            "NETWORK": self.network,
-        }
+        timeout = f"{self.time}s" if self.time else None
+        values = self.placeholders | {"POOLS": self._pools(job), "TIMEOUT": timeout}
         return fill_yaml(template, values, ("POOLS",), where)
 
     def submit_command(self, path: str, job: Job) -> list[str]:
