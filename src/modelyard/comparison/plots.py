@@ -44,14 +44,9 @@ class Point:
 def scatter(
     points: Sequence[Point], x_name: str, y_name: str, *, numbered: bool = False, most: float = math.inf
 ) -> str:
-    """Returns a plot of ``points`` as SVG; empty if there are none.
+    """Returns a plot of ``points`` as SVG; empty if there are none with a positive x, since that axis is logarithmic.
 
-    Args:
-        points: the points; those without a positive x are left out, since the axis is logarithmic.
-        x_name: the name of the lower axis.
-        y_name: the name of the other axis.
-        numbered: label points by numbers from 1, not by their names.
-        most: the largest possible value of y; there are no ticks above it.
+    If ``numbered``, points are labelled by numbers from 1, not by their names. There are no ticks above ``most``.
     """
     points = [p for p in points if p.x > 0 and math.isfinite(p.x) and math.isfinite(p.y)]
     if not points:

@@ -41,12 +41,9 @@ def available_gpus(environ: Mapping[str, str]) -> list[str]:
     listed = environ.get(VISIBLE_GPUS)
     if listed is None:
         return [str(number) for number in range(len(gpus()))]
-    names: list[str] = []
-    for name in (part.strip() for part in listed.split(",")):
-        if not name or name.startswith("-"):  # CUDA ignores everything after an invalid one
-            break
-        names.append(name)
-    return names
+    names = [name.strip() for name in listed.split(",")]
+    # CUDA ignores everything after an invalid one.
+    return list(itertools.takewhile(lambda name: name and not name.startswith("-"), names))
 
 
 def divide_cores(cores: list[int], processes: int) -> list[list[int]]:
