@@ -59,7 +59,7 @@ def one_round(cores: list[int], steps: int) -> list[tuple[str, float]]:
         speeds.append((two_workers(synchronised), together(cores, steps, norm)))
     speeds.append(("one worker", apart(cores[:1], steps, BATCH)[0]))
     speeds.append(("one worker, half the batch", apart(cores[:1], steps, half)[0]))
-    speeds.append(("two strangers, half the batch each", sum(apart(cores, steps, half))))
+    speeds.append(("two independent workers, half the batch each", sum(apart(cores, steps, half))))
     return speeds
 
 
@@ -106,15 +106,15 @@ def throughput(run: Path) -> float:
 def report(speeds: dict[str, float]) -> None:
     """Prints ratios to one worker, and their factors."""
     one, half = speeds["one worker"], speeds["one worker, half the batch"]
-    strangers = speeds["two strangers, half the batch each"]
+    independent = speeds["two independent workers, half the batch each"]
     print()
     for synchronised in (False, True):
         ratio = speeds[two_workers(synchronised)] / one
         goal = f"  (goal {GOAL})" if not synchronised else ""
         print(f"{two_workers(synchronised)}: {ratio:.2f} × one worker{goal}")
         print(
-            f"  2 × {half / one:.2f} (half the batch) × {strangers / (2 * half):.2f} (sharing the machine)"
-            f" × {speeds[two_workers(synchronised)] / strangers:.2f} (waiting and summing)"
+            f"  2 × {half / one:.2f} (half the batch) × {independent / (2 * half):.2f} (sharing the machine)"
+            f" × {speeds[two_workers(synchronised)] / independent:.2f} (waiting and summing)"
         )
 
 

@@ -122,7 +122,7 @@ class Bench:
         return result
 
     def child(self, script: str, *words: str, python: str = sys.executable) -> Any:
-        """Runs one of the scripts beside this one and returns what it wrote."""
+        """Runs another script of this folder and returns its results."""
         output = self.folder / "child.json"
         output.unlink(missing_ok=True)
         command = [python, str(HERE / script), *words, "--output", str(output)]
@@ -146,8 +146,8 @@ class Bench:
 
     def npz(self) -> Path | None:
         """Returns the file of CIFAR-10, if it exists."""
-        places = [] if self.arguments.tiny else [self.arguments.data_dir, self.arguments.data_dir / "cifar10"]
-        return next((place / "cifar10.npz" for place in places if (place / "cifar10.npz").is_file()), None)
+        folders = [] if self.arguments.tiny else [self.arguments.data_dir, self.arguments.data_dir / "cifar10"]
+        return next((path for path in (folder / "cifar10.npz" for folder in folders) if path.is_file()), None)
 
     def options(self, case: Case) -> dict[str, Any]:
         """Returns the options of Modelyard for a case."""
@@ -347,7 +347,7 @@ def models(bench: Bench, cases: dict[str, Case]) -> dict[str, Any]:
         small[case.model] = {**kept, **data, "engine": bench.arguments.engine}
     found = bench.child("gpu_jax.py", "work", "--engine", bench.arguments.engine, "--options", json.dumps(small))
     for name, error in found["errors"].items():
-        print(f"    the work of {name} is not known: {error[:300]}", flush=True)
+        print(f"    the FLOPs of {name} are unknown: {error[:300]}", flush=True)
     return dict(found["flops"])
 
 

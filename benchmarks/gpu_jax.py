@@ -69,32 +69,19 @@ def peak(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def work(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Returns the FLOPs to train on one example: two per multiplication and addition, three passes.
+    """Returns the FLOPs to train on one example: those of three forward passes.
 
     A backward pass is twice a forward one: gradients of the inputs and of the weights of each layer.
     """
+    from modelyard.models.flops import flops
+
     found: dict[str, Any] = {"flops": {}, "errors": {}}
     for name, options in arguments.options.items():
         try:
-            found["flops"][name] = 3 * 2 * products(options)
+            found["flops"][name] = 3 * flops(network(modelyard.load_config(**options)))
         except Exception as error:
             found["errors"][name] = f"{type(error).__name__}: {error}"
     return found
-
-
-def products(options: dict[str, Any]) -> int:
-    """Counts multiplications in the convolutions and dense layers of a model, for one example."""
-    import keras
-
-    config = modelyard.load_config(**options)
-    total = 0
-    for layer in network(config)._flatten_layers(include_self=False):
-        if isinstance(layer, keras.layers.Conv2D):
-            _, height, width, _ = layer.output.shape
-            total += math.prod(layer.kernel.shape) * height * width
-        elif isinstance(layer, keras.layers.Dense):
-            total += math.prod(layer.kernel.shape)
-    return total
 
 
 def network(config: Config) -> Any:
@@ -170,7 +157,7 @@ def fit(arguments: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-# -- Modelyard's loop beside its bare steps -------------------------------------------------------------------------
+# -- Modelyard's loop against its bare steps ------------------------------------------------------------------------
 
 
 def loop(arguments: argparse.Namespace) -> dict[str, Any]:

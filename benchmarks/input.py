@@ -90,10 +90,10 @@ def _print_ratios(case: str, mine: list[float], others: list[float]) -> None:
 def _measure_memory(folder: Path, seconds: float) -> None:
     found = {}
     for count in (1_000, 100_000):
-        place = folder / f"many-{count}"
-        place.mkdir()
-        _make_thumbnails(place, count)
-        found[count] = _in_process(sys.executable, "memory", place, seconds)["megabytes"]
+        records = folder / f"many-{count}"
+        records.mkdir()
+        _make_thumbnails(records, count)
+        found[count] = _in_process(sys.executable, "memory", records, seconds)["megabytes"]
     ratio = found[100_000] / found[1_000]
     print(f"memory: {found[1_000]:.0f} MB at 1,000 records, {found[100_000]:.0f} MB at 100,000: {ratio:.3f}  goal 1.10")
 
@@ -394,9 +394,9 @@ def _make_photos(folder: Path, count: int = 360) -> Path:
             small = random.uniform(0, 255, (height // cell + 2, width // cell + 2, 3)).astype(np.uint8)
             big = Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
             layers += np.asarray(big, np.float32) * (cell / 84)
-        place = folder / f"class-{number % 10}"
-        place.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(layers.clip(0, 255).astype(np.uint8)).save(place / f"{number:04}.jpg", quality=90)
+        target = folder / f"class-{number % 10}"
+        target.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(layers.clip(0, 255).astype(np.uint8)).save(target / f"{number:04}.jpg", quality=90)
     return folder
 
 

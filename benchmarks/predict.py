@@ -18,6 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 GOAL = 0.9
 
 
@@ -85,21 +87,15 @@ def memory(engine: str, examples: int, side: int, folder: Path) -> None:
     )
     generator = np.random.default_rng(0)
     for number in range(examples):
-        place = folder / ("few" if number % 10 == 0 else "more") / f"{number:06d}.png"
-        place.parent.mkdir(exist_ok=True)
-        Image.fromarray(generator.integers(0, 256, (side, side, 3)).astype(np.uint8)).save(place, compress_level=0)
+        target = folder / ("few" if number % 10 == 0 else "more") / f"{number:06d}.png"
+        target.parent.mkdir(exist_ok=True)
+        Image.fromarray(generator.integers(0, 256, (side, side, 3)).astype(np.uint8)).save(target, compress_level=0)
     taken = []
     for number, sources in enumerate((["few"], ["few", "more"])):
         found = modelyard.predict(folder / "run", *(folder / name for name in sources), output=folder / f"{number}.csv")
-        taken.append(resident_bytes())
+        taken.append(psutil.Process().memory_info().rss)
         print(f"{found.examples:>8,} files: {taken[-1] / 1e6:.0f} MB", flush=True)
     print(f"memory after all of them, of that after a tenth: {taken[1] / taken[0]:.3f}", flush=True)
-
-
-def resident_bytes() -> int:
-    """Returns the memory of this process."""
-    text = Path("/proc/self/status").read_text(encoding="utf-8")
-    return int(next(line for line in text.splitlines() if line.startswith("VmRSS")).split()[1]) * 1024
 
 
 def main() -> None:

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 NAME = "loaded"
 DELAY_MS = 5.0
@@ -203,8 +204,7 @@ def server(*words: str) -> Iterator[tuple[int, int]]:
 
 def cpu_seconds(pid: int) -> float:
     """Returns the CPU seconds of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return float(sum(psutil.Process(pid).cpu_times()[:2]))
 
 
 @contextlib.contextmanager
@@ -227,8 +227,7 @@ while True:
 
 def resident_mb(pid: int) -> float:
     """Returns the memory of a process."""
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+    return float(psutil.Process(pid).memory_info().rss / 2**20)
 
 
 def write_version(folder: Path, classes: int, shape: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""Run folders as training leaves them, without the training; and a program that stands in for a cell's."""
+"""Writes run folders without training, and a small program to run instead of a cell."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if what == "error":
 if what == "crash":
     os.kill(os.getpid(), signal.SIGSEGV)
 if what == "traceback":
-    raise KeyError("nobody expected that")
+    raise KeyError("unexpected")
 if what == "hang":
     def leave(number, frame):
         count("saved")
@@ -50,7 +50,7 @@ if what == "late":
 
 
 def stand_in(folder: Path) -> list[str]:
-    """The program; what a cell is to do stands in a file of its name in $HERE."""
+    """Returns the command of the program. A file in $HERE named like a cell says how that cell behaves."""
     path = folder / "stand_in.py"
     path.write_text(STAND_IN)
     return [sys.executable, "-S", str(path)]
@@ -65,7 +65,7 @@ def write_run(
     flops: int = 1000,
     **options: Any,
 ) -> None:
-    """A run of 10 steps."""
+    """Writes a run of 10 steps."""
     config = load_config(**{"model": "mlp", "dataset": "digits", "train_steps": 10, **options})
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(config_text(config))

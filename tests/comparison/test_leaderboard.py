@@ -55,14 +55,14 @@ def test_means_spreads_and_ranks_with_noise_as_ties() -> None:
     assert found["simple_cnn"].scores["synthetic"].mark == "worse"
 
 
-def test_less_is_better_for_a_loss() -> None:
+def test_lower_is_better_for_a_loss() -> None:
     fill()
     board = modelyard.leaderboard("runs", metric="loss", split="validation")
     assert (board.split, board.mode) == ("validation", "min")
     assert by_name(board)["mnist_cnn"].scores["digits"].rank == 3
 
 
-def test_a_single_seed_is_unknown_and_that_is_said() -> None:
+def test_a_single_seed_is_marked_unknown_with_a_note() -> None:
     write("a", 0.9)
     write("b", 0.8, model="simple_cnn")
     board = modelyard.leaderboard("runs")
@@ -73,7 +73,7 @@ def test_a_single_seed_is_unknown_and_that_is_said() -> None:
     assert "80.00 (1) ?" in Path("runs/leaderboard.md").read_text()
 
 
-def test_options_that_vary_make_entrants_of_their_own() -> None:
+def test_options_that_vary_make_separate_entrants() -> None:
     for seed in range(2):
         write(f"a{seed}", 0.9, random_seed=seed, optimizer="sgd", learning_rate=0.1)
         write(f"b{seed}", 0.8, random_seed=seed, optimizer="adam")
@@ -83,7 +83,7 @@ def test_options_that_vary_make_entrants_of_their_own() -> None:
     assert by_name(board)["mlp (optimizer=sgd)"].options == {"optimizer": "sgd"}
 
 
-def test_what_differs_between_datasets_only_is_noted() -> None:
+def test_options_that_differ_only_between_datasets_are_noted() -> None:
     write("a", 0.9, learning_rate=0.1)
     write("b", 0.9, learning_rate=0.2, dataset="synthetic")
     board = modelyard.leaderboard("runs")
@@ -167,7 +167,7 @@ def test_validation_is_compared_where_not_all_have_a_test_score() -> None:
     assert modelyard.leaderboard("runs").split == "validation"
 
 
-def test_nothing_to_compare_is_said() -> None:
+def test_nothing_to_compare_is_an_error() -> None:
     with pytest.raises(RunError, match="is not a folder"):
         modelyard.leaderboard("nowhere")
     Path("empty").mkdir()
@@ -190,7 +190,7 @@ class Tags(html.parser.HTMLParser):
         assert not any(name.startswith("on") for name, _ in attrs)
 
 
-def test_names_from_strangers_are_harmless_on_every_page() -> None:
+def test_untrusted_names_are_escaped_on_every_page() -> None:
     evil = "=cmd|<script>alert('1')\"&.npz"
     for seed in range(2):
         write(f"a{seed}", 0.9 + seed / 100, random_seed=seed, dataset=f"x/{evil}")
@@ -221,10 +221,10 @@ def test_numbers_below_zero_stay_numbers_in_csv() -> None:
     assert float(row["mean"]) == pytest.approx(-0.3)
 
 
-def test_names_in_a_plot_do_not_lie_on_each_other() -> None:
-    points = [Point(f"model_{n}", 100.0, 0.9 + n / 1000, 0.0005, n) for n in range(5)]
-    points.append(Point("far", 1e6, 0.5, 0.001, 5))
-    drawn = scatter(points, "FLOPs", "accuracy", 100)
+def test_names_in_a_plot_do_not_overlap() -> None:
+    points = [Point(f"model_{n}", 100.0, 90 + n / 10, 0.05, n) for n in range(5)]
+    points.append(Point("far", 1e6, 50.0, 0.1, 5))
+    drawn = scatter(points, "FLOPs", "accuracy")
     assert drawn.count("<circle") == 6
     assert drawn.count('class="bar ') == 6
     spots = [(float(x), float(y)) for x, y in re.findall(r'class="name" x="([-\d.]+)" y="([-\d.]+)"', drawn)]
@@ -240,12 +240,12 @@ def texts(drawn: str, kind: str) -> list[str]:
 
 
 def test_when_all_have_the_most_there_is_no_tick_above_it_and_none_is_cut_off() -> None:
-    drawn = scatter([Point(f"m{n}", 10.0**n, 1.0, 0.0, n) for n in range(3)], "FLOPs", "accuracy", 100, most=100)
+    drawn = scatter([Point(f"m{n}", 10.0**n, 100.0, 0.0, n) for n in range(3)], "FLOPs", "accuracy", most=100)
     ends = re.findall(r'<text class="tick" x="([\d.]+)" y="[\d.]+" text-anchor="end">([^<]*)<', drawn)
     ticks = [float(text) for _, text in ends]
     assert max(ticks) == 100
     assert 99 <= min(ticks) < 100
-    above = scatter([Point("a", 1.0, 0.999, 0.004, 0)], "FLOPs", "accuracy", 100, most=100)  # its bar ends there
+    above = scatter([Point("a", 1.0, 99.9, 0.4, 0)], "FLOPs", "accuracy", most=100)  # its bar ends there
     assert max(float(text) for text in re.findall(r'text-anchor="end">([^<]*)<', above)) == 100
     assert all(7 * len(text) < float(x) for x, text in ends)
     wide = scatter([Point("a", 1.0, 123456.5, None, 0), Point("b", 1.0, 123460.5, None, 1)], "x", "y")
@@ -253,13 +253,13 @@ def test_when_all_have_the_most_there_is_no_tick_above_it_and_none_is_cut_off() 
     assert all(7 * len(text) < float(x) for x, text in ends)
 
 
-def test_numbers_stand_for_points_and_one_label_for_those_that_lie_on_each_other() -> None:
+def test_numbered_points_at_the_same_position_share_a_label() -> None:
     points = [Point(f"a very long name, different at its end: {n}", 5.0, 0.9, None, n) for n in (0, 1, 2, 4, 6, 7)]
     points.append(Point("another", 500.0, 0.5, None, 3))
     assert texts(scatter(points, "x", "y", numbered=True), "name") == ["1–3, 5, 7, 8", "4"]
 
 
-def test_entrants_with_long_names_are_told_apart_on_the_page() -> None:
+def test_entrants_with_long_names_are_numbered_on_the_page() -> None:
     for number, (epochs, rate) in enumerate([(3, 0.1), (3, 0.01), (5, 0.1), (5, 0.01)]):
         options = {"train_steps": None, "train_epochs": epochs, "learning_rate": rate, "optimizer": "sgd"}
         write(f"a{number}", 0.9 + number / 100, **options)
@@ -274,7 +274,7 @@ def test_entrants_with_long_names_are_told_apart_on_the_page() -> None:
     assert f'<li value="4" class="c3">{board.entrants[3].name}</li>' in page
 
 
-def test_short_names_stand_in_the_plots_themselves() -> None:
+def test_short_names_are_shown_in_the_plots() -> None:
     fill()
     modelyard.leaderboard("runs")
     page = Path("runs/leaderboard.html").read_text()

@@ -1,4 +1,4 @@
-"""A matrix of real runs: killed and gone on with, one cell at a time or two, with cells that fail."""
+"""A matrix of real runs: killed and resumed, one cell at a time or two, with cells that fail."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_matrix_that_is_killed_twice_has_the_numbers_of_one_that_is_not(tmp_pa
         assert process.poll() is None
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
-        wait_for(lambda: not at_work(folder))  # nobody goes on without it
+        wait_for(lambda: not at_work(folder))  # no cell runs without it
         for name, manifest in done_before.items():
             assert (cells / name / "manifest.json").read_bytes() == manifest
         for cell in cells.glob("*/"):
@@ -140,8 +140,8 @@ def test_a_matrix_that_is_killed_twice_has_the_numbers_of_one_that_is_not(tmp_pa
     for name in names:
         cell = folder / "cells" / name
         assert rows(cell) == rows(plain / "cells" / name), name
-        told = [(row["split"], row["step"]) for row in rows(cell)]
-        assert len(set(told)) == len(told), name
+        found = [(row["split"], row["step"]) for row in rows(cell)]
+        assert len(set(found)) == len(found), name
         assert starts(cell)[0] == 0
         assert starts(cell) == sorted(starts(cell))
         resumed += any(step > 0 for step in starts(cell))
@@ -152,9 +152,9 @@ def test_a_matrix_that_is_killed_twice_has_the_numbers_of_one_that_is_not(tmp_pa
 
     write_images("broken.npz", 3)
     before = {name: (folder / "cells" / name / "manifest.json").read_bytes() for name in names}
-    mended = start("--output", str(folder), "--jobs", "2")
-    _, errors = mended.communicate(timeout=300)
-    assert mended.returncode == 0, errors
+    fixed = start("--output", str(folder), "--jobs", "2")
+    _, errors = fixed.communicate(timeout=300)
+    assert fixed.returncode == 0, errors
     assert {name: (folder / "cells" / name / "manifest.json").read_bytes() for name in names} == before
     assert rows(folder / "cells" / "mlp-broken-seed1")[-1]["split"] == "test"
     assert "Not counted" not in (folder / "leaderboard.md").read_text()

@@ -1,4 +1,4 @@
-"""Which cells a matrix has, and what is wrong with one, before anything is started."""
+"""The cells of a matrix and the errors in a request, before anything is started."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def cells(axes: dict[str, Any], **more: Any) -> list[Any]:
     return make_cells(MatrixRequest(axes, source="here", **more))
 
 
-def mistakes(axes: dict[str, Any], **more: Any) -> str:
+def problems(axes: dict[str, Any], **more: Any) -> str:
     with pytest.raises(ConfigError) as caught:
         cells(axes, **more)
     return str(caught.value)
@@ -56,8 +56,8 @@ def test_any_option_may_be_an_axis_and_exclusions_take_cells_away() -> None:
     assert found[0].config.learning_rate == 0.1
 
 
-def test_all_mistakes_are_reported_at_once() -> None:
-    text = mistakes(
+def test_all_problems_are_reported_at_once() -> None:
+    text = problems(
         {"model": ["mlp", "resnet2O"], "dataset": ["digit"], "lerning_rate": [1]}, options={"train_steps": "x"}
     )
     assert "resnet20" in text
@@ -85,8 +85,8 @@ def test_all_mistakes_are_reported_at_once() -> None:
         ({"random_seed": list(range(5001))}, {}, "at most 5,000"),
     ],
 )
-def test_what_makes_no_matrix_is_refused(axes: dict[str, Any], more: dict[str, Any], message: str) -> None:
-    assert message in mistakes(axes, **more)
+def test_an_invalid_request_is_refused(axes: dict[str, Any], more: dict[str, Any], message: str) -> None:
+    assert message in problems(axes, **more)
 
 
 def test_an_option_of_one_model_is_for_the_cells_that_have_it() -> None:
@@ -95,7 +95,7 @@ def test_an_option_of_one_model_is_for_the_cells_that_have_it() -> None:
     assert "hidden_units" not in found[1].config.part_options
 
 
-def test_files_of_the_same_name_get_names_of_their_own() -> None:
+def test_files_of_the_same_name_make_cells_with_different_names() -> None:
     for folder in ("a", "b"):
         Path(folder).mkdir()
         Path(folder, "x.npz").touch()
@@ -104,7 +104,7 @@ def test_files_of_the_same_name_get_names_of_their_own() -> None:
     assert one.name.startswith("mlp-x-")
 
 
-def test_a_file_says_it_too_and_the_command_line_wins() -> None:
+def test_the_command_line_takes_precedence_over_a_file() -> None:
     path = Path("plan.yaml")
     path.write_text("axes: {model: [mlp], random_seed: [0, 1]}\noptions: {train_epochs: 2, learning_rate: 0.1}\n")
     found = make_cells(read_request(path, MatrixRequest({"random_seed": [5]}, options={"train_steps": 7})))
@@ -113,7 +113,7 @@ def test_a_file_says_it_too_and_the_command_line_wins() -> None:
 
 
 def in_file(text: str, **more: Any) -> list[str]:
-    """What is wrong with a matrix that a file asks for."""
+    """Returns the problems of a matrix in a file."""
     Path("plan.yaml").write_text(text)
     with pytest.raises(ConfigError) as caught:
         merge_plan(MatrixFolder("m"), read_request(Path("plan.yaml"), MatrixRequest(**{"axes": {}, **more})))
@@ -153,7 +153,7 @@ def test_a_misspelt_section_is_read_all_the_same() -> None:
     assert line.startswith("command line: lerning_rate")
 
 
-def test_the_test_at_the_end_is_the_users_to_leave_out_and_a_cluster_is_not_used() -> None:
+def test_the_test_at_the_end_can_be_left_out_and_a_cluster_is_not_used() -> None:
     Path("project.yaml").write_text("default:\n  test_at_end: false\n  cluster: auto\n")
     request = MatrixRequest({"model": ["mlp"], "dataset": ["digits"]}, pick_up_files=True)
     (cell,) = make_cells(request)
@@ -190,7 +190,7 @@ def test_a_plan_may_grow_but_its_cells_stay_as_they_are() -> None:
     assert grown == ["simple_cnn-digits-seed1", "mlp-digits-seed0", "mlp-digits-seed1"]
 
 
-def test_a_plan_does_not_grow_by_cells_that_forgot_its_options() -> None:
+def test_a_plan_does_not_grow_by_cells_without_its_options() -> None:
     folder = MatrixFolder("m")
     plan(folder, {"model": ["mlp"], "dataset": ["digits"], "random_seed": [0, 1]}, train_epochs=3, hidden_units=[7])
     before = folder.plan.read_bytes()
@@ -207,7 +207,7 @@ def test_a_plan_does_not_grow_by_cells_that_forgot_its_options() -> None:
     assert plan(folder, {**new, "random_seed": [1]}, train_epochs=10)[0] == "simple_cnn-digits-seed1"  # it is meant
 
 
-def test_steps_that_were_forgotten_are_named_and_not_the_epochs_they_displace() -> None:
+def test_missing_steps_are_named_and_not_the_epochs_they_displace() -> None:
     folder = MatrixFolder("m")
     plan(folder, {"model": ["mlp"], "dataset": ["digits"]}, train_steps=40)
     with pytest.raises(ConfigError) as caught:
@@ -215,14 +215,14 @@ def test_steps_that_were_forgotten_are_named_and_not_the_epochs_they_displace() 
     assert [problem.key for problem in caught.value.problems] == ["train_steps"]
 
 
-def test_a_cell_that_is_there_is_known_again_under_another_name() -> None:
+def test_an_existing_cell_is_recognized_under_another_name() -> None:
     folder = MatrixFolder("m")
     assert plan(folder, {"model": ["mlp"], "dataset": ["digits"]}) == ["mlp-digits"]
     wider = plan(folder, {"model": ["mlp"], "dataset": ["digits"], "optimizer": ["adam", "sgd"]})
     assert wider == ["mlp-digits", "mlp-digits-optimizer=sgd"]
 
 
-def test_a_plan_from_strangers_leaves_no_folder() -> None:
+def test_an_untrusted_plan_cannot_leave_its_folder() -> None:
     folder = MatrixFolder("m")
     folder.create()
     folder.plan.write_text("matrix_version: 1\ncells: {../../x: {model: mlp}}\n")
@@ -233,7 +233,7 @@ def test_a_plan_from_strangers_leaves_no_folder() -> None:
         folder.cells()
 
 
-def test_a_folder_with_other_things_is_no_matrix() -> None:
+def test_a_folder_with_other_files_is_not_a_matrix() -> None:
     Path("m").mkdir()
     Path("m/thesis.tex").touch()
     with pytest.raises(RunError, match=r"thesis\.tex"):
@@ -242,7 +242,7 @@ def test_a_folder_with_other_things_is_no_matrix() -> None:
         MatrixFolder("s3://bucket/m")
 
 
-def test_mistakes_are_found_without_keras_and_leave_nothing_behind() -> None:
+def test_problems_are_found_without_keras_and_leave_no_files() -> None:
     code = (
         "import sys, modelyard\n"
         "try: modelyard.matrix(models='mlp,nosuch', datasets='digits', seeds=2, output='m')\n"

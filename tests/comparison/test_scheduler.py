@@ -1,4 +1,4 @@
-"""The processes of a matrix: side by side, failing, stopped, killed. Small programs stand in for the runs."""
+"""The processes of a matrix: in parallel, failing, stopped, killed. Small programs run instead of training."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ import pytest
 from made_runs import stand_in
 
 import modelyard
-from modelyard.comparison.matrix import MatrixResult
-from modelyard.comparison.scheduler import failure_reason, make_slots
+from modelyard.comparison.matrix import MatrixResult, cell_table, failure_reason, make_slots
 from modelyard.errors import RunError
 
 AXES = {"model": ["mlp", "simple_cnn"], "dataset": ["digits"], "random_seed": [0, 1]}
@@ -64,9 +63,9 @@ def test_cells_that_fail_do_not_stop_the_others_and_are_tried_again(tmp_path: Pa
     assert {cell.name: cell.reason for cell in result.failed} == {
         "mlp-digits-seed0": "2 mistakes in the config: here: it is wrong.",
         "simple_cnn-digits-seed0": "killed by SIGSEGV",
-        "mlp-digits-seed1": "KeyError: 'nobody expected that'",
+        "mlp-digits-seed1": "KeyError: 'unexpected'",
     }
-    assert "nobody expected" in Path(result.failed[-1].log).read_text()
+    assert "unexpected" in Path(result.failed[-1].log).read_text()
     assert result.leaderboard is not None
     assert {(run.name, run.status) for run in result.leaderboard.unfinished} == {
         (f"cells/{cell.name}", "failed") for cell in result.failed
@@ -82,7 +81,7 @@ def test_cells_that_fail_do_not_stop_the_others_and_are_tried_again(tmp_path: Pa
     assert again.leaderboard.unfinished == ()
 
 
-def test_threads_that_are_asked_for_are_kept_whatever_runs_side_by_side(tmp_path: Path) -> None:
+def test_the_option_threads_applies_to_cells_that_run_in_parallel(tmp_path: Path) -> None:
     run(tmp_path, threads=3)
     assert {start["threads"] for name in ("mlp", "simple_cnn") for start in noted(f"{name}-digits-seed0")} == {"3"}
 
@@ -99,7 +98,7 @@ def start(jobs: int, tmp_path: Path) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_lets_the_cells_save_and_says_how_to_go_on(
+def test_a_signal_lets_the_cells_save_and_prints_how_to_resume(
     tmp_path: Path, number: signal.Signals, status: int
 ) -> None:
     Path("mlp-digits-seed0").write_text("hang")
@@ -117,7 +116,7 @@ def test_a_signal_lets_the_cells_save_and_says_how_to_go_on(
     assert noted("simple_cnn-digits-seed0") == []
 
 
-def test_a_cell_that_finishes_while_all_is_stopped_counts_and_the_next_start_counts_on(tmp_path: Path) -> None:
+def test_a_cell_that_finishes_while_the_matrix_stops_counts_as_done_at_the_next_start(tmp_path: Path) -> None:
     Path("mlp-digits-seed0").write_text("late")
     process = start(1, tmp_path)
     wait_for(lambda: noted("mlp-digits-seed0", "hangs"))
@@ -134,7 +133,7 @@ def test_a_cell_that_finishes_while_all_is_stopped_counts_and_the_next_start_cou
     assert len(noted("mlp-digits-seed0")) == 1
 
 
-def test_a_stop_that_finds_all_cells_finished_stops_nothing(tmp_path: Path) -> None:
+def test_a_signal_after_all_cells_have_finished_changes_nothing(tmp_path: Path) -> None:
     run(tmp_path)
     for path in Path("m/cells/mlp-digits-seed1/checkpoints").glob("*/state.json"):
         path.unlink()
@@ -148,7 +147,7 @@ def test_a_stop_that_finds_all_cells_finished_stops_nothing(tmp_path: Path) -> N
     assert "[4/4] mlp-digits-seed1: done" in errors
 
 
-def test_a_second_matrix_is_refused_and_nobody_outlives_one_that_is_killed(tmp_path: Path) -> None:
+def test_a_second_matrix_is_refused_and_no_process_outlives_a_killed_one(tmp_path: Path) -> None:
     Path("mlp-digits-seed0").write_text("hang")
     Path("simple_cnn-digits-seed0").write_text("hang")
     process = start(2, tmp_path)
@@ -165,7 +164,7 @@ def test_a_second_matrix_is_refused_and_nobody_outlives_one_that_is_killed(tmp_p
     assert len(noted("mlp-digits-seed1")) == 1
 
 
-def test_cores_and_gpus_are_dealt_out() -> None:
+def test_cores_and_gpus_are_divided() -> None:
     alone = make_slots(1, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, 8)
     assert [(slot.environ["CUDA_VISIBLE_DEVICES"], slot.threads) for slot in alone] == [("0,1,2,3", 8)]
     two = make_slots(2, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, 8)
@@ -188,20 +187,16 @@ def test_the_reason_of_a_failure_is_a_line() -> None:
     assert failure_reason(0, []) == "exited before it was finished"
 
 
-def test_the_table_shows_where_each_cell_is(tmp_path: Path) -> None:
+def test_the_table_shows_the_progress_of_each_cell(tmp_path: Path) -> None:
     from rich.console import Console
 
-    from modelyard.comparison.matrix_folder import MatrixFolder
-    from modelyard.comparison.scheduler import CellState, cell_table
-
-    run(tmp_path)
-    folder = MatrixFolder("m")
-    done, running, failed, waiting = (CellState(cell) for cell in folder.cells())
-    done.state, done.was_done = "done", True
+    done, running, failed, waiting = run(tmp_path).cells
+    done.seconds = 0.0
     running.state = "running"
     failed.state, failed.reason, failed.seconds = "failed", "[bold]out of luck[/]", 12.0
+    waiting.state = "waiting"
     console = Console(width=120, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    console.print(cell_table(folder, [done, running, failed, waiting]))
+    console.print(cell_table([done, running, failed, waiting]))
     text = console.export_text()
     assert "4 cells: 1 done, 1 running, 1 waiting, 1 failed" in text
     assert "validation accuracy 0.5" in text

@@ -33,29 +33,30 @@ def test_the_tests_agree_with_scipy() -> None:
     assert welch == pytest.approx(stats.ttest_ind(one, other[:3], equal_var=False).pvalue, rel=1e-9)
 
 
-def test_a_single_seed_says_nothing_about_noise() -> None:
+def test_significance_is_unknown_with_a_single_seed() -> None:
     assert p_value({0: 0.9}, {0: 0.1}) is None
     assert p_value({0: 0.9, 1: 0.8}, {0: 0.1}) is None
     assert spread([0.9]) is None
     assert spread([1.0, 3.0]) == pytest.approx(2**0.5)
 
 
-def test_seeds_that_agree_exactly_are_no_division_by_zero() -> None:
+def test_equal_scores_cause_no_division_by_zero() -> None:
     assert p_value({0: 0.5, 1: 0.5}, {0: 0.5, 1: 0.5}) == 1
     assert p_value({0: 0.5, 1: 0.5}, {0: 0.4, 1: 0.4}) == 0
     assert p_value({0: 0.5, 1: 0.5}, {7: 0.4, 8: 0.4}) == 0
     assert p_value({0: 0.3, 1: 0.1}, {0: 0.2, 1: 0.0}) == 0  # 0.1 both times, but for rounding
 
 
-def test_what_does_not_differ_shares_the_mean_of_its_places() -> None:
-    means = [0.90, 0.95, 0.94, 0.80]
+def test_results_that_do_not_differ_share_their_mean_rank() -> None:
+    means = dict(enumerate([0.90, 0.95, 0.94, 0.80]))
 
     def near(one: int, other: int) -> bool:
         return abs(means[one] - means[other]) > 0.02
 
-    assert ranks(means, lambda value: -value, near) == [3, 1.5, 1.5, 4]
-    assert ranks(means, lambda value: value, near) == [2, 3.5, 3.5, 1]
-    assert ranks(means, lambda value: -value, lambda one, other: None) == [3, 1, 2, 4]
+    assert ranks(means, lambda value: -value, near) == {0: 3, 1: 1.5, 2: 1.5, 3: 4}
+    assert ranks(means, lambda value: value, near) == {0: 2, 1: 3.5, 2: 3.5, 3: 1}
+    assert ranks(means, lambda value: -value, lambda one, other: None) == {0: 3, 1: 1, 2: 2, 3: 4}
     # The last is so noisy that it does not differ from the first, but it is no better than the second, which does.
-    assert ranks([0.97, 0.95, 0.91], lambda value: -value, lambda one, other: other == 1) == [1, 2.5, 2.5]
-    assert ranks([0.5, 0.5], lambda value: -value, lambda one, other: None) == [1.5, 1.5]
+    noisy = {"a": 0.97, "b": 0.95, "c": 0.91}
+    assert ranks(noisy, lambda value: -value, lambda one, other: other == "b") == {"a": 1, "b": 2.5, "c": 2.5}
+    assert ranks({"a": 0.5, "b": 0.5}, lambda value: -value, lambda one, other: None) == {"a": 1.5, "b": 1.5}

@@ -16,7 +16,7 @@ from pathlib import Path
 
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol")
 
-# One machine plays several nodes, each a slurmd with a port of its own. Containers have no cgroups to give away.
+# One machine acts as several nodes, each a slurmd with its own port. cgroups are not available in containers.
 CONFIG = """\
 ClusterName=tests
 SlurmctldHost={host}(127.0.0.1)
@@ -54,7 +54,7 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe
 
 
 def install() -> str | None:
-    """Brings what is missing; why that is not possible, or None."""
+    """Installs missing packages; returns why that failed, or None."""
     if all(shutil.which(name) for name in NEEDED):
         return None
     if os.geteuid() != 0 or not shutil.which("apt-get"):
@@ -72,8 +72,8 @@ class SlurmCluster:
     """A running cluster.
 
     Args:
-        folder: where all its files are.
-        nodes: how many nodes this machine plays.
+        folder: the folder of its files.
+        nodes: the number of nodes.
         cpus: of each node, as SLURM counts them.
         kill_wait: seconds between SIGTERM and SIGKILL at the end of a job's time.
     """
@@ -116,17 +116,17 @@ class SlurmCluster:
         )
 
     def ask(self, *words: str) -> str:
-        """What a command of SLURM prints; nothing where it fails."""
+        """Returns the output of a command of SLURM; empty if it fails."""
         done = subprocess.run(words, env=self.environment, capture_output=True, text=True, timeout=60, check=False)
         return done.stdout if done.returncode == 0 else ""
 
     def succeeds(self, *words: str) -> bool:
-        """Whether a command of SLURM ends well."""
+        """Returns whether a command of SLURM succeeds."""
         done = subprocess.run(words, env=self.environment, capture_output=True, timeout=60, check=False)
         return done.returncode == 0
 
     def job(self, number: str) -> dict[str, str]:
-        """What ``scontrol show job`` knows."""
+        """Returns the output of ``scontrol show job``."""
         words = self.ask("scontrol", "show", "job", "-o", number).split()
         return {key: value for key, _, value in (word.partition("=") for word in words)}
 
@@ -179,7 +179,7 @@ class SlurmCluster:
             )
 
     def wait(self, what: str, condition: Callable[[], bool], seconds: float = 60) -> None:
-        """Waits until something is so.
+        """Waits until a condition holds.
 
         Raises:
             TimeoutError: with the ends of all logs.
@@ -198,7 +198,7 @@ class SlurmCluster:
 
 @contextlib.contextmanager
 def slurm_cluster(folder: Path, nodes: int = 1, kill_wait: int = 30) -> Iterator[SlurmCluster]:
-    """A cluster for as long as the block runs."""
+    """Runs a cluster while the block runs."""
     cluster = SlurmCluster(folder, nodes, kill_wait=kill_wait)
     try:
         cluster.start()
@@ -208,7 +208,7 @@ def slurm_cluster(folder: Path, nodes: int = 1, kill_wait: int = 30) -> Iterator
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that the system has to spare: all are held until all are known."""
+    """Returns free ports: all are reserved until all are known."""
     with contextlib.ExitStack() as stack:
         held = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in held:

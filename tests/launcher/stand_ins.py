@@ -16,7 +16,7 @@ here = pathlib.Path(os.environ["HERE"])
 name = os.environ["NAME"]
 
 def times():
-    "How often this process was started, this start included."
+    "The number of starts of this process, including this one."
     with open(here / f"{name}.starts", "a") as file:
         file.write(f"{os.getpid()}\\n")
     return len((here / f"{name}.starts").read_text().split())
@@ -25,7 +25,7 @@ def wait_for(*names):
     deadline = time.monotonic() + 30
     while not all((here / each).exists() for each in names):
         if time.monotonic() > deadline:
-            sys.exit("nobody came: " + ", ".join(names))
+            sys.exit("missing: " + ", ".join(names))
         time.sleep(0.01)
 
 def mark(which):
@@ -56,12 +56,12 @@ def script(
 
 
 def supervise(*specs: ProcessSpec, max_restarts: int = 3, timeouts: Timeouts = QUICK) -> None:
-    """Runs them to their end; progress is the number in the file ``step``."""
+    """Runs a supervisor to the end; progress is the number in the file ``step``."""
     Supervisor(lambda: list(specs), Path("logs"), saved_step, max_restarts, timeouts).run()
 
 
 def saved_step() -> int:
-    """How far the scripts say that they are."""
+    """The number in the file ``step``."""
     path = Path("step")
     return int(path.read_text() or 0) if path.exists() else 0
 

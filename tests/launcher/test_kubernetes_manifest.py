@@ -1,4 +1,4 @@
-"""The manifest against the API's own models, against its rules, and run by hand on this machine."""
+"""The manifest is checked with the models of the Kubernetes API and with its rules, and run on this machine."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def manifest(resources: dict[str, Any], name: str = "mine", **shape: Any) -> dic
 
 
 def as_model(value: Any, kind: str, where: str) -> Any:
-    """A value as the client's model of it, which knows what must be there; keys and types must be the API's."""
+    """Converts a value to the client's model of it, which checks required keys, names and types."""
     client = pytest.importorskip("kubernetes.client")
     if match := re.fullmatch(r"[lL]ist\[(.*)\]", kind):
         assert isinstance(value, list), where
@@ -55,8 +55,8 @@ def as_model(value: Any, kind: str, where: str) -> Any:
         return {key: as_model(item, match[1], f"{where}.{key}") for key, item in value.items()}
     plain = {"str": str, "int": int, "bool": bool, "object": (str, int)}
     if kind in plain:
-        assert isinstance(value, plain[kind]), f"{where}: {value!r} is no {kind}"
-        assert isinstance(value, bool) == (kind == "bool"), f"{where}: {value!r} is no {kind}"
+        assert isinstance(value, plain[kind]), f"{where}: {value!r} is not a {kind}"
+        assert isinstance(value, bool) == (kind == "bool"), f"{where}: {value!r} is not a {kind}"
         return value
     model = getattr(client, kind)
     assert isinstance(value, dict), where
@@ -67,7 +67,7 @@ def as_model(value: Any, kind: str, where: str) -> Any:
 
 @pytest.mark.parametrize("resources", [LITTLE, EVERYTHING], ids=["little", "everything"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_the_manifest_is_what_the_api_knows(resources: dict[str, Any], shape: dict[str, Any]) -> None:
+def test_the_manifest_matches_the_api(resources: dict[str, Any], shape: dict[str, Any]) -> None:
     client = pytest.importorskip("kubernetes.client")
     documents = manifest(resources, **shape)
     assert set(documents) == set(KINDS)
@@ -77,7 +77,7 @@ def test_the_manifest_is_what_the_api_knows(resources: dict[str, Any], shape: di
 
 
 @pytest.mark.parametrize(
-    ("place", "key", "value"),
+    ("section", "key", "value"),
     [
         ("spec", "backofLimit", 3),
         ("spec", "completions", "2"),
@@ -86,18 +86,18 @@ def test_the_manifest_is_what_the_api_knows(resources: dict[str, Any], shape: di
         ("spec", "parallelism", True),
     ],
 )
-def test_that_check_finds_mistakes(place: str, key: str, value: Any) -> None:
+def test_that_check_finds_errors(section: str, key: str, value: Any) -> None:
     pytest.importorskip("kubernetes.client")
     document = manifest(LITTLE, workers=2)["Job"]
-    document[place][key] = value
+    document[section][key] = value
     if value is None:
-        del document[place][key]
+        del document[section][key]
     with pytest.raises((AssertionError, ValueError)):
         as_model(document, "V1Job", "Job")
 
 
 @pytest.mark.parametrize("name", ["mine", "X" * 90, "1-st.Run_", "a" * 56 + "-b"])
-def test_the_rules_that_the_models_do_not_know(name: str) -> None:
+def test_the_rules_that_the_models_do_not_check(name: str) -> None:
     documents = manifest(EVERYTHING, name=name, workers=3, ps=2)
     job, service = documents["Job"], documents["Service"]
     spec, pod = job["spec"], job["spec"]["template"]["spec"]
@@ -122,7 +122,7 @@ def test_the_rules_that_the_models_do_not_know(name: str) -> None:
     assert mounted == {volume["name"] for volume in pod["volumes"]} == {"runs", "data", "shared-memory"}
 
 
-def test_a_mistake_fails_the_job_and_a_lost_peer_does_not_count() -> None:
+def test_a_user_error_fails_the_job_and_a_lost_peer_does_not_count() -> None:
     rules = manifest(LITTLE)["Job"]["spec"]["podFailurePolicy"]["rules"]
     actions = {code: rule["action"] for rule in rules for code in rule.get("onExitCodes", {}).get("values", [])}
     assert actions == {2: "FailJob", 75: "Ignore", 143: "Ignore"}
@@ -130,7 +130,7 @@ def test_a_mistake_fails_the_job_and_a_lost_peer_does_not_count() -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES[1:], ids=str)
-def test_every_index_finds_its_place(shape: dict[str, Any]) -> None:
+def test_every_index_finds_its_role(shape: dict[str, Any]) -> None:
     job = manifest(LITTLE, **shape)["Job"]
     variables = {one["name"]: one["value"] for one in job["spec"]["template"]["spec"]["containers"][0]["env"]}
     seen = []
@@ -143,8 +143,8 @@ def test_every_index_finds_its_place(shape: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_the_processes_of_the_job_form_a_cluster_and_end_well(tmp_path: Path) -> None:
-    """Its command and variables as they stand; the hosts are this machine's, with a port each, and so is Python."""
+def test_the_processes_of_the_job_form_a_cluster_and_finish(tmp_path: Path) -> None:
+    """Uses its command and variables; hosts and Python are those of this machine, with a port per process."""
     resources = {**LITTLE, "claim": "shared", "mount": str(tmp_path)}
     words = [*OPTIONS, "--model_dir", str(tmp_path / "run")]
     text = submit("kubernetes", words, workers=2, resources=resources, dry_run=True).text
@@ -167,8 +167,8 @@ def test_the_processes_of_the_job_form_a_cluster_and_end_well(tmp_path: Path) ->
         )
         for index in range(job["spec"]["completions"])
     ]
-    told = [process.communicate(timeout=240)[0] for process in started]
-    assert [process.returncode for process in started] == [0, 0], "\n".join(told)
+    outputs = [process.communicate(timeout=240)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0], "\n".join(outputs)
     assert (tmp_path / "run" / "checkpoints" / "step-00000060").is_dir()
     assert {path.name for path in (tmp_path / "run" / "runlogs").iterdir()} >= {"worker-0.log", "worker-1.log"}
 

@@ -1,4 +1,4 @@
-"""`modelyard launch` and `modelyard stop` as a user meets them; a script of the user stands in for training."""
+"""The commands `launch` and `stop`, with a small script instead of training."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ import json, pathlib, signal, time
 from modelyard.system.log import log_to
 
 run = pathlib.Path(sys.argv[sys.argv.index("--model_dir") + 1])
-told = json.loads(os.environ["TF_CONFIG"])
-name = told["task"]["type"] + "-" + str(told["task"]["index"])
+config = json.loads(os.environ["TF_CONFIG"])
+name = config["task"]["type"] + "-" + str(config["task"]["index"])
 
 def leave(*_):
     (run / "stop").touch()
@@ -42,7 +42,7 @@ def leave(*_):
 
 signal.signal(signal.SIGTERM, leave)
 with log_to(run / "runlogs", name):
-    facts = {"pid": os.getpid(), "told": told, "cores": sorted(os.sched_getaffinity(0)), "words": sys.argv[1:]}
+    facts = {"pid": os.getpid(), "tf_config": config, "cores": sorted(os.sched_getaffinity(0)), "words": sys.argv[1:]}
     (run / f"{name}.json").write_text(json.dumps(facts))
     print(f"{name} is up", file=sys.stderr)
     print(f"the result of {name}")
@@ -75,7 +75,7 @@ def launched() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     yield start
     for process in started:
         process.kill()
-    for path in Path("run").glob("*.json"):  # if they were left behind, the test has failed; they must not stay
+    for path in Path("run").glob("*.json"):  # if they still run, the test has failed; they must not stay
         pid = json.loads(path.read_text())["pid"]
         with contextlib.suppress(OSError):
             if b"program.py" in Path(f"/proc/{pid}/cmdline").read_bytes():
@@ -85,7 +85,7 @@ def launched() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 
 def facts(*names: str) -> list[dict[str, Any]]:
-    """What the processes of the run wrote down, when they have."""
+    """Waits for the files of these processes and reads them."""
     paths = [Path("run") / f"{name}.json" for name in names]
     wait_until(lambda: all(path.exists() and path.read_text().endswith("}") for path in paths))
     return [json.loads(path.read_text()) for path in paths]
@@ -123,8 +123,12 @@ def test_every_process_gets_the_command_a_role_and_its_cores(launched: Callable[
         assert f"{name:<8} | {member} is up" in lines
         assert f"{member} is up" in Path(f"run/runlogs/{name}.log").read_text()
     chief, *workers, server = facts("chief-0", "worker-0", "worker-1", "ps-0")
-    assert {role: len(hosts) for role, hosts in chief["told"]["cluster"].items()} == {"chief": 1, "worker": 2, "ps": 1}
-    assert chief["told"]["cluster"] == server["told"]["cluster"]
+    assert {role: len(hosts) for role, hosts in chief["tf_config"]["cluster"].items()} == {
+        "chief": 1,
+        "worker": 2,
+        "ps": 1,
+    }
+    assert chief["tf_config"]["cluster"] == server["tf_config"]["cluster"]
     assert chief["words"] == ["train", "--model_dir", "run", "--model", "mlp"] == workers[0]["words"]
     everyone = sorted(os.sched_getaffinity(0))
     assert chief["cores"] == server["cores"] == everyone
@@ -148,11 +152,11 @@ def test_without_a_run_folder_all_share_a_new_one(launched: Callable[..., subpro
     assert {path.name for path in folder.glob("*.json")} == {"worker-0.json", "worker-1.json"}
 
 
-def test_stop_stops_the_launcher_which_says_how_to_go_on(launched: Callable[..., subprocess.Popen[str]]) -> None:
+def test_stop_stops_the_launcher_which_prints_how_to_resume(launched: Callable[..., subprocess.Popen[str]]) -> None:
     process = launched("--workers", "2", "--model_dir", "run", *TRAIN)
     facts("worker-0", "worker-1")
-    said = stop("run")
-    assert f"launch (process {process.pid}) stopped" in said
+    output = stop("run")
+    assert f"launch (process {process.pid}) stopped" in output
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 143
     assert "launch --workers 2 --model_dir run -- train --model mlp" in errors
@@ -169,7 +173,7 @@ def test_ctrl_c_ends_with_130(launched: Callable[..., subprocess.Popen[str]]) ->
     assert "stopped; no step was trained" in errors
 
 
-def test_a_killed_launcher_leaves_nobody_behind(launched: Callable[..., subprocess.Popen[str]]) -> None:
+def test_a_killed_launcher_leaves_no_process_behind(launched: Callable[..., subprocess.Popen[str]]) -> None:
     process = launched("--workers", "2", "--evaluator", "--model_dir", "run", *TRAIN)
     pids = [each["pid"] for each in facts("worker-0", "worker-1", "evaluator-0")]
     assert all(map(is_running, pids))
@@ -200,7 +204,7 @@ def test_two_launchers_can_not_share_a_run(launched: Callable[..., subprocess.Po
     assert first.poll() is None
 
 
-def test_stop_without_a_launcher_signals_the_processes_and_tells_what_it_can_not_stop() -> None:
+def test_stop_without_a_launcher_signals_the_processes_and_reports_those_that_do_not_exit() -> None:
     Path("run/runlogs").mkdir(parents=True)
     waits = """
 import signal, sys, time
@@ -214,16 +218,16 @@ with log_to(Path("run/runlogs"), sys.argv[1]):
 """
     words = [sys.executable, "-c", waits]
     with (
-        subprocess.Popen([*words, "worker-0"], env=environment()) as easy,
-        subprocess.Popen([*words, "worker-1", "deaf"], env=environment()) as deaf,
+        subprocess.Popen([*words, "worker-0"], env=environment()) as obedient,
+        subprocess.Popen([*words, "worker-1", "ignores SIGTERM"], env=environment()) as stubborn,
     ):
         wait_until(lambda: Path("worker-0.up").exists() and Path("worker-1.up").exists())
-        said = stop("run", "--timeout_secs", "0.5", code=1)
-        assert easy.wait(timeout=10) == -signal.SIGTERM
-        assert f"worker-1 (process {deaf.pid}) did not exit within" in said
-        assert "--force" in said
+        output = stop("run", "--timeout_secs", "0.5", code=1)
+        assert obedient.wait(timeout=10) == -signal.SIGTERM
+        assert f"worker-1 (process {stubborn.pid}) did not exit within" in output
+        assert "--force" in output
         assert "killed" in stop("run", "--force")
-        assert deaf.wait(timeout=10) == -signal.SIGKILL
+        assert stubborn.wait(timeout=10) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(
@@ -240,7 +244,7 @@ with log_to(Path("run/runlogs"), sys.argv[1]):
         (("--model_dir", "program.py", *TRAIN), "program.py is a file"),
     ],
 )
-def test_a_mistake_is_shown_once_before_anything_is_started(
+def test_an_error_is_shown_once_before_anything_is_started(
     words: tuple[str, ...], text: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
@@ -253,7 +257,7 @@ def test_a_mistake_is_shown_once_before_anything_is_started(
     assert not Path("runs").exists()
 
 
-def test_a_real_mistake_of_a_process_leaves_no_folder_behind() -> None:
+def test_a_user_error_in_a_process_leaves_no_folder_behind() -> None:
     words = ["launch", "--model_dir", "run", "--", "train", "--dataset", "nowhere.csv"]
     done = subprocess.run(
         [*COMMAND, *words], capture_output=True, text=True, env=environment(), timeout=120, check=False
@@ -264,7 +268,7 @@ def test_a_real_mistake_of_a_process_leaves_no_folder_behind() -> None:
     assert not Path("run").exists()
 
 
-def test_the_library_launches_too_and_says_what_is_wrong() -> None:
+def test_the_library_raises_errors_that_say_what_to_do() -> None:
     for _ in range(2):  # the second time, the package of that name is loaded
         with pytest.raises(UserError, match="Give the run folder"):
             modelyard.launch(["train"], workers=2)

@@ -1,4 +1,4 @@
-"""What a machine has is dealt out, and its ports are kept."""
+"""The cores, GPUs and ports of a machine are divided between processes; the command of a cluster."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import socket
 import pytest
 
 from modelyard.errors import UserError
-from modelyard.launcher.command import check_command, with_model_dir
+from modelyard.launcher.job import check_command, with_model_dir
 from modelyard.launcher.local import check_layout, process_specs
-from modelyard.launcher.processes import ReservedPorts, available_gpus, divide_cores, divide_gpus, printable
+from modelyard.launcher.processes import available_gpus, divide_cores, divide_gpus, printable, reserved_ports
 
 
 @pytest.mark.parametrize(
@@ -23,14 +23,14 @@ from modelyard.launcher.processes import ReservedPorts, available_gpus, divide_c
         ([3], 1, [[3]]),
     ],
 )
-def test_cores_are_dealt_out_evenly_and_everyone_gets_one(
+def test_cores_are_divided_evenly_and_every_process_gets_one(
     cores: list[int], processes: int, shares: list[list[int]]
 ) -> None:
     assert divide_cores(cores, processes) == shares
 
 
 @pytest.mark.parametrize(
-    ("gpus", "trainers", "dealt", "left"),
+    ("gpus", "trainers", "divided", "left"),
     [
         (4, 2, [["0", "1"], ["2", "3"]], []),
         (5, 2, [["0", "1"], ["2", "3"]], ["4"]),
@@ -38,11 +38,11 @@ def test_cores_are_dealt_out_evenly_and_everyone_gets_one(
         (0, 2, [[], []], []),
     ],
 )
-def test_every_trainer_gets_as_many_gpus(gpus: int, trainers: int, dealt: list[list[str]], left: list[str]) -> None:
-    assert divide_gpus([str(number) for number in range(gpus)], trainers) == (dealt, left)
+def test_every_trainer_gets_as_many_gpus(gpus: int, trainers: int, divided: list[list[str]], left: list[str]) -> None:
+    assert divide_gpus([str(number) for number in range(gpus)], trainers) == (divided, left)
 
 
-def test_gpus_that_were_chosen_before_are_those_that_are_dealt_out() -> None:
+def test_only_visible_gpus_are_divided() -> None:
     assert available_gpus({"CUDA_VISIBLE_DEVICES": "3, GPU-1a,7"}) == ["3", "GPU-1a", "7"]
     assert available_gpus({"CUDA_VISIBLE_DEVICES": "1,-1,2"}) == ["1"]
     assert available_gpus({"CUDA_VISIBLE_DEVICES": ""}) == []
@@ -61,24 +61,24 @@ def test_only_those_that_train_get_gpus_and_cores_and_the_evaluator_what_is_left
     assert [name for name, spec in specs.items() if spec.is_coordinator] == ["chief"]
     assert [name for name, spec in specs.items() if spec.is_awaited] == ["chief", "evaluator"]
     assert [name for name, spec in specs.items() if spec.restarts_alone] == ["worker-0", "worker-1", "evaluator"]
-    told = json.loads(specs["worker-1"].environ["TF_CONFIG"])
-    assert told == {
+    config = json.loads(specs["worker-1"].environ["TF_CONFIG"])
+    assert config == {
         "cluster": {role: list(hosts) for role, hosts in ADDRESSES.items()},
         "task": {"type": "worker", "index": 1},
     }
 
 
-def test_without_parameter_servers_worker_0_coordinates_and_workers_stand_or_fall_together() -> None:
+def test_without_parameter_servers_worker_0_coordinates_and_all_workers_restart_together() -> None:
     specs = process_specs(("train",), {"worker": ("h:1", "h:2")}, [], [])
     assert [(spec.name, spec.is_coordinator, spec.is_awaited, spec.restarts_alone) for spec in specs] == [
         ("worker-0", True, True, False),
         ("worker-1", False, False, False),
     ]
-    # Nothing is known of GPUs: what TensorFlow finds is left to it.
+    # No GPU is known, so TensorFlow may use what it finds.
     assert all("CUDA_VISIBLE_DEVICES" not in spec.environ for spec in specs)
 
 
-def test_too_few_gpus_are_given_to_nobody_that_trains() -> None:
+def test_too_few_gpus_are_given_to_no_trainer() -> None:
     specs = process_specs(("train",), {"worker": ("h:1", "h:2"), "evaluator": ("h:3",)}, ["0"], [])
     assert [spec.environ["CUDA_VISIBLE_DEVICES"] for spec in specs] == ["-1", "-1", "0"]
 
@@ -98,17 +98,17 @@ def listen(address: str, *options: int) -> socket.socket:
 
 
 @pytest.mark.parametrize("option", [socket.SO_REUSEADDR, socket.SO_REUSEPORT], ids=["REUSEADDR", "REUSEPORT"])
-def test_a_held_port_is_for_those_who_know_of_it_only(option: int) -> None:
-    with ReservedPorts(2) as ports:
-        assert len(set(ports.addresses)) == 2
-        for address in ports.addresses:
+def test_a_reserved_port_is_free_only_for_servers_that_share_it(option: int) -> None:
+    with reserved_ports(2) as addresses:
+        assert len(set(addresses)) == 2
+        for address in addresses:
             with pytest.raises(OSError, match="in use"):
                 listen(address)
             with listen(address, option):
                 socket.create_connection(address.split(":"), timeout=5).close()  # type: ignore[arg-type]
             with listen(address, option):  # as a process that is started again does
                 pass
-        free = ports.addresses[0]
+        free = addresses[0]
     listen(free).close()
 
 
@@ -138,7 +138,7 @@ def test_the_run_folder_is_in_the_command_once(
         (["--xla", "train"], None, "must be one of: train"),
         (["train", "--model_dir", "one"], "two", "two run folders are given, one and two"),
         (["resume", "one"], "two", "two run folders"),
-        (["train", "--model_dir"], None, "--model_dir needs a folder"),
+        (["train", "--model_dir"], None, "--model_dir needs a value"),
         (["resume"], None, "resume needs the folder of a run"),
     ],
 )
@@ -156,7 +156,7 @@ def test_a_command_that_can_not_be_launched_is_refused(words: list[str], beside:
         (1, 0, -1, "--max_restarts must be 0 or more"),
     ],
 )
-def test_a_cluster_that_can_not_be_is_refused(workers: int | None, ps: int, restarts: int, text: str) -> None:
+def test_an_impossible_layout_is_refused(workers: int | None, ps: int, restarts: int, text: str) -> None:
     with pytest.raises(UserError, match=text):
         check_layout(workers, ps, False, restarts)
 

@@ -1,4 +1,4 @@
-"""Jobs on a real SLURM, which plays two nodes on this machine: requeued, out of time, killed, cancelled, mistaken."""
+"""Jobs on a real SLURM with two nodes on this machine: requeued, at the time limit, killed, cancelled, failed."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
     if reason:
         pytest.skip(reason)
     with slurm_cluster(tmp_path_factory.mktemp("slurm"), nodes=2) as cluster:
-        places = [str(TESTS.parent / "src"), str(TESTS)]
+        paths = [str(TESTS.parent / "src"), str(TESTS)]
         cluster.environment |= environment(
-            PYTHONPATH=os.pathsep.join(places), SLURM_CONF=cluster.environment["SLURM_CONF"]
+            PYTHONPATH=os.pathsep.join(paths), SLURM_CONF=cluster.environment["SLURM_CONF"]
         )
         yield cluster
 
@@ -106,7 +106,7 @@ def test_a_job_that_is_requeued_warned_and_killed_ends_with_the_same_weights(
     slurm.ask("scontrol", "requeue", job)
     slurm.wait_for_restart(job, 1)
     reach(2500)
-    slurm.ask("scancel", "--batch", "--signal=USR1", job)  # what SLURM does shortly before the time is over
+    slurm.ask("scancel", "--batch", "--signal=USR1", job)  # as SLURM does shortly before the time limit
     slurm.wait_for_restart(job, 2)
     reach(4000)
     os.kill(_process(folder, "worker 1"), signal.SIGKILL)
@@ -120,15 +120,17 @@ def test_a_job_that_is_requeued_warned_and_killed_ends_with_the_same_weights(
     assert rows(folder) == rows(undisturbed)
 
 
-def test_a_job_out_of_time_goes_on_where_it_was(slurm: SlurmCluster, undisturbed: Path, tmp_path: Path) -> None:
-    """SLURM looks every half a minute whether a job's time is nearly over: 10 to 40 s after the start of this one."""
+def test_a_job_at_its_time_limit_is_requeued_and_resumes(
+    slurm: SlurmCluster, undisturbed: Path, tmp_path: Path
+) -> None:
+    """SLURM checks time limits every half a minute: 10 to 40 s after the start of this job."""
     folder = tmp_path / "run"
     resources = tmp_path / "cluster.yaml"
     resources.write_text("time: 1m\ngrace_secs: 20\nnodes: 2\n")
     job = submit(slurm, folder, "--resources", str(resources))
     slurm.wait("the end of its time", lambda: slurm.job(job)["Restarts"] == "1" or _ended(slurm, job), 200)
     if slurm.job(job)["JobState"] == "COMPLETED":
-        pytest.skip("this machine trained it all before the time was over")
+        pytest.skip("this machine finished before the time limit")
     slurm.wait_for_restart(job, 1)
     slurm.ask("scontrol", "update", f"JobId={job}", "TimeLimit=30")
     assert end(slurm, job, folder) == "COMPLETED"
@@ -136,7 +138,7 @@ def test_a_job_out_of_time_goes_on_where_it_was(slurm: SlurmCluster, undisturbed
     assert final_state(folder) == final_state(undisturbed)
 
 
-def test_a_cancelled_job_saves_and_stays_away(slurm: SlurmCluster, tmp_path: Path) -> None:
+def test_a_cancelled_job_saves_and_is_not_requeued(slurm: SlurmCluster, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     job = submit(slurm, folder)
     slurm.wait("some steps", lambda: newest_step(folder) >= 300, 200)
@@ -148,7 +150,7 @@ def test_a_cancelled_job_saves_and_stays_away(slurm: SlurmCluster, tmp_path: Pat
     assert newest_step(folder) == int(stopped[1]) < STEPS
 
 
-def test_the_last_task_evaluates_where_one_is_asked_for(slurm: SlurmCluster, tmp_path: Path) -> None:
+def test_the_last_task_evaluates_if_there_is_an_evaluator(slurm: SlurmCluster, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     few = [word if word != str(STEPS) else "1000" for word in OPTIONS]
     job = submit(slurm, folder, "--evaluator", options=few)
@@ -157,7 +159,7 @@ def test_the_last_task_evaluates_where_one_is_asked_for(slurm: SlurmCluster, tmp
     assert len(list((folder / "best").iterdir())) > 0
 
 
-def test_a_mistake_fails_the_job_at_once(slurm: SlurmCluster, tmp_path: Path) -> None:
+def test_a_user_error_fails_the_job_at_once(slurm: SlurmCluster, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     job = submit(slurm, folder, options=["train", "--model", "resnet21"])
     assert end(slurm, job, folder) == "FAILED"
@@ -174,10 +176,10 @@ def test_all_tasks_see_the_same_cluster(slurm: SlurmCluster, layout: str) -> Non
     words = ["srun", *counts, f"--distribution={layout}", sys.executable, "-c", code]
     done = subprocess.run(words, env=slurm.environment, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
-    told = [line.split("|") for line in done.stdout.splitlines()]
-    assert {me for me, _, _ in told} == {"chief", "worker-0", "worker-1", "worker-2", "ps-0", "evaluator"}
-    assert len({addresses for _, addresses, _ in told}) == 1
-    assert {source for _, _, source in told} == {"SLURM"}
+    lines = [line.split("|") for line in done.stdout.splitlines()]
+    assert {me for me, _, _ in lines} == {"chief", "worker-0", "worker-1", "worker-2", "ps-0", "evaluator"}
+    assert len({addresses for _, addresses, _ in lines}) == 1
+    assert {source for _, _, source in lines} == {"SLURM"}
 
 
 def _ended(slurm: SlurmCluster, job: str) -> bool:

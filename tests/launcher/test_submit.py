@@ -1,4 +1,4 @@
-"""What is written for SLURM, Kubernetes and Vertex AI, and what is refused."""
+"""Scripts and manifests for SLURM, Kubernetes and Vertex AI, and the errors of `submit`."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from modelyard.launcher.submit import Submission, dockerfile, submit, template_t
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 MINE = ["train", "--model_dir", "runs/mine"]
 CLOUD = ["train", "--model_dir", "gs://bucket/runs/mine"]
-ASKED: dict[str, dict[str, Any]] = {
+RESOURCES: dict[str, dict[str, Any]] = {
     "slurm": {},
     "kubernetes": {"image": "registry/mine:1"},
     "vertex": {"image": "registry/mine:1", "region": "europe-west4"},
 }
-PATIENCE = ["--start_timeout_secs", "1800"]
+START_TIMEOUT = ["--start_timeout_secs", "1800"]
 NASTY = [
     "'; touch owned; '",
     "$(touch owned)",
@@ -48,7 +48,7 @@ MANY = settings(max_examples=40, deadline=None, suppress_health_check=[HealthChe
 
 
 def dry(target: str, words: list[str], **more: Any) -> Submission:
-    return submit(target, words, dry_run=True, **{**ASKED[target], **more})
+    return submit(target, words, dry_run=True, **{**RESOURCES[target], **more})
 
 
 def tool(name: str, code: str) -> None:
@@ -67,7 +67,7 @@ def run_script(text: str, srun: str, tmp_path: Path, **more: str) -> subprocess.
     """Runs a batch script with stand-ins for SLURM's commands."""
     for name, code in (
         ("srun", srun),
-        ("scancel", ": > told"),
+        ("scancel", ": > signalled"),
         ("scontrol", 'echo "$@" >> scontrol.txt'),
         ("sleep", ":"),
     ):
@@ -77,8 +77,8 @@ def run_script(text: str, srun: str, tmp_path: Path, **more: str) -> subprocess.
     return subprocess.run(["bash", "job.sh"], env=environ, capture_output=True, text=True, timeout=60, check=False)
 
 
-@pytest.mark.parametrize("target", ASKED)
-def test_a_dry_run_writes_nothing_and_says_the_command(target: str) -> None:
+@pytest.mark.parametrize("target", RESOURCES)
+def test_a_dry_run_writes_nothing_and_returns_the_command(target: str) -> None:
     done = dry(target, CLOUD, workers=2)
     assert done.path is None
     assert not done.submitted
@@ -87,7 +87,7 @@ def test_a_dry_run_writes_nothing_and_says_the_command(target: str) -> None:
     assert "mine" in done.text
 
 
-def test_the_file_is_named_by_the_run_and_never_replaced_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_is_named_after_the_run_and_replaced_only_by_force(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     done = submit("slurm", MINE)
     assert done.path == Path("mine.slurm.sh")
@@ -99,7 +99,7 @@ def test_the_file_is_named_by_the_run_and_never_replaced_unasked(monkeypatch: py
     assert "--ntasks=2" in submit("slurm", MINE, workers=2, force=True).text
 
 
-def test_what_the_tool_says_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_output_of_the_tool_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     tool("sbatch", 'echo "Submitted batch job 12"; cp "$1" got.sh')
     monkeypatch.setenv("PATH", with_tools()["PATH"])
     done = submit("slurm", MINE)
@@ -110,7 +110,7 @@ def test_what_the_tool_says_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> Non
         submit("slurm", MINE, force=True)
 
 
-def test_directives_say_what_was_asked_for() -> None:
+def test_resources_become_directives() -> None:
     Path("cluster.yaml").write_text(
         "nodes: 2\ntasks-per-node: 2\ncpus: 8\nmemory: 64G\ngpus: 1\ntime: 1d12h\npartition: long\naccount: team\n"
     )
@@ -124,7 +124,7 @@ def test_directives_say_what_was_asked_for() -> None:
     assert "export MODELYARD_PS=1 MODELYARD_EVALUATOR=1 " in text
 
 
-def test_all_mistakes_come_at_once_with_near_names() -> None:
+def test_all_problems_are_reported_at_once_with_near_names() -> None:
     Path("cluster.yaml").write_text("partitoin: long\ncpus: many\ntime: 12:00:00\nmemory: lots\ngpus: -1\n")
     with pytest.raises(ConfigError) as caught:
         dry("slurm", MINE, resources="cluster.yaml", image="mine:1")
@@ -140,12 +140,12 @@ def test_all_mistakes_come_at_once_with_near_names() -> None:
 @pytest.mark.parametrize(
     ("time", "seconds"), [("90m", 5400), ("1d 12h", 129600), ("12:00:00", 43200), ("1-0:00:30", 86430), ("45s", 45)]
 )
-def test_lengths_of_time(time: str, seconds: int) -> None:
+def test_durations(time: str, seconds: int) -> None:
     assert f"activeDeadlineSeconds: {seconds}\n" in dry("kubernetes", CLOUD, time=time).text
 
 
 @pytest.mark.parametrize("time", ["", "0h", "12", "12 parsecs", "1h30", "-1h", "1:99:00", 90, "9" * 40 + "h"])
-def test_what_is_no_length_of_time(time: Any) -> None:
+def test_invalid_durations(time: Any) -> None:
     with pytest.raises(ConfigError, match="write it as 12h"):
         dry("kubernetes", CLOUD, time=time)
 
@@ -173,7 +173,7 @@ def test_counts_have_limits() -> None:
     assert [problem.key for problem in caught.value.problems] == ["workers", "ps"]
 
 
-def test_a_name_becomes_the_run_folder_where_all_see_it() -> None:
+def test_a_name_becomes_the_run_folder_if_all_processes_can_reach_it() -> None:
     assert f"--model_dir {shlex.quote(str(Path.cwd()))}/runs/nightly " in dry("slurm", ["train"], name="nightly").text
     manifest = dry("kubernetes", ["train"], name="nightly", resources={"claim": "shared"}).text
     assert '"/runs/nightly"' in manifest
@@ -183,18 +183,18 @@ def test_a_name_becomes_the_run_folder_where_all_see_it() -> None:
 
 
 @pytest.mark.parametrize("target", ["kubernetes", "vertex"])
-def test_a_run_folder_that_would_vanish_is_refused(target: str) -> None:
+def test_a_run_folder_that_would_be_lost_is_refused(target: str) -> None:
     with pytest.raises(ConfigError, match="would be lost with"):
         dry(target, ["train", "--model_dir", "/elsewhere/mine"])
 
 
-def test_a_run_folder_beside_the_claim_is_refused() -> None:
+def test_a_run_folder_outside_the_claim_is_refused() -> None:
     for folder in ("/runsmine/x", "/runs/../x", "runs/x"):
         with pytest.raises(ConfigError, match="would be lost with"):
             dry("kubernetes", ["train", "--model_dir", folder], resources={"claim": "shared"})
 
 
-def test_templates_can_be_taken_changed_and_given_back() -> None:
+def test_templates_can_be_changed() -> None:
     Path("mine.sh").write_text(template_text("slurm").replace("cd @WORKDIR@", "module load cuda\ncd @WORKDIR@"))
     done = dry("slurm", MINE, template="mine.sh")
     assert "module load cuda\ncd /" in done.text
@@ -202,8 +202,8 @@ def test_templates_can_be_taken_changed_and_given_back() -> None:
     assert dry("slurm", MINE).text == done.text.replace("module load cuda\n", "")
 
 
-@pytest.mark.parametrize("target", ASKED)
-def test_unknown_and_missing_places_are_named(target: str) -> None:
+@pytest.mark.parametrize("target", RESOURCES)
+def test_unknown_and_missing_placeholders_are_named(target: str) -> None:
     Path("bad").write_text("# one\nkey: '@NAMEE@'\n")
     with pytest.raises(ConfigError) as caught:
         dry(target, CLOUD, template="bad")
@@ -212,7 +212,7 @@ def test_unknown_and_missing_places_are_named(target: str) -> None:
     assert f"bad: {needed}: is missing" in str(caught.value)
 
 
-def test_a_template_that_is_no_yaml_or_not_there() -> None:
+def test_a_template_that_is_invalid_yaml_or_missing() -> None:
     Path("bad").write_text(template_text("kubernetes").replace('"@NAME@"', "@NAME@"))
     with pytest.raises(ConfigError, match=r"bad:\d+: is not valid YAML"):
         dry("kubernetes", CLOUD, template="bad")
@@ -227,7 +227,7 @@ def test_an_unknown_target_gets_near_names() -> None:
 
 @MANY
 @given(words=st.lists(TEXT, max_size=4), workdir=st.sampled_from(["it's here", "$(touch owned)", "a\nb", "-n"]))
-def test_no_word_is_more_than_a_word_to_the_shell(words: list[str], workdir: str, tmp_path: Path) -> None:
+def test_words_are_quoted_for_the_shell(words: list[str], workdir: str, tmp_path: Path) -> None:
     (tmp_path / workdir).mkdir(exist_ok=True)
     folder = str(tmp_path / workdir)
     text = dry("slurm", [*MINE, *words], resources={"workdir": folder}).text
@@ -242,7 +242,7 @@ def test_no_word_is_more_than_a_word_to_the_shell(words: list[str], workdir: str
 
 @MANY
 @given(value=TEXT, key=st.sampled_from(["partition", "account", "qos", "constraint", "python", "memory"]))
-def test_no_resource_is_more_than_a_directive(value: str, key: str) -> None:
+def test_a_resource_adds_at_most_one_directive(value: str, key: str) -> None:
     plain = dry("slurm", MINE).text.splitlines()
     try:
         text = dry("slurm", MINE, resources={key: value}).text
@@ -254,24 +254,24 @@ def test_no_resource_is_more_than_a_directive(value: str, key: str) -> None:
 
 @MANY
 @given(words=st.lists(TEXT, max_size=4), variable=TEXT)
-def test_no_word_is_more_than_a_word_to_kubernetes(words: list[str], variable: str) -> None:
+def test_words_are_quoted_for_kubernetes(words: list[str], variable: str) -> None:
     text = dry("kubernetes", [*CLOUD, *words], resources={"env": {"MINE": variable}, "image": "a:1"}).text
     assert len(list(yaml.safe_load_all(text))) == 2
     container = list(yaml.safe_load_all(text))[1]["spec"]["template"]["spec"]["containers"][0]
-    assert [expanded(word) for word in container["args"]] == ["modelyard", *CLOUD, *words, *PATIENCE]
+    assert [expanded(word) for word in container["args"]] == ["modelyard", *CLOUD, *words, *START_TIMEOUT]
     assert expanded({one["name"]: one["value"] for one in container["env"]}["MINE"]) == variable
     assert all(line == line.strip("\r\x85\u2028\u2029") for line in text.split("\n"))
 
 
 @MANY
 @given(words=st.lists(TEXT, max_size=4))
-def test_no_word_is_more_than_a_word_to_vertex(words: list[str]) -> None:
+def test_words_are_quoted_for_vertex(words: list[str]) -> None:
     spec = yaml.safe_load(dry("vertex", [*CLOUD, *words]).text)
-    assert spec["workerPoolSpecs"][0]["containerSpec"]["args"] == ["modelyard", *CLOUD, *words, *PATIENCE]
+    assert spec["workerPoolSpecs"][0]["containerSpec"]["args"] == ["modelyard", *CLOUD, *words, *START_TIMEOUT]
 
 
 def expanded(text: str) -> str:
-    """What Kubernetes makes of an argument: $(NAME) is replaced, $$ is a dollar sign."""
+    """An argument as Kubernetes expands it: $(NAME) is replaced, $$ is a dollar sign."""
     return re.sub(r"\$\$|\$\([^)]*\)", lambda match: "$" if match[0] == "$$" else "EXPANDED", text)
 
 
@@ -302,7 +302,9 @@ COUNTING = 'echo x >> starts; [ "$(wc -l < starts)" -ge {ends} ] && exit {last};
     ("status", "last", "starts", "returned"),
     [(75, 0, 3, 0), (137, 0, 3, 0), (1, 0, 3, 0), (250, 0, 1, 2), (143, 0, 1, 143), (130, 0, 1, 130), (75, 250, 3, 2)],
 )
-def test_what_passes_is_started_again(tmp_path: Path, status: int, last: int, starts: int, returned: int) -> None:
+def test_failures_are_restarted_unless_a_restart_would_repeat_them(
+    tmp_path: Path, status: int, last: int, starts: int, returned: int
+) -> None:
     srun = COUNTING.format(ends=3, last=last, status=status)
     done = run_script(dry("slurm", MINE).text, srun, tmp_path)
     assert done.returncode == returned, done.stderr
@@ -310,8 +312,8 @@ def test_what_passes_is_started_again(tmp_path: Path, status: int, last: int, st
     assert not Path("scontrol.txt").exists()
 
 
-def test_tasks_get_the_cores_that_were_asked_for(tmp_path: Path) -> None:
-    """Since SLURM 22.05, srun does not take over what sbatch was asked for."""
+def test_tasks_get_the_requested_cores(tmp_path: Path) -> None:
+    """Since SLURM 22.05, srun does not inherit the cores requested from sbatch."""
     text = dry("slurm", MINE, resources={"cpus": 8}).text
     run_script(
         text, "echo $SRUN_CPUS_PER_TASK $MODELYARD_PS $MODELYARD_EVALUATOR > seen", tmp_path, SLURM_CPUS_PER_TASK="8"
@@ -319,7 +321,7 @@ def test_tasks_get_the_cores_that_were_asked_for(tmp_path: Path) -> None:
     assert Path("seen").read_text() == "8 0 0\n"
 
 
-def test_restarts_have_an_end(tmp_path: Path) -> None:
+def test_restarts_are_limited(tmp_path: Path) -> None:
     text = dry("slurm", MINE, resources={"max_restarts": 2}).text
     done = run_script(text, "echo x >> starts; exit 75", tmp_path)
     assert done.returncode == 75
@@ -329,10 +331,8 @@ def test_restarts_have_an_end(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("number", "requeued"), [("USR1", True), ("TERM", False)])
 @pytest.mark.parametrize("status", [143, 75, 0, 250])
-def test_only_a_job_out_of_time_goes_back_into_the_queue(
-    tmp_path: Path, number: str, requeued: bool, status: int
-) -> None:
-    srun = f"kill -{number} $PPID; until [ -e told ]; do :; done; exit {status}"  # until the script has noticed
+def test_only_a_job_at_its_time_limit_is_requeued(tmp_path: Path, number: str, requeued: bool, status: int) -> None:
+    srun = f"kill -{number} $PPID; until [ -e signalled ]; do :; done; exit {status}"  # until the script has noticed
     done = run_script(dry("slurm", MINE).text, srun, tmp_path)
     assert done.returncode == {0: 0, 250: 2}.get(status, 143), done.stderr
     expected = requeued and status in (143, 75)
@@ -341,7 +341,7 @@ def test_only_a_job_out_of_time_goes_back_into_the_queue(
         assert Path("scontrol.txt").read_text() == "requeue 7\n"
 
 
-def test_a_task_that_made_a_mistake_outranks_the_others(tmp_path: Path) -> None:
+def test_a_user_error_of_one_task_outranks_the_failures_of_others(tmp_path: Path) -> None:
     """srun's status is the highest of its tasks', so 2 must not be hidden behind the 75 of the others."""
     srun = 'while [ "$1" != bash ]; do shift; done; "$@"; exit $?'
     text = dry("slurm", MINE, resources={"python": str(tmp_path / "bin" / "fails")}).text
@@ -368,7 +368,7 @@ def test_a_task_may_save_when_all_of_its_step_gets_sigterm(tmp_path: Path) -> No
         ({"workers": 2, "ps": 3}, [1, 2, 3]),
     ],
 )
-def test_pools_of_vertex_stand_in_its_order(shape: dict[str, Any], counts: list[int]) -> None:
+def test_vertex_pools_are_in_its_order(shape: dict[str, Any], counts: list[int]) -> None:
     text = dry("vertex", CLOUD, resources={"gpus": 1, "accelerator": "NVIDIA_TESLA_T4"}, **shape).text
     pools = yaml.safe_load(text)["workerPoolSpecs"]
     assert [pool.get("replicaCount", 0) for pool in pools] == counts
@@ -392,7 +392,7 @@ def container(target: str, **more: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("status", "starts", "returned"), [(75, 3, 0), (2, 1, 2), (143, 1, 143), (139, 1, 139), (0, 1, 0)]
 )
-def test_a_container_starts_again_for_a_lost_peer_only(target: str, status: int, starts: int, returned: int) -> None:
+def test_a_container_restarts_only_after_a_lost_peer(target: str, status: int, starts: int, returned: int) -> None:
     tool("modelyard", COUNTING.format(ends=3, last=0, status=status))
     tool("sleep", ":")
     done = subprocess.run(container(target), env={**os.environ, **with_tools()}, timeout=60, check=False)
@@ -406,7 +406,7 @@ def test_a_container_gives_up_and_passes_on_sigterm() -> None:
     words = container("kubernetes", resources={"max_restarts": 2})
     assert subprocess.run(words, env={**os.environ, **with_tools()}, timeout=60, check=False).returncode == 75
     assert len(Path("starts").read_text().split()) == 3
-    # The process says that it is there by asking for its own end; what it gets is from the shell around it.
+    # The process signals the shell around it, which passes SIGTERM on.
     tool(
         "modelyard", "trap 'echo saved > saved; exit 143' TERM; kill -TERM $PPID; while :; do read -t 0.1 < <(:); done"
     )
@@ -414,18 +414,18 @@ def test_a_container_gives_up_and_passes_on_sigterm() -> None:
     assert Path("saved").exists()
 
 
-def test_processes_wait_for_each_other_as_long_as_is_asked() -> None:
+def test_start_timeout_is_passed_to_the_processes() -> None:
     assert container("vertex", resources={"start_timeout_secs": 60})[-2:] == ["--start_timeout_secs", "60"]
     spec = yaml.safe_load(dry("vertex", [*CLOUD, "--start-timeout-secs=5"]).text)["workerPoolSpecs"][0]
     assert spec["containerSpec"]["args"] == ["modelyard", *CLOUD, "--start-timeout-secs=5"]
 
 
-def test_gpus_of_vertex_need_a_kind() -> None:
+def test_gpus_of_vertex_need_an_accelerator() -> None:
     with pytest.raises(ConfigError, match="accelerator: must be given with gpus"):
         dry("vertex", CLOUD, gpus=1)
 
 
-def test_the_dockerfile_takes_along_what_the_command_names() -> None:
+def test_the_dockerfile_copies_the_files_of_the_command() -> None:
     for name in ("mine.py", "project.yaml", "requirements.txt", "it's.py"):
         Path(name).write_text("")
     text = dockerfile([*CLOUD, "--plugins", "mine.py,it's.py", "--recipe", "digits"], gpus=True)

@@ -1,4 +1,4 @@
-"""What is done when a process of a cluster ends, with real processes."""
+"""The supervisor of a cluster, with real processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.fixture(autouse=True)
-def _nobody_is_left_behind() -> Iterator[None]:
+def _no_process_is_left_behind() -> Iterator[None]:
     yield
     left = [pid for path in Path().glob("*.starts") for pid in map(int, path.read_text().split()) if is_running(pid)]
     assert left == []
@@ -90,7 +90,7 @@ def test_a_lost_peer_is_the_failure_only_where_nothing_else_happened() -> None:
     assert caught.value.status == 75
 
 
-def test_after_a_crash_all_are_started_again() -> None:
+def test_after_a_crash_all_are_restarted() -> None:
     supervise(
         script("worker-0", "if count == 1: mark('lost'); die()", is_coordinator=True),
         script("worker-1", "if count == 1: wait_for('lost'); sys.exit(75)"),
@@ -110,13 +110,13 @@ def test_restarts_without_progress_are_counted_and_wait_longer_each_time(caplog:
     assert [Timeouts().pause(failures) for failures in (1, 2, 3, 6, 7, 99)] == [1, 2, 4, 32, 60, 60]
 
 
-def test_progress_starts_the_count_anew() -> None:
+def test_progress_resets_the_count() -> None:
     code = "(here / 'step').write_text(str(100 * count)) if count in (2, 4) else None; sys.exit(7 if count < 6 else 0)"
     supervise(script("worker-0", code, is_coordinator=True), max_restarts=2)
     assert len(starts("worker-0")) == 6
 
 
-def test_a_mistake_of_the_user_stops_the_rest_and_is_not_tried_again() -> None:
+def test_a_user_error_stops_the_others_and_is_not_restarted() -> None:
     with pytest.raises(LaunchError, match="no such option") as caught:
         supervise(
             script("worker-0", WAITS, is_coordinator=True),
@@ -126,7 +126,7 @@ def test_a_mistake_of_the_user_stops_the_rest_and_is_not_tried_again() -> None:
     assert len(starts("worker-0")) == len(starts("worker-1")) == 1
 
 
-def test_a_mistake_that_is_reported_after_others_lost_their_peer_is_still_a_mistake() -> None:
+def test_a_user_error_after_a_lost_peer_is_still_a_user_error() -> None:
     with pytest.raises(LaunchError, match="worker-1 exited with status 2"):
         supervise(
             script("worker-0", "mark('lost'); sys.exit(75)", is_coordinator=True),
@@ -135,7 +135,7 @@ def test_a_mistake_that_is_reported_after_others_lost_their_peer_is_still_a_mist
     assert len(starts("worker-0")) == 1
 
 
-def test_whoever_does_not_end_after_a_crash_is_killed(caplog: pytest.LogCaptureFixture) -> None:
+def test_processes_that_do_not_exit_after_a_crash_are_killed(caplog: pytest.LogCaptureFixture) -> None:
     supervise(
         script("worker-0", "if count == 1: wait_for('worker-1.up'); die()", is_coordinator=True),
         script(
@@ -148,7 +148,7 @@ def test_whoever_does_not_end_after_a_crash_is_killed(caplog: pytest.LogCaptureF
     assert len(starts("worker-1")) == 2
 
 
-def test_with_parameter_servers_a_worker_is_started_again_alone() -> None:
+def test_with_parameter_servers_a_worker_is_restarted_alone() -> None:
     supervise(
         script("chief", "wait_for('back')", is_coordinator=True),
         script("worker-0", "mark('back') if count == 3 else die()", restarts_alone=True),
@@ -157,7 +157,7 @@ def test_with_parameter_servers_a_worker_is_started_again_alone() -> None:
     assert [len(starts(name)) for name in ("chief", "worker-0", "ps-0")] == [1, 3, 1]
 
 
-def test_with_parameter_servers_a_lost_server_starts_all_again() -> None:
+def test_with_parameter_servers_a_lost_server_restarts_all() -> None:
     supervise(
         script("chief", "if count == 1: wait_for('lost'); sys.exit(75)", is_coordinator=True),
         script("worker-0", "if count == 1: wait_for('lost'); sys.exit(75)", restarts_alone=True),
@@ -166,7 +166,7 @@ def test_with_parameter_servers_a_lost_server_starts_all_again() -> None:
     assert [len(starts(name)) for name in ("chief", "worker-0", "ps-0")] == [2, 2, 2]
 
 
-def test_a_worker_that_never_comes_back_ends_the_run_with_its_status() -> None:
+def test_a_worker_that_keeps_failing_ends_the_run_with_its_status() -> None:
     with pytest.raises(LaunchError, match="worker-0 exited with status 9") as caught:
         supervise(
             script("chief", WAITS, is_coordinator=True),
@@ -177,7 +177,7 @@ def test_a_worker_that_never_comes_back_ends_the_run_with_its_status() -> None:
     assert (len(starts("worker-0")), len(starts("chief"))) == (3, 1)
 
 
-def test_the_failure_of_one_that_waits_for_its_new_start_is_the_first() -> None:
+def test_the_failure_of_a_process_that_waits_for_its_restart_is_the_first() -> None:
     with pytest.raises(LaunchError, match="worker-0 was killed by SIGKILL"):
         supervise(
             script("chief", "wait_for('lost'); time.sleep(0.2); sys.exit(75)", is_coordinator=True),
@@ -187,7 +187,7 @@ def test_the_failure_of_one_that_waits_for_its_new_start_is_the_first() -> None:
         )
 
 
-def test_an_evaluator_is_started_again_alone_and_waited_for() -> None:
+def test_an_evaluator_is_restarted_alone_and_awaited() -> None:
     supervise(
         script("worker-0", "mark('end')", is_coordinator=True),
         script("evaluator", "wait_for('end'); time.sleep(0.1)\nif count < 3: die()\nmark('evaluated')",
@@ -197,7 +197,7 @@ def test_an_evaluator_is_started_again_alone_and_waited_for() -> None:
     assert (len(starts("worker-0")), len(starts("evaluator"))) == (1, 3)
 
 
-def test_an_evaluator_that_can_not_be_helped_does_not_end_training(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_evaluator_that_keeps_failing_does_not_end_training(caplog: pytest.LogCaptureFixture) -> None:
     wait = "while len((here / 'evaluator.starts').read_text().split()) < 2: time.sleep(0.01)\n"
     with pytest.raises(LaunchError, match="evaluator exited with status 5") as caught:
         supervise(
@@ -223,18 +223,18 @@ def test_leftovers_are_stopped_when_the_work_is_done(caplog: pytest.LogCaptureFi
     assert "worker-1 has not exited with the others" in caplog.text
 
 
-def test_a_signal_goes_to_the_coordinator_which_tells_the_others() -> None:
+def test_a_signal_goes_to_the_coordinator_only_which_stops_the_others() -> None:
     when("worker-0.up", "worker-1.up")
     with pytest.raises(Stopped) as caught:
         supervise(
             script("worker-0", "def save(*_): mark('saved'); leave(0, 0)\n" + WAITS.replace("leave", "save"),
                    is_coordinator=True),
-            script("worker-1", "signal.signal(signal.SIGTERM, lambda *_: mark('told')); mark('worker-1.up')\n"
+            script("worker-1", "signal.signal(signal.SIGTERM, lambda *_: mark('signalled')); mark('worker-1.up')\n"
                    "wait_for('saved'); sys.exit(143)"),
         )  # fmt: skip
     assert caught.value.signal == signal.SIGTERM
     assert Path("saved").exists()
-    assert not Path("told").exists()
+    assert not Path("signalled").exists()
 
 
 def test_ctrl_c_does_not_reach_the_processes_and_stops_them_as_sigterm_does() -> None:
@@ -249,11 +249,14 @@ def test_others_are_signalled_too_and_killed_in_the_end(caplog: pytest.LogCaptur
     with pytest.raises(Stopped):
         supervise(
             script("worker-0", WAITS, is_coordinator=True),
-            script("worker-1", "def told(*_): mark('told'); sys.exit(143)\n" + WAITS.replace("leave", "told")),
+            script(
+                "worker-1",
+                "def signalled(*_): mark('signalled'); sys.exit(143)\n" + WAITS.replace("leave", "signalled"),
+            ),
             script("worker-2", "signal.signal(signal.SIGTERM, signal.SIG_IGN); mark('worker-2.up'); time.sleep(60)"),
             timeouts=replace(QUICK, coordinator=0.2, stop=0.5),
         )
-    assert Path("told").exists()
+    assert Path("signalled").exists()
     assert "worker-2 killed: too slow" in caplog.text
 
 
@@ -271,7 +274,7 @@ def test_a_second_signal_kills(caplog: pytest.LogCaptureFixture) -> None:
     assert "worker-0 killed: signalled again" in caplog.text
 
 
-def test_a_process_that_was_signalled_stops_all_without_a_new_start() -> None:
+def test_a_process_that_was_signalled_stops_all_without_a_restart() -> None:
     with pytest.raises(Stopped):
         supervise(
             script(
@@ -285,7 +288,7 @@ def test_a_process_that_was_signalled_stops_all_without_a_new_start() -> None:
     assert len(starts("worker-0")) == 1
 
 
-def test_a_signal_in_the_pause_before_a_new_start_ends_it() -> None:
+def test_a_signal_in_the_pause_before_a_restart_ends_it() -> None:
     when("worker-0.starts", delay=0.5)
     with pytest.raises(Stopped):
         supervise(
@@ -295,7 +298,7 @@ def test_a_signal_in_the_pause_before_a_new_start_ends_it() -> None:
     assert len(starts("worker-0")) == 1
 
 
-def test_what_a_process_started_goes_with_it() -> None:
+def test_children_of_a_process_are_killed_with_it() -> None:
     code = """
 import subprocess
 other = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
@@ -305,5 +308,5 @@ with open(here / "orphan.starts", "w") as file:
     supervise(script("worker-0", code, is_coordinator=True))
     (orphan,) = starts("orphan")
     deadline = time.monotonic() + 10
-    while is_running(orphan) and time.monotonic() < deadline:  # it is init that buries it
+    while is_running(orphan) and time.monotonic() < deadline:  # init reaps it
         time.sleep(0.01)

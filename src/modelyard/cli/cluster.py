@@ -30,7 +30,7 @@ def launch(words: list[str], model_dir: str | None, layout: dict[str, Any], app:
         app: the command line that knows the command.
     """
     from modelyard.distributed.agreement import config_in_cluster
-    from modelyard.launcher.command import check_command, with_model_dir
+    from modelyard.launcher.job import check_command, with_model_dir
     from modelyard.launcher.local import check_layout
     from modelyard.launcher.local import launch as launch_cluster
 
@@ -59,7 +59,7 @@ def launch(words: list[str], model_dir: str | None, layout: dict[str, Any], app:
 
 def _config_of(words: list[str], app: typer.Typer | None) -> Config:
     """The config that the processes will find, so that a mistake in it is shown once and at once."""
-    from modelyard.launcher.command import RESUME
+    from modelyard.launcher.job import RESUME
 
     verb, *rest = words
     group: Any = typer.main.get_command(app) if app is not None else None

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from modelyard.comparison.results import RunResult, Unfinished, dataset_labels, group_by_entrant, read_results
 from modelyard.errors import RunError, UserError
@@ -116,61 +116,43 @@ def leaderboard(
     """
     from modelyard.comparison.pages import write_pages
 
+    if split is not None and split not in SPLITS:
+        raise UserError(f"there is no split {split!r} to compare on. Choose test or validation.")
     runs, unfinished = read_results(Path(folder).expanduser())
-    board = compare(runs, unfinished, metric, split, str(folder))
-    for note in board.notes:
+    if not runs:
+        more = f" {len(unfinished)} have not finished." if unfinished else ""
+        raise RunError(f"{folder} has no finished run to compare.{more}")
+    notes: list[str] = []
+    split, metric = choose_metric(runs, metric, split)
+    runs = _with_metric(runs, metric, split, notes)
+    ranking = Ranking.choose(metric, "auto", runs[0].scores[split])
+    datasets = dataset_labels(runs)
+    names, options = group_by_entrant(runs, datasets, notes)
+    table = _newest_of_each_seed(runs, names, datasets, notes)
+    rows = list(dict.fromkeys(names[run.name] for run in runs))
+    scores: dict[str, dict[str, Score]] = {name: {} for name in rows}
+    for dataset in sorted(table):
+        seeds = {name: table[dataset][name] for name in rows if name in table[dataset]}
+        for name, score in _scores(seeds, ranking, split).items():
+            scores[name][dataset] = score
+    ranked = tuple(dataset for dataset in sorted(table) if len(table[dataset]) == len(rows))
+    if len(ranked) < len(table) and len(rows) > 1:
+        over = ", ".join(ranked) or "none, so there is no mean rank"
+        notes.append(f"the mean rank is over the datasets where all have a result: {over}.")
+    if any(score.n == 1 for mine in scores.values() for score in mine.values()) and len(rows) > 1:
+        notes.append("significance cannot be tested with a single seed: such differences are marked '?'.")
+    entrants = []
+    for name, mine in scores.items():
+        mean_rank = _mean(mine[dataset].rank for dataset in ranked)
+        entrants.append(Entrant(name, *options[name], mine, mean_rank))
+    entrants.sort(key=lambda entrant: _sort_key(entrant, ranking))
+    board = Leaderboard(
+        metric, split, ranking.mode, tuple(sorted(table)), tuple(entrants), ranked, tuple(unfinished), tuple(notes)
+    )
+    for note in notes:
         log.debug("%s", note)  # the commands print them
     write_pages(board, Path(output if output is not None else folder).expanduser())
     return board
-
-
-def compare(
-    runs: Sequence[RunResult],
-    unfinished: Sequence[Unfinished] = (),
-    metric: str | None = None,
-    split: str | None = None,
-    where: str = "this folder",
-) -> Leaderboard:
-    """Returns the leaderboard of some runs; arguments as for `leaderboard`."""
-    if split is not None and split not in SPLITS:
-        raise UserError(f"there is no split {split!r} to compare on. Choose test or validation.")
-    if not runs:
-        more = f" {len(unfinished)} have not finished." if unfinished else ""
-        raise RunError(f"{where} has no finished run to compare.{more}")
-    notes: list[str] = []
-    chosen_split, chosen = choose(runs, metric, split)
-    counted = _with_metric(runs, chosen, chosen_split, notes)
-    ranking = Ranking.choose(chosen, "auto", counted[0].scores[chosen_split])
-    datasets = dataset_labels(counted)
-    names, options = group_by_entrant(counted, datasets, notes)
-    table = _newest_of_each_seed(counted, names, datasets, notes)
-    columns = tuple(dict.fromkeys(dataset for _, dataset in sorted(table, key=lambda key: key[1])))
-    rows = list(dict.fromkeys(names[run.name] for run in counted))
-    found: dict[str, dict[str, Score]] = {name: {} for name in rows}
-    for dataset in columns:
-        for name, score in _column(
-            {n: table[n, dataset] for n in rows if (n, dataset) in table}, ranking, chosen_split
-        ):
-            found[name][dataset] = score
-    ranked = tuple(dataset for dataset in columns if all(dataset in found[name] for name in rows))
-    if len(ranked) < len(columns) and len(rows) > 1:
-        over = ", ".join(ranked) or "none, so there is no mean rank"
-        notes.append(f"the mean rank is over the datasets where all have a result: {over}.")
-    if any(score.n == 1 for mine in found.values() for score in mine.values()) and len(rows) > 1:
-        notes.append("significance cannot be tested with a single seed: such differences are marked '?'.")
-    entrants = [
-        Entrant(
-            name,
-            *options[name],
-            found[name],
-            statistics.fmean(found[name][dataset].rank for dataset in ranked) if ranked else None,
-        )
-        for name in rows
-    ]
-    entrants.sort(key=lambda entrant: _sort_key(entrant, ranking))
-    return Leaderboard(
-        chosen, chosen_split, ranking.mode, columns, tuple(entrants), ranked, tuple(unfinished), tuple(notes)
-    )
 
 
 def _sort_key(entrant: Entrant, ranking: Ranking) -> tuple[float, float, str]:
@@ -179,33 +161,23 @@ def _sort_key(entrant: Entrant, ranking: Ranking) -> tuple[float, float, str]:
     return entrant.mean_rank if entrant.mean_rank is not None else own_rank, statistics.fmean(means), entrant.name
 
 
-def choose(runs: Sequence[RunResult], metric: str | None, split: str | None) -> tuple[str, str]:
-    """Returns the split and the metric to compare.
+def choose_metric(runs: Sequence[RunResult], metric: str | None, split: str | None) -> tuple[str, str]:
+    """Returns the split and the metric to compare: the first metric that enough runs have.
 
     Raises:
         RunError: if no two runs share one; with a single run, if it has none.
     """
-    splits = [split] if split is not None else SPLITS
-    enough = min(2, len(runs))
-
-    def count(name: str, where: str) -> int:
-        return sum(name in run.scores.get(where, {}) for run in runs)
-
-    known = list(dict.fromkeys(name for run in runs for mine in run.scores.values() for name in mine))
+    known = dict.fromkeys(name for run in runs for mine in run.scores.values() for name in mine)
     others = [name for name in known if name not in ("accuracy", "loss")]
-    wanted = [metric] if metric is not None else ["accuracy", *others, "loss"]
-    candidates = [(count(name, where), name, where) for name in wanted for where in splits]
-    candidates = [one for one in candidates if one[0] >= enough]
-    if not candidates:
-        has = "; ".join(f"{run.name} has {_listed(run)}" for run in runs[:10]) + ("; …" if len(runs) > 10 else "")
-        asked = f"no {'two runs' if enough == 2 else 'run'} here have {' on '.join(filter(None, (metric, split)))}"
-        raise RunError(
-            f"{asked if metric or split else 'these runs share no metric'}: {has}. Pass --metric and --split."
-        )
-    # The first metric that enough runs have, even if more runs have another, such as the loss.
-    candidates = [one for one in candidates if one[1] == candidates[0][1]]
-    _, name, where = max(candidates, key=lambda one: one[0])
-    return where, name
+    enough = min(2, len(runs))
+    for name in ["accuracy", *others, "loss"] if metric is None else [metric]:
+        counts = {where: sum(name in run.scores.get(where, {}) for run in runs) for where in SPLITS}
+        where = split or max(SPLITS, key=lambda split: counts[split])
+        if counts[where] >= enough:
+            return where, name
+    has = "; ".join(f"{run.name} has {_listed(run)}" for run in runs[:10]) + ("; …" if len(runs) > 10 else "")
+    asked = f"no {'two runs' if enough == 2 else 'run'} here have {' on '.join(filter(None, (metric, split)))}"
+    raise RunError(f"{asked if metric or split else 'these runs share no metric'}: {has}. Pass --metric and --split.")
 
 
 def _listed(run: RunResult) -> str:
@@ -226,43 +198,46 @@ def _with_metric(runs: Sequence[RunResult], metric: str, split: str, notes: list
     return [run for run in runs if metric in run.scores.get(split, {})]
 
 
+_Seeds = dict[int, RunResult]
+
+
 def _newest_of_each_seed(
     runs: Sequence[RunResult], names: Mapping[str, str], datasets: Mapping[str, str], notes: list[str]
-) -> dict[tuple[str, str], list[RunResult]]:
-    """Returns the runs of each entrant on each dataset, the newest of each seed."""
-    found: dict[tuple[str, str], dict[int, RunResult]] = defaultdict(dict)
+) -> dict[str, dict[str, _Seeds]]:
+    """Returns the runs by dataset, entrant and seed: the newest of each seed."""
+    found: dict[str, dict[str, _Seeds]] = defaultdict(lambda: defaultdict(dict))
     for run in sorted(runs, key=lambda run: (run.started, run.name)):
-        seeds = found[names[run.name], datasets[run.name]]
+        seeds = found[datasets[run.name]][names[run.name]]
         seed = int(run.options.get("random_seed", 0))
         if seed in seeds:
             notes.append(f"{seeds[seed].name} is left out: {run.name} is newer and has the same options and seed.")
         seeds[seed] = run
-    return {key: list(seeds.values()) for key, seeds in found.items()}
+    return found
 
 
-def _column(runs: Mapping[str, list[RunResult]], ranking: Ranking, split: str) -> list[tuple[str, Score]]:
+def _scores(runs: Mapping[str, _Seeds], ranking: Ranking, split: str) -> dict[str, Score]:
     """Returns the scores of all entrants on one dataset."""
-    values = [
-        {int(run.options.get("random_seed", 0)): ranking.value(run.scores[split]) for run in mine}
-        for mine in runs.values()
-    ]
-    means = [statistics.fmean(mine.values()) for mine in values]
+    values = {
+        name: {seed: ranking.value(run.scores[split]) for seed, run in seeds.items()} for name, seeds in runs.items()
+    }
+    means = {name: statistics.fmean(mine.values()) for name, mine in values.items()}
 
-    def differ(one: int, other: int) -> bool | None:
+    def differ(one: str, other: str) -> bool | None:
         p = p_value(values[one], values[other])
         return None if p is None else p < SIGNIFICANCE_LEVEL
 
     shared_ranks = ranks(means, ranking.key, differ)
-    best = min(range(len(means)), key=lambda number: ranking.key(means[number]))
-    column = []
-    for number, (name, mine) in enumerate(runs.items()):
-        is_best = means[number] == means[best]  # several may have the same mean
-        p = None if is_best else p_value(values[best], values[number])
-        score = Score(
-            values[number],
-            means[number],
-            spread(list(values[number].values())),
-            shared_ranks[number],
+    best = min(means, key=lambda name: ranking.key(means[name]))
+    scores = {}
+    for name, seeds in runs.items():
+        is_best = means[name] == means[best]  # several may have the same mean
+        p = None if is_best else p_value(values[best], values[name])
+        mine = seeds.values()
+        scores[name] = Score(
+            values[name],
+            means[name],
+            spread(list(values[name].values())),
+            shared_ranks[name],
             BEST if is_best else UNKNOWN if p is None else WORSE if p < SIGNIFICANCE_LEVEL else TIED,
             p,
             next((run.parameters for run in mine if run.parameters is not None), None),
@@ -270,8 +245,7 @@ def _column(runs: Mapping[str, list[RunResult]], ranking: Ranking, split: str) -
             _mean(run.seconds for run in mine),
             _mean(run.images_per_second for run in mine),
         )
-        column.append((name, score))
-    return column
+    return scores
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
@@ -291,10 +265,6 @@ def p_value(one: Mapping[int, float], other: Mapping[int, float]) -> float | Non
     """Returns the two-sided p-value of the difference of two means; None with a single seed.
 
     If the smaller set of seeds is part of the other, this is the paired t-test over those seeds, else Welch's t-test.
-
-    Args:
-        one: the score of each seed.
-        other: the same, to compare with.
     """
     common = sorted(set(one) & set(other))
     fewest = min(len(one), len(other))
@@ -317,29 +287,22 @@ def p_value(one: Mapping[int, float], other: Mapping[int, float]) -> float | Non
     return float(test.pvalue)
 
 
+Key = TypeVar("Key")
+
+
 def ranks(
-    means: Sequence[float], key: Callable[[float], float], differ: Callable[[int, int], bool | None]
-) -> list[float]:
+    means: Mapping[Key, float], key: Callable[[float], float], differ: Callable[[Key, Key], bool | None]
+) -> dict[Key, float]:
     """Returns ranks from 1, the best first. All that do not differ from the best of their group share its mean rank.
 
-    A group ends at the first that differs: a noisier result is never ranked before one with a better mean.
-
-    Args:
-        means: the mean of each.
-        key: a sort key that puts the best first.
-        differ: whether two of them, by index, differ by more than noise; None if unknown, and then the means decide.
+    A group ends at the first that differs: a noisier result is never ranked before one with a better mean. ``differ``
+    returns None if it is unknown whether two differ by more than noise, and then the means decide.
     """
-    order = sorted(range(len(means)), key=lambda number: key(means[number]))
-    result = [0.0] * len(means)
+    order = sorted(means, key=lambda name: key(means[name]))
+    result: dict[Key, float] = {}
     while order:
-        first = order[0]
-        tied = [first]
-        for number in order[1:]:
-            if differ(first, number) is not False and means[number] != means[first]:
-                break
-            tied.append(number)
-        ranked = len(means) - len(order)
-        for number in tied:
-            result[number] = ranked + (len(tied) + 1) / 2
-        order = order[len(tied) :]
+        tied = [order.pop(0)]
+        while order and (means[order[0]] == means[tied[0]] or differ(tied[0], order[0]) is False):
+            tied.append(order.pop(0))
+        result |= dict.fromkeys(tied, len(result) + (len(tied) + 1) / 2)
     return result

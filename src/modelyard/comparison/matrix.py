@@ -1,40 +1,73 @@
-"""Trains a matrix of runs: checks the request, runs its cells, and writes the leaderboard."""
+"""Trains a matrix of runs: each cell in its own process, some in parallel, and then the leaderboard.
+
+A cell that fails does not stop the others.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import os
+import queue
+import re
+import signal
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.live import Live
+from rich.table import Column, Table
+from rich.text import Text
+
 from modelyard.comparison.leaderboard import Leaderboard, leaderboard
-from modelyard.comparison.matrix_folder import MatrixFolder, merge_plan
-from modelyard.comparison.plan import DATASET, MODEL, SEED, MatrixRequest, read_request
-from modelyard.comparison.scheduler import DONE, FAILED, Scheduler, make_slots
+from modelyard.comparison.matrix_folder import MatrixFolder, is_finished, merge_plan
+from modelyard.comparison.plan import DATASET, MODEL, SEED, Cell, MatrixRequest, read_request
 from modelyard.config.calls import parse_list
 from modelyard.config.resolve import COMMAND_LINE
-from modelyard.errors import ConfigError, Problem, UserError
+from modelyard.errors import ConfigError, Interrupted, Problem, UserError
+from modelyard.launcher.job import TRAIN_AND_EVALUATE
+from modelyard.launcher.processes import (
+    NO_GPU,
+    VISIBLE_GPUS,
+    Process,
+    ProcessSpec,
+    available_gpus,
+    describe_status,
+    divide_gpus,
+)
 from modelyard.launcher.supervise import live_display
+from modelyard.run.directory import RunDirectory, is_running, run_options
+from modelyard.system.console import console
 from modelyard.system.log import log_to
 from modelyard.system.machine import available_cores
+from modelyard.system.signals import signals_go_to
 
 NAME = "matrix"
 """The name of its log and pid file, by which `modelyard stop` finds it."""
-_MAX_JOBS, _MAX_SEEDS = 256, 1000
+WAITING, RUNNING, DONE, FAILED, STOPPED = "waiting", "running", "done", "failed", "stopped"
+_MAX_JOBS, _MAX_SEEDS, _MAX_ROWS = 256, 1000, 40
+_GPU_SHARING = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+"""Processes that share a GPU must not reserve all of its memory."""
+_POLL_SECONDS = 0.5
+_RELEASE_SECONDS = 20.0
+"""How long to wait for processes of a killed matrix: they die with it, but not in the same moment."""
+_STYLES = {RUNNING: "green", DONE: "bold green", FAILED: "red", WAITING: "dim"}
+_TAIL_BYTES = 1 << 14
 log = logging.getLogger("modelyard")
 
 
-@dataclass(frozen=True)
+@dataclass(kw_only=True)
 class CellResult:
-    """The outcome of a cell.
+    """The state of a cell, and its outcome.
 
     Args:
         name: its name.
         axes: its value on each axis.
-        state: done or failed.
+        state: waiting, running, done, failed or stopped.
         reason: why it failed.
         model_dir: its run folder.
         log: the log of its process.
@@ -43,11 +76,11 @@ class CellResult:
 
     name: str
     axes: dict[str, Any]
-    state: str
-    reason: str
+    state: str = WAITING
+    reason: str = ""
     model_dir: str
     log: str
-    seconds: float
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -122,26 +155,14 @@ def matrix(
             log.info("%s", note)
         log.info("%d cell%s in %s, %d at a time", len(cells), "s" if len(cells) != 1 else "", folder.path, jobs)
         with live_display() as live:
-            states = Scheduler(folder, cells, slots, program, live).run()
-        results = tuple(
-            CellResult(
-                state.cell.name,
-                state.cell.axes,
-                state.state,
-                state.reason,
-                str(folder.run(state.cell.name).path),
-                str(folder.log(state.cell.name)),
-                round(state.seconds, 1),
-            )
-            for state in states
-        )
+            results = Scheduler(folder, cells, slots, program, live).run()
         board = None
-        if any(state.state == DONE for state in states):
+        if any(result.state == DONE for result in results):
             try:
                 board = leaderboard(folder.path)
             except UserError as error:
                 log.warning("no leaderboard: %s", error)
-    return MatrixResult(str(folder.path), results, board)
+    return MatrixResult(str(folder.path), tuple(results), board)
 
 
 def _axes(
@@ -156,23 +177,255 @@ def _axes(
     for key, values in ((MODEL, models), (DATASET, datasets)):
         if values is not None:
             found[key] = [str(value) for value in (parse_list(values) if isinstance(values, str) else values)]
-    rest: dict[str, Sequence[Any]] = {key.replace("-", "_"): list(values) for key, values in axes.items()}
+    found |= {key.replace("-", "_"): list(values) for key, values in axes.items()}
     if seeds is not None:
-        rest[SEED] = _seeds(seeds, source)
-    return {**found, **rest}
+        found[SEED] = _seeds(seeds, source)
+    return found
 
 
-def _seeds(seeds: int | Sequence[int] | str, source: str) -> list[int]:
+def _seeds(given: int | Sequence[int] | str, source: str) -> list[int]:
     """Returns the seeds: the first so many for a number, else those listed."""
-    try:
-        numbers = [int(text) for text in str(seeds).split(",")] if isinstance(seeds, int | str) else list(seeds)
-    except ValueError:
-        numbers = []
-    if isinstance(seeds, int) or (isinstance(seeds, str) and len(numbers) == 1):
-        if 1 <= numbers[0] <= _MAX_SEEDS:
-            return list(range(numbers[0]))
-        numbers = []
-    if not numbers:
-        message = f"must be the number of seeds (1 to {_MAX_SEEDS}), or a list such as 0,7,11; got {seeds!r}."
+    seeds = given
+    if isinstance(seeds, str):
+        with contextlib.suppress(ValueError):
+            numbers = [int(text) for text in seeds.split(",")]
+            seeds = numbers if len(numbers) > 1 else numbers[0]
+    if isinstance(seeds, int) and 1 <= seeds <= _MAX_SEEDS:
+        return list(range(seeds))
+    if not seeds or isinstance(seeds, int | str):
+        message = f"must be the number of seeds (1 to {_MAX_SEEDS}), or a list such as 0,7,11; got {given!r}."
         raise ConfigError([Problem(source, "seeds", message)])
-    return numbers
+    return list(seeds)
+
+
+# -- the processes of the cells --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A part of the machine for one process: its environment variables and its number of threads."""
+
+    environ: dict[str, str]
+    threads: int
+
+
+def make_slots(jobs: int, environ: Mapping[str, str], cores: int) -> list[Slot]:
+    """Divides cores and GPUs between ``jobs`` processes; if there are fewer GPUs than processes, they are shared."""
+    gpus = available_gpus(environ)
+    threads = max(1, cores // jobs)
+    if not gpus:
+        hidden = {VISIBLE_GPUS: NO_GPU} if VISIBLE_GPUS in environ else {}
+        return [Slot(hidden, threads)] * jobs
+    if len(gpus) >= jobs:
+        parts, _ = divide_gpus(gpus, jobs)
+        return [Slot({VISIBLE_GPUS: ",".join(mine)}, threads) for mine in parts]
+    sharing = {name: value for name, value in _GPU_SHARING.items() if name not in environ}
+    return [Slot({VISIBLE_GPUS: gpus[number % len(gpus)], **sharing}, threads) for number in range(jobs)]
+
+
+class Scheduler:
+    """Runs the cells of a matrix in their order, one per slot at a time. Without a live display, it prints changes."""
+
+    def __init__(
+        self,
+        folder: MatrixFolder,
+        cells: Sequence[Cell],
+        slots: Sequence[Slot],
+        program: Sequence[str],
+        live: Live | None = None,
+    ) -> None:
+        self._folder = folder
+        self._cells = {cell.name: cell for cell in cells}
+        self._results = {
+            cell.name: CellResult(
+                name=cell.name,
+                axes=cell.axes,
+                model_dir=str(folder.run(cell.name).path),
+                log=str(folder.log(cell.name)),
+            )
+            for cell in cells
+        }
+        self._free = list(reversed(slots))
+        self._program = tuple(program)
+        self._live = live
+        self._running: dict[Process, tuple[Slot, float]] = {}  # and when it was started
+        self._ended: queue.SimpleQueue[Process] = queue.SimpleQueue()
+        self._signals: list[int] = []
+        self._failures = folder.failures()
+
+    def run(self) -> list[CellResult]:
+        """Runs the cells that are not finished. Failures are recorded.
+
+        Raises:
+            Interrupted: after SIGINT or SIGTERM, when all have saved and exited; not if all cells are finished.
+        """
+        results = list(self._results.values())
+        for result in results:
+            if self._is_finished(result):
+                result.state = DONE
+        waiting = [result for result in results if result.state == WAITING]
+        if len(waiting) < len(results):
+            log.info("%d of %d cells are done already", len(results) - len(waiting), len(results))
+        with signals_go_to(lambda number, frame: self._signals.append(number)):
+            try:
+                self._loop(waiting)
+            finally:
+                for process in self._running:  # after an error here: no process may stay behind
+                    process.signal(signal.SIGKILL)
+        if self._signals and any(result.state in (WAITING, STOPPED) for result in results):
+            done = sum(result.state == DONE for result in results)
+            raise Interrupted(self._signals[0], done, str(self._folder.path))
+        return results
+
+    def _loop(self, waiting: list[CellResult]) -> None:
+        handled = 0
+        while self._running or (waiting and not self._signals):
+            while waiting and self._free and not self._signals:
+                self._start(waiting.pop(0))
+            if len(self._signals) > handled:
+                self._stop(final=handled > 0)
+                handled = len(self._signals)
+            with contextlib.suppress(queue.Empty):
+                self._conclude(self._ended.get(timeout=_POLL_SECONDS))
+            for process, (_, began) in self._running.items():
+                process.read_log()
+                self._results[process.spec.name].seconds = time.monotonic() - began
+            if self._live is not None:
+                with contextlib.suppress(OSError):
+                    self._live.update(cell_table(list(self._results.values())), refresh=True)
+
+    def _stop(self, final: bool) -> None:
+        number = signal.SIGKILL if final else signal.SIGTERM
+        for process in self._running:
+            process.signal(number)
+        if self._running and not final:
+            log.info("stopping: %d running cells save and exit; signal again to kill them", len(self._running))
+
+    def _start(self, result: CellResult) -> None:
+        cell, directory = self._cells[result.name], self._folder.run(result.name)
+        deadline = time.monotonic() + _RELEASE_SECONDS
+        while is_running(directory):
+            if self._signals:
+                return
+            if time.monotonic() > deadline:
+                self._fail(result, "another process uses its run folder.")
+                return
+            time.sleep(0.1)
+        slot = self._free.pop()
+        threads: Any = cell.config.threads or slot.threads
+        if directory.exists():  # the number of threads decides the last bits: a resumed run keeps it
+            threads = run_options(directory).get("threads") or threads
+        words = ("--config_file", str(self._folder.config(cell.name)), "--model_dir", str(directory.path))
+        command = (*self._program, TRAIN_AND_EVALUATE, *words, "--threads", str(threads))
+        process = Process(ProcessSpec(cell.name, command, slot.environ), self._folder.logs, self._ended.put)
+        self._running[process] = (slot, time.monotonic())
+        self._change(result, RUNNING)
+
+    def _is_finished(self, result: CellResult) -> bool:
+        config = self._cells[result.name].config
+        return is_finished(self._folder.run(result.name), config.test_at_end, config.export_at_end)
+
+    def _conclude(self, process: Process) -> None:
+        slot, began = self._running.pop(process)
+        result = self._results[process.spec.name]
+        status = process.reap()
+        process.read_log()
+        self._free.append(slot)
+        result.seconds = round(time.monotonic() - began, 1)
+        # A signal that arrives while a run exits changes its status; the run is finished all the same.
+        if (status == 0 or self._signals) and self._is_finished(result):
+            if self._failures.pop(result.name, None) is not None:
+                self._folder.write_failures(self._failures)
+            self._change(result, DONE)
+        elif self._signals:
+            self._change(result, STOPPED)
+        else:
+            self._fail(result, failure_reason(status, process.last_lines))
+
+    def _fail(self, result: CellResult, reason: str) -> None:
+        result.reason = self._failures[result.name] = reason
+        self._folder.write_failures(self._failures)
+        self._change(result, FAILED)
+
+    def _change(self, result: CellResult, state: str) -> None:
+        """Sets the state of a cell, and prints a line where there is no table."""
+        result.state = state
+        if self._live is not None:
+            return
+        text = f"{result.name}: {state}"
+        if state != RUNNING:
+            _, value = progress(result)
+            text += f" after {result.seconds:.0f} s" + (f", {value}" if value else "")
+        if state in (DONE, FAILED):
+            ended = sum(other.state in (DONE, FAILED) for other in self._results.values())
+            text = f"[{ended}/{len(self._results)}] {text}"
+        if state == FAILED:
+            text += f": {result.reason} ({result.log})"
+        with contextlib.suppress(OSError):
+            console().print(text, soft_wrap=True, markup=False)
+
+
+def failure_reason(status: int, lines: Sequence[str]) -> str:
+    """Returns why a process failed, in one line: the error message in the end of its log, or how it ended."""
+    if status < 0:
+        hint = " – perhaps out of memory" if -status == signal.SIGKILL else ""
+        return f"{describe_status(status)}{hint}"
+    for number, line in reversed(list(enumerate(lines))):
+        if line.startswith("error: "):
+            text = line.removeprefix("error: ")
+            more = lines[number + 1].strip() if text.endswith(":") and number + 1 < len(lines) else ""
+            return f"{text} {more}".strip()[:500]
+    for line in reversed(lines):
+        if re.match(r"[\w.]*(Error|Exception|Interrupt)\b", line):
+            return line[:500]
+    return f"exited with {describe_status(status)}" if status else "exited before it was finished"
+
+
+# -- the table ------------------------------------------------------------------------------------------------------
+
+
+def cell_table(results: Sequence[CellResult]) -> Table:
+    """Returns a table of the cells: state, step and epoch, accuracy, time. Of many cells, running ones come first."""
+    shown = list(results)
+    if len(shown) > _MAX_ROWS:
+        order = {RUNNING: 0, FAILED: 1, DONE: 2}
+        shown = sorted(shown, key=lambda result: order.get(result.state, 3))[:_MAX_ROWS]
+    counts = ", ".join(
+        f"{sum(one.state == name for one in results)} {name}" for name in (DONE, RUNNING, WAITING, FAILED)
+    )
+    right = Column("time", justify="right", no_wrap=True)
+    steps = Column("step / epoch", justify="right")
+    table = Table("cell", "state", steps, "so far", right, title=f"{len(results)} cells: {counts}")
+    for result in shown:
+        step, value = progress(result)
+        spent = f"{result.seconds:.0f} s" if result.seconds else "before" if result.state == DONE else ""
+        state = Text(result.state, style=_STYLES.get(result.state, ""))
+        table.add_row(Text(result.name), state, step, Text(result.reason[:80] or value), spent)
+    return table
+
+
+def progress(result: CellResult) -> tuple[str, str]:
+    """Returns step and epoch of a cell, and its accuracy (its loss, if it has none)."""
+    rows = _last_rows(RunDirectory(Path(result.model_dir)).metrics) if result.state != WAITING else []
+    if not rows:
+        return "", ""
+    newest = max(rows, key=lambda row: row.get("step") or 0)  # the last is of the best model, which may be older
+    epoch = newest.get("epoch")
+    step = f"{newest.get('step')}" + (f" / {epoch:.3g}" if isinstance(epoch, int | float) else "")
+    for split in ("test", "validation", "train"):
+        for row in reversed(rows):
+            for metric in ("accuracy", "loss"):
+                if row.get("split") == split and isinstance(row.get(metric), int | float):
+                    return step, f"{split} {metric} {row[metric]:.4g}"
+    return step, ""
+
+
+def _last_rows(path: Path) -> list[dict[str, Any]]:
+    """Reads the last rows of a metrics file, which may be long."""
+    rows: list[Any] = []
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+        for line in file:
+            with contextlib.suppress(ValueError):
+                rows.append(json.loads(line))
+    return [row for row in rows if isinstance(row, dict)]

@@ -11,7 +11,6 @@ from typing import Any
 from modelyard import storage
 from modelyard.comparison.plan import CELL_NAME, Cell, MatrixRequest, affects_results, make_cells, result_options
 from modelyard.config import resolve
-from modelyard.config.schema import Config
 from modelyard.config.yaml_file import dump, inline, read_flat
 from modelyard.errors import ConfigError, Problem, RunError
 from modelyard.run.directory import LOGS, RunDirectory, config_text, read_json
@@ -146,18 +145,21 @@ def merge_plan(folder: MatrixFolder, request: MatrixRequest) -> list[Cell]:
     names = {cell.identity: cell.name for cell in known}
     wanted = [replace(cell, name=names.get(cell.identity, cell.name)) for cell in wanted]
     _refuse_changes(request, known, wanted)
-    _refuse_forgotten(request, known, wanted)
+    _refuse_new_defaults(request, known, wanted)
     wanted_names = {cell.name for cell in wanted}
     return [*wanted, *(cell for cell in known if cell.name not in wanted_names)]
 
 
 def _refuse_changes(request: MatrixRequest, known: list[Cell], wanted: list[Cell]) -> None:
-    before = {cell.name: cell.config for cell in known}
+    before = {cell.name: result_options(cell.config) for cell in known}
     problems: dict[str, Problem] = {}
     for cell in wanted:
-        if cell.name in before:
-            for key, old, new in _differences(before[cell.name], cell.config):
-                message = f"is {inline(new)} here, but {inline(old)} in the cell {cell.name} of the plan."
+        new = result_options(cell.config)
+        old = before.get(cell.name, new)
+        for key in {**old, **new}:
+            if old.get(key) != new.get(key):
+                there, here = inline(old.get(key)), inline(new.get(key))
+                message = f"is {here} here, but {there} in the cell {cell.name} of the plan."
                 problems.setdefault(key, Problem(request.where(key), key, message))
     if problems:
         error = ConfigError(problems.values())
@@ -165,8 +167,8 @@ def _refuse_changes(request: MatrixRequest, known: list[Cell], wanted: list[Cell
         raise error
 
 
-def _refuse_forgotten(request: MatrixRequest, known: list[Cell], wanted: list[Cell]) -> None:
-    """Refuses new cells with a default that no earlier cell has: the two could not be compared."""
+def _refuse_new_defaults(request: MatrixRequest, known: list[Cell], wanted: list[Cell]) -> None:
+    """Refuses new cells with a default that no earlier cell has: the results could not be compared."""
     flats = [cell.config.flat() for cell in known]
     chosen = dict.fromkeys(key for cell in known for key in cell.config.changed() if affects_results(key))
     before = {key: list(dict.fromkeys(inline(flat.get(key)) for flat in flats)) for key in chosen}
@@ -190,19 +192,8 @@ def _refuse_forgotten(request: MatrixRequest, known: list[Cell], wanted: list[Ce
         raise error
 
 
-def _differences(before: Config, now: Config) -> list[tuple[str, Any, Any]]:
-    old, new = result_options(before), result_options(now)
-    return [(key, old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)]
-
-
 def is_finished(directory: RunDirectory, tests: bool, exports: Sequence[str] = ()) -> bool:
-    """Returns whether a run has nothing left to do.
-
-    Args:
-        directory: the run folder.
-        tests: whether the best model is tested at the end.
-        exports: the formats in which it is exported then.
-    """
+    """Returns whether a run has nothing left to do, including the test and the exports at its end."""
     if not directory.exists() or summarize(directory)["status"] not in ("finished", "stopped early"):
         return False
     if not all(any(directory.export(form).glob("[0-9]*")) for form in exports):

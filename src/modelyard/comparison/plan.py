@@ -9,6 +9,7 @@ import hashlib
 import itertools
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -126,14 +127,7 @@ def _exclusions(found: Mapping[str, Value], problems: list[Problem]) -> list[Val
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a matrix.
-
-    Args:
-        name: its name, and that of its folder.
-        axes: its value on each axis.
-        config: its config.
-        notes: options that were set for it and have no effect.
-    """
+    """One run of a matrix. ``axes`` has its value on each axis, ``notes`` the options that have no effect on it."""
 
     name: str
     axes: dict[str, Any]
@@ -171,18 +165,18 @@ def make_cells(request: MatrixRequest) -> list[Cell]:
     if len(combinations) > MAX_CELLS:
         message = f"these make {len(combinations):,} runs; a matrix has at most {MAX_CELLS:,}."
         raise ConfigError([*problems, Problem(request.where("axes"), "axes", message)])
-    configs: list[Config] = []
-    for axes in combinations:
+    cells = []
+    for name, axes in zip(_cell_names(combinations), combinations, strict=True):
         try:
-            configs.append(_resolve_cell(request, axes))
+            config = _resolve_cell(request, axes)
+            cells.append(Cell(name, axes, config, _ignored_options(request, config)))
         except ConfigError as error:
             problems += [_located(request, problem) for problem in error.problems]
-    problems += _missing_files(request, configs)
-    if not problems:
-        problems = list(_unused(request, combinations, configs))
+    problems += _missing_files(request, cells)
+    problems = problems or list(_options_without_effect(request, cells)) or list(_repeated_runs(request, cells))
     if problems:
         raise ConfigError(dict.fromkeys(problems))
-    return _named_cells(request, combinations, configs)
+    return cells
 
 
 def _located(request: MatrixRequest, problem: Problem) -> Problem:
@@ -245,12 +239,11 @@ def _exclusion_problems(request: MatrixRequest) -> Iterator[Problem]:
 
 
 def _matches(axes: Mapping[str, Any], exclusion: Mapping[str, Any]) -> bool:
-    def fits(mine: Any, other: Any) -> bool:
-        if inline(mine) == inline(other):
-            return True
-        return isinstance(other, list) and any(inline(mine) == inline(one) for one in other)
-
-    return all(fits(axes[key], value) for key, value in exclusion.items())
+    for key, value in exclusion.items():
+        excluded = [value, *(value if isinstance(value, list) else ())]  # several values, or one that is a list
+        if inline(axes[key]) not in map(inline, excluded):
+            return False
+    return True
 
 
 def _combinations(axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
@@ -268,52 +261,50 @@ def _combinations(axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]
                 yield {key: one[key] for key in axes}
 
 
-def _unused(request: MatrixRequest, combinations: list[dict[str, Any]], configs: list[Config]) -> Iterator[Problem]:
+def _options_without_effect(request: MatrixRequest, cells: list[Cell]) -> Iterator[Problem]:
     """Yields options of parts that a cell does not have: such an axis makes identical cells."""
-    for axes, config in zip(combinations, configs, strict=True):
-        has = config.flat()
-        for key in axes:
+    for cell in cells:
+        has = cell.config.flat()
+        for key in cell.axes:
             if key not in has:
-                message = f"has no effect with model {config.model} and dataset {config.dataset}; exclude them."
+                message = (
+                    f"has no effect with model {cell.config.model} and dataset {cell.config.dataset}; exclude them."
+                )
                 yield Problem(request.where(key), key, message)
     for key in request.options:
-        if key not in CORE_FIELDS and not any(key in config.part_options for config in configs):
+        if key not in CORE_FIELDS and not any(key in cell.config.part_options for cell in cells):
             message = "has no effect here: no cell has the model, dataset or other part that it belongs to."
             yield Problem(request.where(key), key, message)
 
 
-def _missing_files(request: MatrixRequest, configs: list[Config]) -> Iterator[Problem]:
-    for name in dict.fromkeys(config.dataset for config in configs):
+def _missing_files(request: MatrixRequest, cells: list[Cell]) -> Iterator[Problem]:
+    for name in dict.fromkeys(cell.config.dataset for cell in cells):
         if is_path(name) and not storage.is_remote(name) and not set("*?[") & set(name) and not Path(name).exists():
             yield Problem(request.where(DATASET), DATASET, f"there is no file or folder {name}.")
 
 
-def _named_cells(request: MatrixRequest, combinations: list[dict[str, Any]], configs: list[Config]) -> list[Cell]:
-    names = [_cell_name(axes) for axes in combinations]
-    cells = []
-    for name, axes, config in zip(names, combinations, configs, strict=True):
-        if names.count(name) > 1:  # files of the same name in two folders
-            name = f"{name}-{hashlib.sha256(inline(axes).encode()).hexdigest()[:6]}"
-        cells.append(Cell(name, axes, config, _ignored_options(request, config)))
+def _repeated_runs(request: MatrixRequest, cells: list[Cell]) -> Iterator[Problem]:
     seen: dict[str, Cell] = {}
-    problems = []
     for cell in cells:
         twin = seen.setdefault(cell.identity, cell)
         if twin is not cell:
-            message = f"is the same run as {twin.name}; leave one out."
-            problems.append(Problem(request.where("axes"), cell.name, message))
-    if problems:
-        raise ConfigError(problems)
-    return cells
+            yield Problem(request.where("axes"), cell.name, f"is the same run as {twin.name}; leave one out.")
 
 
-def _cell_name(axes: Mapping[str, Any]) -> str:
-    """Returns a readable name for a folder, such as simple_cnn-digits-optimizer=sgd-seed0."""
-    parts = []
-    for key, value in axes.items():
-        text = value if isinstance(value, str) else inline(value)
-        if key == DATASET and is_path(text):
-            text = Path(text.rstrip("/")).stem
-        text = re.sub(r"[^\w.+=,@-]+", "_", text, flags=re.ASCII).strip("_.-")[:60] or "value"
-        parts.append(text if key in (MODEL, DATASET) else f"seed{text}" if key == SEED else f"{key}={text}")
-    return "-".join(parts)[:180].lstrip("-=+,@.") or "cell"
+def _cell_names(combinations: list[dict[str, Any]]) -> list[str]:
+    """Returns readable names for folders, such as simple_cnn-digits-optimizer=sgd-seed0."""
+    names = []
+    for axes in combinations:
+        parts = []
+        for key, value in axes.items():
+            text = value if isinstance(value, str) else inline(value)
+            if key == DATASET and is_path(text):
+                text = Path(text.rstrip("/")).stem
+            text = re.sub(r"[^\w.+=,@-]+", "_", text, flags=re.ASCII).strip("_.-")[:60] or "value"
+            parts.append(text if key in (MODEL, DATASET) else f"seed{text}" if key == SEED else f"{key}={text}")
+        names.append("-".join(parts)[:180].lstrip("-=+,@.") or "cell")
+    count = Counter(names)  # a name may be that of files in two folders
+    return [
+        name if count[name] == 1 else f"{name}-{hashlib.sha256(inline(axes).encode()).hexdigest()[:6]}"
+        for name, axes in zip(names, combinations, strict=True)
+    ]

@@ -30,18 +30,10 @@ _NOT_DISTINGUISHING = (MODEL, DATASET, SEED, "recipe", "best_model_dir", "best_m
 
 @dataclass(frozen=True)
 class RunResult:
-    """The results of a run that has ended.
+    """The results of a run that has ended. Its name is its folder, relative to the folder of all runs.
 
-    Args:
-        name: its folder, relative to the folder of all runs.
-        options: its config.
-        fingerprint: the fingerprint of its data.
-        scores: the metrics of each split, of the best model if one was kept.
-        parameters: the number of parameters of the model.
-        flops: the operations of the forward pass of one example.
-        seconds: the duration of training.
-        images_per_second: the speed of training.
-        started: when it was first started, as text that sorts by time.
+    ``scores`` are the metrics of each split, of the best model if one was kept. ``fingerprint`` is that of the data,
+    ``started`` when it was first started, as text that sorts by time.
     """
 
     name: str
@@ -174,9 +166,9 @@ def group_by_entrant(
     Only options that differ on the same dataset make another entrant. An option that a model has different on each
     dataset, as recipes set it, does not; it is added to ``notes``.
     """
-    of_datasets = _dataset_options()
+    ignored = {*_NOT_DISTINGUISHING, *_dataset_options()}
     names: dict[str, str] = {}
-    options: dict[str, tuple[str, dict[str, Any]]] = {}
+    entrants: dict[str, tuple[str, dict[str, Any]]] = {}
     by_model: dict[str, list[RunResult]] = defaultdict(list)
     for run in runs:
         by_model[str(run.options.get(MODEL))].append(run)
@@ -184,11 +176,8 @@ def group_by_entrant(
         by_dataset: dict[str, list[RunResult]] = defaultdict(list)
         for run in mine:
             by_dataset[datasets[run.name]].append(run)
-        keys = [
-            key
-            for key in dict.fromkeys(key for run in mine for key in run.options)
-            if affects_results(key) and key not in _NOT_DISTINGUISHING and key not in of_datasets and _varies(mine, key)
-        ]
+        known = dict.fromkeys(key for run in mine for key in run.options if key not in ignored)
+        keys = [key for key in known if affects_results(key) and _varies(mine, key)]
         distinguishing: list[str] = []
         for key in keys:
             if any(_varies(group, key) for group in by_dataset.values()) and not _follows(mine, key, distinguishing):
@@ -200,8 +189,8 @@ def group_by_entrant(
             own = {key: run.options.get(key) for key in distinguishing}
             more = ", ".join(f"{key}={inline(value)}" for key, value in own.items())
             names[run.name] = f"{model} ({more})" if more else model
-            options[names[run.name]] = (model, own)
-    return names, options
+            entrants[names[run.name]] = (model, own)
+    return names, entrants
 
 
 def _dataset_options() -> set[str]:
@@ -222,32 +211,31 @@ def _follows(runs: Sequence[RunResult], key: str, others: Sequence[str]) -> bool
 
 def dataset_labels(runs: Sequence[RunResult]) -> dict[str, str]:
     """Returns the label of the dataset of each run, by the name of the run. Different data has different labels."""
-    found: dict[str, dict[str, list[RunResult]]] = defaultdict(lambda: defaultdict(list))
+    by_name: dict[str, dict[str, RunResult]] = defaultdict(dict)  # the first run on each data of a name
     for run in runs:
-        found[_short_name(run)][run.fingerprint].append(run)
+        by_name[_dataset_name(run)].setdefault(run.fingerprint, run)
     labels = {}
-    for short, by_data in found.items():
-        for fingerprint, mine in by_data.items():
-            label = short if len(by_data) == 1 else f"{short} ({_difference(mine[0], by_data) or fingerprint[:8]})"
-            labels.update(dict.fromkeys((run.name for run in mine), label))
+    for run in runs:
+        name = _dataset_name(run)
+        firsts = by_name[name]
+        if len(firsts) > 1:
+            difference = _difference(firsts[run.fingerprint], list(firsts.values()))
+            name = f"{name} ({difference or run.fingerprint[:8]})"
+        labels[run.name] = name
     return labels
 
 
-def _short_name(run: RunResult) -> str:
+def _dataset_name(run: RunResult) -> str:
     name = str(run.options.get(DATASET, "–"))
     return (Path(name.rstrip("/")).stem or name) if is_path(name) else name
 
 
-def _difference(run: RunResult, by_data: Mapping[str, list[RunResult]]) -> str:
-    """Returns the dataset options, or the folder, that distinguish this data from others of the same name."""
-    firsts = [mine[0] for mine in by_data.values()]
-    keys = [key for key in run.options if key in _dataset_options() and _varies(firsts, key)]
+def _difference(run: RunResult, others: Sequence[RunResult]) -> str:
+    """Returns the dataset options, or the folder, that only this run has; empty if it has none."""
+    keys = [key for key in run.options if key in _dataset_options() and _varies(others, key)]
 
-    def identity(of: RunResult) -> str:
-        return inline([of.options.get(key) for key in keys] or [of.options.get(DATASET)])
+    def describe(one: RunResult) -> str:
+        listed = ", ".join(f"{key}={inline(one.options.get(key))}" for key in keys)
+        return listed or Path(str(one.options.get(DATASET))).parent.name
 
-    text = ", ".join(f"{key}={inline(run.options[key])}" for key in keys)
-    folders = [str(Path(str(first.options.get(DATASET))).parent.name) for first in firsts]
-    if not text and len(set(folders)) == len(firsts):
-        text = Path(str(run.options.get(DATASET))).parent.name
-    return text if text and sum(identity(first) == identity(run) for first in firsts) == 1 else ""
+    return describe(run) if sum(describe(other) == describe(run) for other in others) == 1 else ""

@@ -1,39 +1,103 @@
-"""A job to submit: its command, its processes, and the resources that it requests."""
+"""The command that every process of a cluster runs, the run folder in it, and a job to submit."""
 
 from __future__ import annotations
 
+import argparse
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-
+from modelyard import storage
 from modelyard.cluster.description import CHIEF, EVALUATOR, PS, WORKER
 from modelyard.config.resolve import COMMAND_LINE
-from modelyard.config.wording import sentence
-from modelyard.config.yaml_file import Value, read_flat
-from modelyard.errors import ConfigError, Problem, nearest, unknown
-from modelyard.launcher.command import LAUNCHABLE, RESUME, TRAIN_AND_EVALUATE, option
-from modelyard.launcher.template import fill_text, shipped_template
+from modelyard.errors import ConfigError, Problem, UserError, unknown
 
+TRAIN, TRAIN_AND_EVALUATE, RESUME = "train", "train-and-evaluate", "resume"
+LAUNCHABLE = (TRAIN_AND_EVALUATE, TRAIN, RESUME)
 _ALIASES = dict.fromkeys(("train_and_evaluate", "train_and_eval", "train-and-eval"), TRAIN_AND_EVALUATE)
 _MAX_PROCESSES = 4096
-_UNITS = {"d": 86400, "h": 3600, "m": 60, "min": 60, "s": 1}
+
+
+# -- the command ----------------------------------------------------------------------------------------------------
+
+
+def check_command(words: Sequence[str]) -> list[str]:
+    """Returns the command if several processes can run it.
+
+    Raises:
+        UserError: if they can't.
+    """
+    if not words:
+        raise UserError(
+            "there is no command to launch. Write it after --: modelyard launch --workers 2 -- train --dataset digits"
+        )
+    if words[0] not in LAUNCHABLE:
+        listed = ", ".join(LAUNCHABLE)
+        raise UserError(
+            f"{words[0]!r} can't be run by several processes. The command after -- must be one of: {listed}."
+        )
+    return list(words)
+
+
+def with_model_dir(words: Sequence[str], model_dir: str | None) -> tuple[list[str], str | None]:
+    """Returns the command with the run folder in it once, and that folder; None if there is no folder.
+
+    ``model_dir`` is the run folder, if it was given beside the command.
+
+    Raises:
+        UserError: if different folders are given.
+    """
+    verb, *rest = words
+    folders, rest = _split_option(rest, "model_dir")
+    if verb == RESUME and rest and not rest[0].startswith("-"):
+        folders.append(rest.pop(0))
+    folders += [model_dir] if model_dir is not None else []
+    if not folders:
+        if verb == RESUME:
+            raise UserError("resume needs the folder of a run right after it: modelyard launch … -- resume RUN")
+        return list(words), None
+    for other in folders[1:]:
+        if not _is_same(folders[0], other):
+            raise UserError(f"two run folders are given, {folders[0]} and {other}; all processes share one.")
+    return [verb, *([folders[0]] if verb == RESUME else ["--model_dir", folders[0]]), *rest], folders[0]
+
+
+def _is_same(one: str, other: str) -> bool:
+    if storage.is_remote(one) or storage.is_remote(other):
+        return one.rstrip("/") == other.rstrip("/")
+    return Path(one).expanduser().absolute() == Path(other).expanduser().absolute()
+
+
+def option(words: Sequence[str], name: str) -> str | None:
+    """Returns the value of an option in a command; the last one counts."""
+    values, _ = _split_option(words, name)
+    return values[-1] if values else None
+
+
+def _split_option(words: Sequence[str], name: str) -> tuple[list[str], list[str]]:
+    """Returns the values of an option in a command, and the other words."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", dest="values", action="append", default=[])
+    try:
+        found, rest = parser.parse_known_args(words)
+    except argparse.ArgumentError:
+        raise UserError(f"--{name} needs a value.") from None
+    return found.values, rest
+
+
+def role_counts(workers: int, ps: int, evaluator: bool) -> dict[str, int]:
+    """Returns the number of processes of each role that has any. With parameter servers, a chief coordinates."""
+    counts = {CHIEF: int(ps > 0), WORKER: workers, PS: ps, EVALUATOR: int(evaluator)}
+    return {role: count for role, count in counts.items() if count}
+
+
+# -- a job ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run to submit.
-
-    Args:
-        name: the name of the job and its files: letters, digits, dots, dashes and underscores.
-        words: the command of ``modelyard`` and its options, the same for every process.
-        workers: the number of processes that train.
-        ps: the number of parameter servers; with them, a chief coordinates.
-        evaluator: whether a separate process evaluates.
-    """
+    """A run to submit: the name of the job and its files, the command of every process, the number of processes."""
 
     name: str
     words: tuple[str, ...]
@@ -44,8 +108,7 @@ class Job:
     @property
     def roles(self) -> dict[str, int]:
         """The number of processes of each role, in the order of their indexes."""
-        counts = {CHIEF: int(self.ps > 0), WORKER: self.workers, PS: self.ps, EVALUATOR: int(self.evaluator)}
-        return {role: count for role, count in counts.items() if count}
+        return role_counts(self.workers, self.ps, self.evaluator)
 
     @property
     def processes(self) -> int:
@@ -53,23 +116,17 @@ class Job:
         return sum(self.roles.values())
 
     @property
-    def model_dir(self) -> str | None:
-        """The run folder in the command."""
+    def model_dir(self) -> str:
+        """The run folder in the command; empty if there is none."""
         if self.words[0] == RESUME:
-            return next((word for word in self.words[1:2] if not word.startswith("-")), None)
-        return option(self.words, "model_dir")
+            return next((word for word in self.words[1:2] if not word.startswith("-")), "")
+        return option(self.words, "model_dir") or ""
 
 
 def make_job(words: Sequence[str], name: str | None, workers: int, ps: int, evaluator: bool, runs: str | None) -> Job:
-    """Checks and returns a job.
+    """Checks and returns a job. By default, its name is the last part of the run folder.
 
-    Args:
-        words: the command and its options.
-        name: the name of the job; by default the last part of the run folder.
-        workers: the number of processes that train.
-        ps: the number of parameter servers.
-        evaluator: whether a separate process evaluates.
-        runs: the folder for the run folder of a run without ``--model_dir``; None if there is none.
+    ``runs`` is the folder for the run folder of a run without ``--model_dir``; None if there is none.
 
     Raises:
         ConfigError: with every problem.
@@ -92,140 +149,18 @@ def make_job(words: Sequence[str], name: str | None, workers: int, ps: int, eval
             wrong(key, f"must be {least} to {_MAX_PROCESSES}, got {value}.")
     if problems:
         raise ConfigError(problems)
-    job = Job("", tuple(words), workers, ps, evaluator)
-    if name is None and job.model_dir:
-        name = (
-            re.sub(r"[^A-Za-z0-9._-]+", "-", job.model_dir.rstrip("/").rsplit("/", 1)[-1]).strip("._-")[:100] or "run"
-        )
-    if not job.model_dir and words[0] == RESUME:
+    folder = Job("", tuple(words)).model_dir
+    if name is None and folder:
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.rstrip("/").rsplit("/", 1)[-1]).strip("._-")[:100] or "run"
+    if not folder and words[0] == RESUME:
         wrong("resume", "needs the folder of a run right after it: resume RUN")
-    elif not job.model_dir and (name is None or runs is None):
+    elif not folder and (name is None or runs is None):
         more = " or --name, which also names the run" if runs is not None else ""
         wrong("model_dir", f"is missing: all processes and their restarts use the same folder. Give --model_dir{more}.")
     elif not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9])?", name or ""):
         wrong("name", f"{name!r} must be letters, digits, dots, dashes and underscores, at most 100 characters.")
     if problems:
         raise ConfigError(problems)
-    if not job.model_dir:
+    if not folder:
         words = [*words, "--model_dir", f"{runs}/{name}"]
     return Job(str(name), tuple(words), workers, ps, evaluator)
-
-
-# -- resources ------------------------------------------------------------------------------------------------------
-
-
-def _seconds(value: Any) -> int:
-    """Reads ``1d12h``, ``90m``, or SLURM's form: ``1-12:00:00``, ``12:00:00``."""
-    hint = "write it as 12h, 90m, 1d12h or '1-12:00:00'"
-    if not isinstance(value, str):  # YAML reads 12:00:00 as a number
-        raise ValueError(f"{value!r} has no unit; {hint} (with the quotes).")
-    text = value.strip().lower()
-    parts = re.findall(r"([0-9]{1,6})\s*(min|[dhms])\s*", text)
-    clock = re.fullmatch(r"(?:([0-9]{1,4})-)?([0-9]{1,4}):([0-5]?[0-9]):([0-5]?[0-9])", text)
-    total = 0
-    if clock:
-        total = sum(int(part or 0) * unit for part, unit in zip(clock.groups(), (86400, 3600, 60, 1), strict=True))
-    elif parts and re.fullmatch(r"(?:[0-9]{1,6}\s*(?:min|[dhms])\s*)+", text):
-        total = sum(int(number) * _UNITS[unit] for number, unit in parts)
-    if total <= 0:
-        raise ValueError(f"{value!r} is not a duration; {hint}.")
-    return total
-
-
-def _text(value: Any) -> Any:
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-
-Seconds = Annotated[int, BeforeValidator(_seconds)]
-Word = Annotated[str, BeforeValidator(_text), Field(pattern=r"^[A-Za-z0-9_.,:/@+=-]+$", max_length=500)]
-"""Names, paths and URLs, without characters that are special to a shell, YAML or SLURM."""
-
-Memory = Annotated[str, BeforeValidator(_text), Field(pattern=r"^[1-9][0-9]{0,8}(K|M|G|T|Ki|Mi|Gi|Ti)$")]
-"""``16G`` or ``16Gi``."""
-
-
-class Resources(BaseModel):
-    """The resources that every target has."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    gpus: int = Field(0, ge=0, le=64, description="GPUs per process")
-    time: Seconds | None = Field(None, description="how long the job may run, such as 12h")
-    max_restarts: int = Field(10, ge=0, le=1000, description="how often crashed processes are restarted")
-
-
-AnyResources = TypeVar("AnyResources", bound=Resources)
-
-
-def read_resources(
-    schema: type[AnyResources], target: str, file: str | Path | Mapping[str, Any] | None, options: Mapping[str, Any]
-) -> AnyResources:
-    """Reads the resources of a file; options take precedence over it.
-
-    Args:
-        schema: the resources of the target.
-        target: its name, for messages.
-        file: a YAML file of ``key: value`` lines, or such values.
-        options: single resources; None values are ignored.
-
-    Raises:
-        ConfigError: with every problem.
-    """
-    problems: list[Problem] = []
-    values: dict[str, Value] = {}
-    if isinstance(file, Mapping):
-        values = {key: Value(value, "resources") for key, value in file.items()}
-    elif file is not None:
-        values = read_flat(Path(file), problems)
-    values |= {key: Value(value, COMMAND_LINE) for key, value in options.items() if value is not None}
-    known = schema.model_fields
-    for key, value in values.items():
-        if key not in known:
-            near = nearest(key, known)
-            hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else f"Known: {', '.join(sorted(known))}."
-            problems.append(Problem(value.where, key, f"{target} has no such resource. {hint}"))
-    plain = {key: value.value for key, value in values.items() if key in known and value.value is not None}
-    try:
-        resources = schema(**plain)
-    except ValidationError as error:
-        for detail in error.errors():
-            key = str(detail["loc"][0]) if detail["loc"] else ""
-            where = values[key].where if key in values else f"resources of {target}"
-            text = "must be given, as an option or in --resources FILE." if detail["type"] == "missing" else None
-            problems.append(Problem(where, key, text or _sentence(detail, plain.get(key))))
-    if problems:
-        raise ConfigError(list(dict.fromkeys(problems)))
-    return resources
-
-
-def _sentence(detail: Mapping[str, Any], given: Any) -> str:
-    if detail["type"] == "string_pattern_mismatch":
-        memory = "Ki" in detail["ctx"]["pattern"]
-        return f"{given!r} {'is not a size such as 16G' if memory else 'contains invalid characters'}."
-    return sentence(detail, given)
-
-
-# -- containers -----------------------------------------------------------------------------------------------------
-
-
-class ContainerResources(Resources):
-    """The resources of a job in containers."""
-
-    image: Word = Field(description="the container image, with modelyard and your code in it")
-    start_timeout_secs: int = Field(
-        1800, ge=1, le=10**6, description="how long processes wait for each other: machines and images start slowly"
-    )
-
-
-def container_command(resources: ContainerResources) -> list[str]:
-    """Returns a command that runs its arguments, and again after a lost peer: that is quicker than a new container."""
-    values = {"MAX_RESTARTS": str(resources.max_restarts)}
-    return ["sh", "-c", fill_text(shipped_template("container.sh"), values, values, "container.sh"), "restarting"]
-
-
-def container_arguments(job: Job, resources: ContainerResources) -> list[str]:
-    """Returns the command of each process, with a longer start timeout unless the user sets one."""
-    words = list(job.words)
-    if option(words, "start_timeout_secs") is None:
-        words += ["--start_timeout_secs", str(resources.start_timeout_secs)]
-    return ["modelyard", *words]

@@ -12,27 +12,26 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 from modelyard import storage
-from modelyard.cluster.description import CHIEF, EVALUATOR, PARAMETER_SERVERS, PS, WORKER, Cluster, Member
+from modelyard.cluster.description import EVALUATOR, PARAMETER_SERVERS, WORKER, Cluster, Member
 from modelyard.cluster.environment import TF_CONFIG
 from modelyard.errors import Interrupted, RunError, UserError
-from modelyard.launcher.command import check_command, with_model_dir
+from modelyard.launcher.job import check_command, role_counts, with_model_dir
 from modelyard.launcher.processes import (
     NO_GPU,
     VISIBLE_GPUS,
     ProcessSpec,
-    ReservedPorts,
     available_gpus,
     bindable_cores,
     divide_cores,
     divide_gpus,
+    reserved_ports,
 )
-from modelyard.launcher.supervise import USER_ERROR, LaunchError, Stopped, Supervisor, Timeouts, live_display
+from modelyard.launcher.supervise import USER_ERROR, LaunchError, Stopped, Supervisor, live_display
 from modelyard.run.checkpoint import list_checkpoints
 from modelyard.run.directory import RunDirectory
 from modelyard.system.console import console
@@ -56,7 +55,6 @@ def launch(
     pin: bool = True,
     cache_dir: str | None = None,
     program: Sequence[str] | None = None,
-    timeouts: Timeouts | None = None,
 ) -> None:
     """Runs a command as a cluster of processes on this machine, and restarts them until the work is done.
 
@@ -70,7 +68,6 @@ def launch(
         pin: whether each training process is bound to its part of the cores.
         cache_dir: the local copy of a run folder on an object store; None for the default.
         program: the program that runs the command; by default Modelyard itself.
-        timeouts: how long to wait for processes that exit.
 
     Raises:
         LaunchError: if a process fails and is not restarted.
@@ -79,7 +76,7 @@ def launch(
     Example:
         >>> modelyard.launch(["train", "--dataset", "digits"], workers=2, model_dir="run")
     """
-    addresses = check_layout(workers, ps, evaluator, max_restarts)
+    counts = check_layout(workers, ps, evaluator, max_restarts)
     words, folder = with_model_dir(check_command(command), model_dir)
     if folder is None:
         raise UserError("model_dir is missing. Give the run folder that all processes share.")
@@ -87,47 +84,34 @@ def launch(
     if directory.path.exists() and not directory.path.is_dir():
         raise UserError(f"{folder} is a file; model_dir must be a folder.")
     program = [sys.executable, "-m", "modelyard"] if program is None else list(program)
-    with log_to(directory.logs, LAUNCHER):
-        log.info("launching %s in %s: %s", Cluster(addresses=addresses).listed(), folder, shlex.join(words))
-        try:
-            _run((*program, *words), addresses, directory, max_restarts, pin, timeouts)
-        except Stopped as stopped:
-            raise Interrupted(stopped.signal, newest_step(directory), folder) from None
-        except LaunchError as error:
-            if error.status == USER_ERROR:
-                _remove_if_unused(directory)
-            raise
-
-
-def _run(
-    words: tuple[str, ...],
-    counts: dict[str, tuple[str, ...]],
-    directory: RunDirectory,
-    max_restarts: int,
-    pin: bool,
-    timeouts: Timeouts | None,
-) -> None:
     gpus, cores = available_gpus(os.environ), bindable_cores() if pin else []
-    ports: list[ReservedPorts] = []
+    ports = ExitStack()
 
-    def plan() -> list[ProcessSpec]:
-        while ports:
-            ports.pop().close()
-        ports.append(ReservedPorts(sum(map(len, counts.values()))))
-        free = iter(ports[0].addresses)
+    def make_specs() -> list[ProcessSpec]:
+        ports.close()  # those of the last start
+        free = iter(ports.enter_context(reserved_ports(sum(map(len, counts.values())))))
         addresses = {role: tuple(next(free) for _ in hosts) for role, hosts in counts.items()}
-        return process_specs(words, addresses, gpus, cores)
+        return process_specs((*program, *words), addresses, gpus, cores)
 
-    trainers = len(Cluster(addresses=counts).trainers)
-    if gpus and len(gpus) < trainers:
-        log.warning("%d GPUs can't be shared by %d training processes: they train on the CPU", len(gpus), trainers)
-    try:
-        with _result_output() as output, live_display() as live:
-            steps = partial(newest_step, directory)
-            Supervisor(plan, directory.logs, steps, max_restarts, timeouts, output, live).run()
-    finally:
-        for reserved in ports:
-            reserved.close()
+    def newest_step() -> int:
+        return max(list_checkpoints(directory.checkpoints), default=0)
+
+    with log_to(directory.logs, LAUNCHER), ports:
+        cluster = Cluster(addresses=counts)
+        log.info("launching %s in %s: %s", cluster.listed(), folder, shlex.join(words))
+        trainers = len(cluster.trainers)
+        if gpus and len(gpus) < trainers:
+            log.warning("%d GPUs can't be shared by %d training processes: they train on the CPU", len(gpus), trainers)
+        try:
+            with _result_output() as output, live_display() as live:
+                Supervisor(make_specs, directory.logs, newest_step, max_restarts, output=output, live=live).run()
+        except Stopped as stopped:
+            raise Interrupted(stopped.signal, newest_step(), folder) from None
+        except LaunchError as error:
+            began = directory.exists() or directory.unexpected_files() or list_checkpoints(directory.checkpoints)
+            if error.status == USER_ERROR and not began:  # the error has the end of the log
+                shutil.rmtree(directory.path, ignore_errors=True)
+            raise
 
 
 @contextmanager
@@ -158,8 +142,7 @@ def check_layout(workers: int | None, ps: int, evaluator: bool, max_restarts: in
     for name, value, least in (("workers", workers, 1), ("ps", ps, 0), ("max_restarts", max_restarts, 0)):
         if value < least:
             raise UserError(f"--{name} must be {least} or more, got {value}.")
-    counts = {CHIEF: 1 if ps else 0, WORKER: workers, PS: ps, EVALUATOR: int(evaluator)}
-    return {role: ("",) * count for role, count in counts.items() if count}
+    return {role: ("",) * count for role, count in role_counts(workers, ps, evaluator).items()}
 
 
 def process_specs(
@@ -167,11 +150,8 @@ def process_specs(
 ) -> list[ProcessSpec]:
     """Returns the processes of a cluster, the coordinator first, each with its role, GPUs and cores.
 
-    Args:
-        words: the command.
-        addresses: host:port of each process, by role.
-        gpus: divided between the processes that train; the evaluator gets one that is left over.
-        cores: divided between the processes that train; if empty, no process is bound to cores.
+    GPUs and cores are divided between the processes that train. The evaluator gets a GPU that is left over. If
+    ``cores`` is empty, no process is bound to cores.
     """
     cluster = Cluster(addresses=addresses)
     trainers = cluster.trainers
@@ -210,17 +190,6 @@ def local_folder(model_dir: str, cache_dir: str | None) -> Path:
     return working_folder(model_dir, storage.cache_folder(cache_dir))
 
 
-def newest_step(directory: RunDirectory) -> int:
-    """Returns the step of the newest checkpoint; 0 if there is none."""
-    return max(list_checkpoints(directory.checkpoints), default=0)
-
-
-def _remove_if_unused(directory: RunDirectory) -> None:
-    """Removes the folder if no run began in it; the error has the end of the log."""
-    if not directory.exists() and not directory.unexpected_files() and not list_checkpoints(directory.checkpoints):
-        shutil.rmtree(directory.path, ignore_errors=True)
-
-
 # -- stopping -------------------------------------------------------------------------------------------------------
 
 
@@ -256,7 +225,11 @@ def stop(
     if not running:
         return []
     number = signal.SIGKILL if force else signal.SIGTERM
-    signalled = [holder for holder in _processes_to_signal(running, force) if holder.signal(number)]
+    launchers = [holder for holder in running if holder.name == LAUNCHER]
+    others = [holder for holder in running if holder.name != LAUNCHER]
+    # The launcher stops the others. To kill all, it comes first: it would restart the others.
+    chosen = launchers if launchers and not force else launchers + others
+    signalled = [holder for holder in chosen if holder.signal(number)]
     if not signalled and holders(folder):
         elsewhere = ", ".join(str(holder) for holder in running)
         raise RunError(f"{model_dir} is run by {elsewhere}, which can't be signalled from this machine. Stop it there.")
@@ -272,14 +245,6 @@ def stop(
             raise LaunchError(f"{left} did not exit within {timeout_secs:g} s.{hint}", status=1)
         time.sleep(_POLL_SECONDS)
     return names
-
-
-def _processes_to_signal(running: list[Holder], force: bool) -> list[Holder]:
-    """Returns the launcher, which stops the others; all processes if there is no launcher, or to kill them."""
-    launchers = [holder for holder in running if holder.name == LAUNCHER]
-    if force:  # first the launcher, which would restart the others
-        return launchers + [holder for holder in running if holder.name != LAUNCHER]
-    return launchers or running
 
 
 def _log_folder(model_dir: str, cache_dir: str | None) -> Path:

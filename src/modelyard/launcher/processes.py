@@ -12,10 +12,9 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import IO
 
 from modelyard.system.files import explain
@@ -42,12 +41,9 @@ def available_gpus(environ: Mapping[str, str]) -> list[str]:
     listed = environ.get(VISIBLE_GPUS)
     if listed is None:
         return [str(number) for number in range(len(gpus()))]
-    names: list[str] = []
-    for name in (part.strip() for part in listed.split(",")):
-        if not name or name.startswith("-"):  # CUDA ignores everything after an invalid one
-            break
-        names.append(name)
-    return names
+    names = [name.strip() for name in listed.split(",")]
+    # CUDA ignores everything after an invalid one.
+    return list(itertools.takewhile(lambda name: name and not name.startswith("-"), names))
 
 
 def divide_cores(cores: list[int], processes: int) -> list[list[int]]:
@@ -64,45 +60,23 @@ def divide_gpus(found: list[str], processes: int) -> tuple[list[list[str]], list
     return [found[i * each : (i + 1) * each] for i in range(processes)], found[each * processes :]
 
 
-class ReservedPorts:
-    """Free ports of this machine, reserved until `close`.
+@contextlib.contextmanager
+def reserved_ports(count: int) -> Iterator[list[str]]:
+    """Yields host:port of free ports of this machine, which are reserved while the block runs.
 
     The sockets are bound, but do not listen, and have both options for sharing an address. A server that uses either,
     as TensorFlow's does, can listen there, while the system gives the ports to no other process.
     """
-
-    def __init__(self, count: int) -> None:
-        self._sockets: list[socket.socket] = []
-        try:
-            for _ in range(count):
-                reserved = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-                self._sockets.append(reserved)
-                reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if hasattr(socket, "SO_REUSEPORT"):
-                    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-                reserved.bind((HOST, 0))
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def addresses(self) -> list[str]:
-        """host:port of each."""
-        return [f"{HOST}:{reserved.getsockname()[1]}" for reserved in self._sockets]
-
-    def close(self) -> None:
-        """Releases the ports."""
-        for reserved in self._sockets:
-            reserved.close()
-        self._sockets = []
-
-    def __enter__(self) -> ReservedPorts:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    with contextlib.ExitStack() as sockets:
+        addresses = []
+        for _ in range(count):
+            reserved = sockets.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if hasattr(socket, "SO_REUSEPORT"):
+                reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            reserved.bind((HOST, 0))
+            addresses.append(f"{HOST}:{reserved.getsockname()[1]}")
+        yield addresses
 
 
 # -- processes ------------------------------------------------------------------------------------------------------
@@ -142,28 +116,22 @@ class _Tail:
         self._file.seek(0, os.SEEK_END)
         self._rest = b""
 
-    def read(self) -> list[str]:
-        """Returns the new lines."""
-        lines: list[str] = []
-        while data := self._file.read(_MAX_BYTES):
+    def read(self, final: bool = False) -> list[str]:
+        """Returns the new lines. The last time, it includes an incomplete line and closes the log."""
+        lines: list[bytes] = []
+        while not self._file.closed and (data := self._file.read(_MAX_BYTES)):
             *complete, self._rest = (self._rest + data).split(b"\n")
-            lines += [printable(line) for line in complete if not _DEBUG.match(line)]
+            lines += [line for line in complete if not _DEBUG.match(line)]
             if len(self._rest) > _MAX_BYTES:
-                lines.append(printable(self._rest))
+                lines.append(self._rest)
                 self._rest = b""
-        self.last.extend(line for line in lines if line.strip())
-        return lines
-
-    def close(self) -> list[str]:
-        """Returns the last new lines, including an incomplete one."""
-        if self._file.closed:
-            return []
-        lines = self.read()
-        if self._rest:
-            lines.append(printable(self._rest))
-            self.last.append(lines[-1])
-        self._file.close()
-        return lines
+        if final:
+            self._file.close()
+            lines += [self._rest] if self._rest else []
+            self._rest = b""
+        texts = [printable(line) for line in lines]
+        self.last.extend(text for text in texts if text.strip())
+        return texts
 
 
 def printable(line: bytes) -> str:
@@ -175,11 +143,8 @@ def printable(line: bytes) -> str:
 class Process:
     """A process that was started.
 
-    Args:
-        spec: the process to start.
-        logs: the folder of the logs.
-        ended: called with this object, from another thread, when the process has ended.
-        output: where standard output goes if the spec shows it; by default where this process's goes.
+    ``ended`` is called with this object, from another thread, when the process has ended. If the spec shows its
+    standard output, that goes to ``output``, by default to that of this process.
     """
 
     def __init__(
@@ -201,13 +166,9 @@ class Process:
                     env={**os.environ, **spec.environ},
                     start_new_session=True,  # a terminal's Ctrl-C is for the launcher only
                 )
+        self.pid = self._process.pid
         self._waiter = threading.Thread(target=self._wait, args=(ended,), daemon=True, name=f"wait for {spec.name}")
         self._waiter.start()
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
 
     @property
     def is_alive(self) -> bool:
@@ -235,9 +196,24 @@ class Process:
         """Whether it runs, or how it ended."""
         return "running" if self.status is None else "done" if self.status == 0 else describe_status(self.status)
 
+    @property
+    def exit_status(self) -> int:
+        """Its status as a shell reports it."""
+        status = self.status or 0
+        return status if status >= 0 else 128 - status
+
+    @property
+    def failure(self) -> str:
+        """How it failed, with the last lines of its log."""
+        status = self.status or 0
+        how = f"{self.spec.name} {'exited with' if status >= 0 else 'was'} {describe_status(status)}"
+        if not self.last_lines:
+            return f"{how}, and wrote nothing to {self.log}."
+        return "\n".join([f"{how}. The end of {self.log}:", *(f"  {line}" for line in self.last_lines)])
+
     def read_log(self) -> list[str]:
         """Returns the new lines of its log."""
-        return self._tail.read() if self.is_alive else self._tail.close()
+        return self._tail.read(final=not self.is_alive)
 
     def reap(self) -> int:
         """Waits for its end and kills its children; returns the exit status, or minus a signal."""
@@ -256,24 +232,3 @@ def describe_status(status: int) -> str:
         return f"killed by {signal.Signals(-status).name}"
     except ValueError:
         return f"killed by signal {-status}"
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A process that failed: its status, and the last lines of its log."""
-
-    name: str
-    status: int
-    log: Path
-    lines: tuple[str, ...] = ()
-
-    @property
-    def exit_status(self) -> int:
-        """The status as a shell reports it."""
-        return self.status if self.status >= 0 else 128 - self.status
-
-    def __str__(self) -> str:
-        how = f"{self.name} {'exited with' if self.status >= 0 else 'was'} {describe_status(self.status)}"
-        if not self.lines:
-            return f"{how}, and wrote nothing to {self.log}."
-        return "\n".join([f"{how}. The end of {self.log}:", *(f"  {line}" for line in self.lines)])

@@ -12,44 +12,19 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from modelyard import __version__
 from modelyard.config.calls import parse_list
 from modelyard.config.resolve import COMMAND_LINE
 from modelyard.errors import ConfigError, Problem, RunError, UserError, unknown
-from modelyard.launcher import kubernetes, slurm_script, vertex
-from modelyard.launcher.command import option
-from modelyard.launcher.job import Resources, make_job, read_resources
-from modelyard.launcher.template import read_template, shipped_template
+from modelyard.launcher.job import make_job, option
+from modelyard.launcher.targets import TARGETS, Target, read_resources
+from modelyard.launcher.template import fill_text, read_template, shipped_template
 from modelyard.system.files import write_text
 
-
-@dataclass(frozen=True)
-class _Target:
-    module: ModuleType
-    resources: type[Resources]
-    ending: str
-
-
-TARGETS = {
-    "slurm": _Target(slurm_script, slurm_script.SlurmResources, ".slurm.sh"),
-    "kubernetes": _Target(kubernetes, kubernetes.KubernetesResources, ".kubernetes.yaml"),
-    "vertex": _Target(vertex, vertex.VertexResources, ".vertex.yaml"),
-}
 _CONFIG_FILES = ("project.yaml", "hyperparameters.yaml")
 _FILE_OPTIONS = ("config_file", "hyperparameter_file", "recipe")
-
-_DOCKERFILE = """\
-# Build it in this folder: docker build -t REGISTRY/NAME:TAG . && docker push REGISTRY/NAME:TAG
-FROM python:3.12-slim
-RUN pip install --no-cache-dir "modelyard[{extras}]=={version}"
-{requirements}WORKDIR /app
-{files}RUN chown -R 1000:1000 /app
-USER 1000:1000
-ENTRYPOINT ["modelyard"]
-"""
 
 
 @dataclass(frozen=True)
@@ -113,15 +88,14 @@ def submit(
         ConfigError: with every problem.
         RunError: if the file exists, or the tool fails.
     """
-    destination = _target(target)
-    requested = read_resources(destination.resources, target, resources, options)
-    job = make_job(words, name, workers, ps, evaluator, _runs_folder(requested))
-    where = str(template) if template is not None else destination.module.TEMPLATE
-    text = destination.module.render(
-        job, requested, read_template(template) if template else template_text(target), where
-    )
-    path = Path(output) if output is not None else Path(f"{job.name}{destination.ending}")
-    command: list[str] = destination.module.submit_command(str(path), job, requested)
+    chosen = read_resources(_target(target), resources, options)
+    job = make_job(words, name, workers, ps, evaluator, chosen.runs_folder)
+    if template is None:
+        text = chosen.render(job, template_text(target), chosen.template)
+    else:
+        text = chosen.render(job, read_template(template), str(template))
+    path = Path(output) if output is not None else Path(f"{job.name}{chosen.ending}")
+    command = chosen.submit_command(str(path), job)
     typed = shlex.join(command)
     if dry_run:
         return Submission(job.name, text, None, typed)
@@ -139,22 +113,13 @@ def submit(
 
 def template_text(target: str) -> str:
     """Returns the template that comes with Modelyard, to be changed and passed as ``template``."""
-    return shipped_template(_target(target).module.TEMPLATE)
+    return shipped_template(_target(target).template)
 
 
-def _target(name: str) -> _Target:
+def _target(name: str) -> type[Target]:
     if name not in TARGETS:
         raise UserError(unknown("submit target", name, TARGETS))
     return TARGETS[name]
-
-
-def _runs_folder(requested: Resources) -> str | None:
-    """Returns the folder for runs without a model_dir, if all processes can reach it."""
-    if isinstance(requested, slurm_script.SlurmResources):
-        return f"{requested.workdir or Path.cwd()}/runs"
-    if isinstance(requested, kubernetes.KubernetesResources) and requested.claim:
-        return requested.mount.rstrip("/")
-    return None
 
 
 def dockerfile(words: Sequence[str], gpus: bool) -> str:
@@ -181,10 +146,9 @@ def dockerfile(words: Sequence[str], gpus: bool) -> str:
     if problems:
         raise ConfigError(problems)
     copies = [f"COPY {json.dumps([name, f'/app/{name}'])}\n" for name in dict.fromkeys(files)]
-    requirements = ""
     if Path("requirements.txt").is_file():
-        requirements = (
-            "COPY requirements.txt /tmp/requirements.txt\nRUN pip install --no-cache-dir -r /tmp/requirements.txt\n"
-        )
+        requirements = "/tmp/requirements.txt"
+        copies = [f"COPY requirements.txt {requirements}\nRUN pip install --no-cache-dir -r {requirements}\n", *copies]
     extras = "gpu,cloud" if gpus else "cpu,cloud"
-    return _DOCKERFILE.format(extras=extras, version=__version__, requirements=requirements, files="".join(copies))
+    values = {"EXTRAS": extras, "VERSION": __version__, "FILES": "".join(copies)}
+    return fill_text(shipped_template("Dockerfile"), values, values, "Dockerfile")

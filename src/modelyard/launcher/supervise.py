@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import queue
 import re
 import signal
@@ -24,7 +25,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from modelyard.errors import PeerLostError, UserError
-from modelyard.launcher.processes import Failure, Process, ProcessSpec
+from modelyard.launcher.processes import Process, ProcessSpec
 from modelyard.system.console import console
 
 log = logging.getLogger("modelyard")
@@ -103,7 +104,7 @@ class Supervisor:
     """Runs a cluster until its work is done.
 
     Args:
-        plan: returns the processes, one of which is the coordinator; called for every start of all of them.
+        make_specs: returns the processes, one of which is the coordinator; called for every start of all of them.
         logs: the folder of their logs.
         newest_step: returns the step of the newest checkpoint, which measures progress.
         max_restarts: how many restarts in a row are allowed without progress.
@@ -114,7 +115,7 @@ class Supervisor:
 
     def __init__(
         self,
-        plan: Callable[[], list[ProcessSpec]],
+        make_specs: Callable[[], list[ProcessSpec]],
         logs: Path,
         newest_step: Callable[[], int],
         max_restarts: int,
@@ -122,7 +123,7 @@ class Supervisor:
         output: IO[bytes] | None = None,
         live: Live | None = None,
     ) -> None:
-        self._plan = plan
+        self._make_specs = make_specs
         self._logs = logs
         self._newest_step = newest_step
         self._max_restarts = max_restarts
@@ -132,9 +133,9 @@ class Supervisor:
         self._events: queue.SimpleQueue[Process | signal.Signals] = queue.SimpleQueue()
         self._signals: list[signal.Signals] = []
         self._processes: dict[str, Process] = {}
-        self._restarts: dict[str, tuple[float, ProcessSpec, Failure]] = {}  # processes to restart alone: when, and why
+        self._restarts: dict[Process, float] = {}  # when to restart processes that failed and are restarted alone
         self._attempts: dict[str, _Attempts] = {}  # of those
-        self._given_up: list[Failure] = []
+        self._given_up: list[Process] = []
 
     def run(self) -> None:
         """Starts the cluster and returns when its work is done.
@@ -146,11 +147,11 @@ class Supervisor:
         attempts = _Attempts(self._max_restarts, self._newest_step())
         with self._signals_handled():
             try:
-                while (failure := self._run_once()) is not None:
+                while (failed := self._run_once()) is not None:
                     if not attempts.failed(self._newest_step()):
-                        raise self._give_up(failure)
+                        raise self._give_up(failed)
                     pause = self._timeouts.pause(attempts.failures)
-                    log.warning("%s", failure)
+                    log.warning("%s", failed.failure)
                     log.warning("restarting all processes in %g s, from step %d (%s)", pause, attempts.step, attempts)
                     self._pause(pause)
             finally:
@@ -160,82 +161,78 @@ class Supervisor:
 
     # -- one start of all processes -------------------------------------------------------------------------------
 
-    def _run_once(self) -> Failure | None:
-        """Starts all processes; returns when the work is done, or the failure after which all must restart."""
+    def _run_once(self) -> Process | None:
+        """Starts all processes; returns when the work is done, or the process whose failure makes all restart."""
         self._processes, self._restarts, self._attempts, self._given_up = {}, {}, {}, []
-        for spec in self._plan():
+        for spec in self._make_specs():
             self._start(spec)
         while not self._is_done():
-            ended = self._next_exit(self._next_restart())
+            ended = self._next_exit(min(self._restarts.values(), default=math.inf))
             if self._signals:
                 self._stop(self._signals[0])
                 return None
             self._restart_due()
-            if ended is None or ended.reap() == 0:
+            if ended is None or ended.status == 0:
                 continue
-            failure = self._failure(ended)
-            if failure.status in STOPPED:
-                self._stop(STOPPED[failure.status])
+            if ended.status in STOPPED:
+                self._stop(STOPPED[ended.status])
                 return None
-            if failure.status == USER_ERROR:
-                return self._after_failure([failure])
+            if ended.status == USER_ERROR:
+                return self._after_failure(ended)
             if ended.spec.restarts_alone:
-                self._restart_alone(ended, failure)
+                self._restart_alone(ended)
             elif self._coordinator().status == 0:  # only the evaluator is still awaited
-                log.warning("%s", failure)
+                log.warning("%s", ended.failure)
             else:
-                return self._after_failure([failure])
+                return self._after_failure(ended)
         self._finish()
         return None
 
-    def _after_failure(self, failures: list[Failure]) -> Failure | None:
-        """Waits for the others to exit after a failure, and returns the first one."""
-        is_user_error = failures[0].status == USER_ERROR
-        failures = [failure for _, _, failure in self._restarts.values()] + failures
+    def _after_failure(self, first: Process) -> Process:
+        """Waits for the others to exit after a failure; returns the process that failed first."""
+        failed = [*self._restarts, first]
         self._restarts = {}
-        if is_user_error:
+        if first.status == USER_ERROR:
             self._signal_all(signal.SIGTERM)
         deadline = time.monotonic() + self._timeouts.peers
         while self._alive() and time.monotonic() < deadline:
             ended = self._next_exit(deadline)
             if len(self._signals) > 1:
                 break
-            if ended is not None and ended.reap() != 0:
-                failures.append(self._failure(ended))
+            if ended is not None and ended.status != 0:
+                failed.append(ended)
         for process in self._alive():
             log.warning("%s did not exit within %g s; killed", process.spec.name, self._timeouts.peers)
         self._kill_all()
-        for failure in failures:
-            if failure.status == USER_ERROR:
-                raise LaunchError(str(failure), USER_ERROR)
+        for process in failed:
+            if process.status == USER_ERROR:
+                raise LaunchError(process.failure, USER_ERROR)
         if self._signals:
             raise Stopped(self._signals[0])
-        for failure in failures:
-            if failure.status in STOPPED:
-                raise Stopped(STOPPED[failure.status])
-        return next((failure for failure in failures if failure.status != PEER_LOST), failures[0])
+        for process in failed:
+            if process.status in STOPPED:
+                raise Stopped(STOPPED[process.status])
+        return next((process for process in failed if process.status != PEER_LOST), failed[0])
 
-    def _restart_alone(self, ended: Process, failure: Failure) -> None:
+    def _restart_alone(self, ended: Process) -> None:
         """Restarts one process after a pause, while the others continue."""
-        name = ended.spec.name
-        step = self._newest_step()
+        name, step = ended.spec.name, self._newest_step()
         attempts = self._attempts.setdefault(name, _Attempts(self._max_restarts, step))
         if attempts.failed(step):
             pause = self._timeouts.pause(attempts.failures)
-            log.warning("%s", failure)
+            log.warning("%s", ended.failure)
             log.warning("restarting %s in %g s (%s)", name, pause, attempts)
-            self._restarts[name] = (time.monotonic() + pause, ended.spec, failure)
+            self._restarts[ended] = time.monotonic() + pause
         elif ended.spec.is_awaited:  # training is more important than the evaluator
-            log.error("%s; giving up on it, the others continue", failure)
-            self._given_up.append(failure)
+            log.error("%s; giving up on it, the others continue", ended.failure)
+            self._given_up.append(ended)
         else:
-            raise self._give_up(failure)
+            raise self._give_up(ended)
 
     def _is_done(self) -> bool:
         """Returns whether all awaited processes have finished, or were given up."""
-        lost = {failure.name for failure in self._given_up}
         awaited = [process for process in self._processes.values() if process.spec.is_awaited]
-        return all(process.status == 0 or process.spec.name in lost for process in awaited)
+        return all(process.status == 0 or process in self._given_up for process in awaited)
 
     def _finish(self) -> None:
         """Waits for the other processes, which the coordinator has informed that the work is done."""
@@ -266,15 +263,14 @@ class Supervisor:
                 self._wait_for_all(self._timeouts.coordinator, seen)
         self._signal_all(signal.SIGTERM)
         self._wait_for_all(self._timeouts.stop, seen)
+        why = "signalled again" if len(self._signals) > seen else "too slow"
         for process in self._alive():
-            log.warning(
-                "%s killed: %s", process.spec.name, "signalled again" if len(self._signals) > seen else "too slow"
-            )
+            log.warning("%s killed: %s", process.spec.name, why)
         self._kill_all()
         if self._is_done():
             return
         if coordinator.status is not None and coordinator.status not in (0, *STOPPED, -signal.SIGKILL, -signal.SIGTERM):
-            log.warning("the coordinator may not have saved: %s", self._failure(coordinator))
+            log.warning("the coordinator may not have saved: %s", coordinator.failure)
         raise Stopped(number)
 
     def _wait_for_all(self, seconds: float, seen: int, until_coordinator: bool = False) -> None:
@@ -283,9 +279,7 @@ class Supervisor:
         while self._alive() and time.monotonic() < deadline:
             if len(self._signals) > seen or (until_coordinator and not self._coordinator().is_alive):
                 return
-            ended = self._next_exit(deadline)
-            if ended is not None:
-                ended.reap()
+            self._next_exit(deadline)
 
     def _pause(self, seconds: float) -> None:
         """Waits before all are restarted."""
@@ -308,17 +302,15 @@ class Supervisor:
     # -- processes and logs ---------------------------------------------------------------------------------------
 
     def _next_exit(self, deadline: float) -> Process | None:
-        """Returns the next process that exits; None if none does before the logs are read again."""
-        seconds = min(self._timeouts.poll, max(deadline - time.monotonic(), 0.0))
-        event: Process | signal.Signals | None
-        try:
-            event = self._events.get(timeout=seconds)
-        except queue.Empty:
-            event = None
+        """Reaps and returns the next process that exits; None if none does before the logs are read again."""
+        ended = None
+        with contextlib.suppress(queue.Empty):
+            event = self._events.get(timeout=min(self._timeouts.poll, max(deadline - time.monotonic(), 0.0)))
+            if isinstance(event, Process) and event in self._alive():  # one of an earlier start may arrive late
+                event.reap()
+                ended = event
         self._show_logs()
-        # An event of an earlier start may arrive late.
-        known = isinstance(event, Process) and self._processes.get(event.spec.name) is event and event.is_alive
-        return event if known and isinstance(event, Process) else None
+        return ended
 
     def _show_logs(self) -> None:
         width = max((len(name) for name in self._processes), default=0)
@@ -330,17 +322,14 @@ class Supervisor:
                 sys.stderr.write("".join(new))
                 sys.stderr.flush()
 
-    def _next_restart(self) -> float:
-        return min((when for when, _, _ in self._restarts.values()), default=time.monotonic() + self._timeouts.poll)
-
     def _start(self, spec: ProcessSpec) -> None:
         self._processes[spec.name] = Process(spec, self._logs, self._events.put, self._output)
 
     def _restart_due(self) -> None:
-        for name, (when, spec, _) in list(self._restarts.items()):
+        for ended, when in list(self._restarts.items()):
             if time.monotonic() >= when:
-                del self._restarts[name]
-                self._start(spec)
+                del self._restarts[ended]
+                self._start(ended.spec)
 
     def _alive(self) -> list[Process]:
         return [process for process in self._processes.values() if process.is_alive]
@@ -348,15 +337,10 @@ class Supervisor:
     def _coordinator(self) -> Process:
         return next(process for process in self._processes.values() if process.spec.is_coordinator)
 
-    def _failure(self, process: Process) -> Failure:
-        status = process.reap()
-        self._show_logs()
-        return Failure(process.spec.name, status, process.log, tuple(process.last_lines))
-
-    def _give_up(self, failure: Failure) -> LaunchError:
+    def _give_up(self, failed: Process) -> LaunchError:
         most = self._max_restarts
         why = f"after {most} restarts without progress" if most else "restarts are not allowed"
-        return LaunchError(f"giving up ({why}). {failure}", failure.exit_status)
+        return LaunchError(f"giving up ({why}). {failed.failure}", failed.exit_status)
 
     @contextlib.contextmanager
     def _signals_handled(self) -> Iterator[None]:

@@ -15,23 +15,22 @@ from modelyard.errors import ConfigError, Problem, unknown
 
 _PLACEHOLDER = re.compile(r"@([A-Z][A-Z0-9_]*)@")
 _LINES = re.compile(r"(?! )(?:[ -~]*[!-~]\n)+(?:[ -~]*[!-~])?")
-
-
-class _Inserted(str):
-    """An inserted text: always quoted, since other YAML readers take more texts for numbers (0o17) than ours."""
+_PLAIN = re.compile(r"[A-Za-z][\w./-]+", re.ASCII)
 
 
 class _Dumper(yaml.SafeDumper):
+    """Quotes all text but names, since other YAML readers take more texts for numbers (0o17) than ours."""
+
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
 def _represent(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    style = "|" if _LINES.fullmatch(text) else '"'
-    return dumper.represent_scalar("tag:yaml.org,2002:str", str(text), style=style)
+    style = "|" if _LINES.fullmatch(text) else None if _PLAIN.fullmatch(text) else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
-_Dumper.add_representer(_Inserted, _represent)
+_Dumper.add_representer(str, _represent)
 
 
 def shipped_template(name: str) -> str:
@@ -49,9 +48,8 @@ def read_template(path: str | Path) -> str:
         with open(path, encoding="utf-8") as file:
             text = file.read(MOST_BYTES + 1)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            [Problem(str(path), "", f"can't be read: {getattr(error, 'strerror', None) or error}")]
-        ) from error
+        message = f"can't be read: {getattr(error, 'strerror', None) or error}"
+        raise ConfigError([Problem(str(path), "", message)]) from error
     if len(text) > MOST_BYTES:
         raise ConfigError([Problem(str(path), "", "is larger than 1 MiB, the limit for a template.")])
     return text
@@ -82,9 +80,8 @@ def fill_yaml(text: str, values: Mapping[str, Any], needed: Iterable[str], where
     except (yaml.YAMLError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f"{where}:{mark.line + 1}" if mark else where
-        message = (
-            f'is not valid YAML: {getattr(error, "problem", None) or error}. Put placeholders in quotes: "@NAME@".'
-        )
+        what = getattr(error, "problem", None) or error
+        message = f'is not valid YAML: {what}. Put placeholders in quotes: "@NAME@".'
         raise ConfigError([Problem(line, "", message)]) from error
     filled = [_filled(document, values) for document in documents if document is not None]
     return yaml.dump_all(filled, Dumper=_Dumper, sort_keys=False, width=1 << 30)
@@ -93,25 +90,14 @@ def fill_yaml(text: str, values: Mapping[str, Any], needed: Iterable[str], where
 def _filled(node: Any, values: Mapping[str, Any]) -> Any:
     if isinstance(node, dict):
         filled = {key: _filled(value, values) for key, value in node.items()}
-        return {key: value for key, value in filled.items() if not (_empty(value) and not _empty(node[key]))}
+        return {key: value for key, value in filled.items() if _empty(node[key]) or not _empty(value)}
     if isinstance(node, list):
         items = [(item, _filled(item, values)) for item in node]
-        return [new for old, new in items if not (_empty(new) and not _empty(old))]
+        return [new for old, new in items if _empty(old) or not _empty(new)]
     if not isinstance(node, str) or not _PLACEHOLDER.search(node):
         return node
     alone = _PLACEHOLDER.fullmatch(node)
-    return _inserted(values[alone[1]] if alone else _PLACEHOLDER.sub(lambda match: str(values[match[1]]), node))
-
-
-def _inserted(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {
-            key if re.fullmatch(r"[A-Za-z_][\w./-]*", key) else _Inserted(key): _inserted(item)
-            for key, item in value.items()
-        }
-    if isinstance(value, list):
-        return [_inserted(item) for item in value]
-    return _Inserted(value) if isinstance(value, str) else value
+    return values[alone[1]] if alone else _PLACEHOLDER.sub(lambda match: str(values[match[1]]), node)
 
 
 def _empty(value: Any) -> bool:
@@ -126,8 +112,7 @@ def _check(text: str, values: Mapping[str, Any], needed: Iterable[str], where: s
             found.add(name)
             if name not in values:
                 problems.append(Problem(f"{where}:{number}", f"@{name}@", unknown("placeholder", name, values)))
-    for name in needed:
-        if name not in found:
-            problems.append(Problem(where, f"@{name}@", "is missing: without it the job would not run your command."))
+    missing = "is missing: without it the job would not run your command."
+    problems += [Problem(where, f"@{name}@", missing) for name in needed if name not in found]
     if problems:
         raise ConfigError(problems)
