@@ -9,7 +9,7 @@ import pytest
 
 import modelyard
 from conftest import Make, distance, engine_name, same_bits
-from modelyard.config.accelerators import nvidia_gpus
+from modelyard.config.backend import nvidia_gpus
 from modelyard.engine.base import State
 from modelyard.errors import CheckpointError, TrainingError, UserError
 
