@@ -345,7 +345,7 @@ def test_an_option_of_a_part_that_was_not_chosen_is_a_note_from_a_file() -> None
     config = resolve({"model": "mlp", "optimizer": "adam"})
     assert "momentum" not in config.flat()
     assert len(config.notes) == 1
-    assert config.notes[0].startswith("hyperparameters.yaml:2: momentum is not used here")
+    assert config.notes[0].startswith("hyperparameters.yaml:2: momentum has no effect here")
     assert resolve({"model": "mlp", "optimizer": "sgd"}).part_options["momentum"] == 0.5
 
 
@@ -359,7 +359,7 @@ def test_groups_given_beside_a_mistake_are_read_as_ever() -> None:
 def test_of_a_list_the_wrong_name_is_said_and_no_name_counts_twice() -> None:
     for given in ("flip,shfit", ["flip", "shfit"]):
         said = only_problem(model="mlp", test_time_augmentation=given).message
-        assert said == "'shfit' is none of flip, shift. Did you mean 'shift'?"
+        assert said == "must be one of flip, shift, got 'shfit'. Did you mean 'shift'?"
     assert only_problem(model="mlp", test_time_augmentation="flip, flip").message == "names 'flip' twice."
 
 

@@ -92,7 +92,7 @@ def test_a_plugin_is_imported_once() -> None:
 
 def test_an_option_without_default_must_be_given() -> None:
     write("mine.py", MODEL.format(default=""))
-    assert only_problem(model="my_model", plugins="mine.py") == ("Python: my_depth: must be given: it has no default.")
+    assert only_problem(model="my_model", plugins="mine.py") == ("Python: my_depth: is required: it has no default.")
     assert load_config(model="my_model", plugins="mine.py", my_depth=2).part_options["my_depth"] == 2
 
 

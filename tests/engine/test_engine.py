@@ -277,7 +277,7 @@ def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(make: Make
 
 
 def test_a_batch_that_devices_cannot_share_is_refused(make: Make) -> None:
-    with pytest.raises(UserError, match=r"train_batch_size: 33 examples can't be divided evenly over 2 devices"):
+    with pytest.raises(UserError, match=r"train_batch_size: must be divisible by 2 devices, got 33"):
         make(cpu_devices=2, train_batch_size=33)
     from modelyard.engine.base import check_divisible
 

@@ -17,7 +17,7 @@ from typing import Any
 from modelyard import storage
 from modelyard.config import Config, resolve
 from modelyard.config.resolve import COMMAND_LINE
-from modelyard.config.schema import CORE_FIELDS, EXCLUSIVE, is_free, is_path
+from modelyard.config.schema import CORE_FIELDS, EXCLUSIVE, is_mutable, is_path
 from modelyard.config.yaml_file import Value, inline, read_sections
 from modelyard.errors import ConfigError, Problem, nearest, unknown
 from modelyard.loop.start import with_absolute_paths
@@ -153,7 +153,7 @@ def result_options(config: Config) -> dict[str, Any]:
 
 def affects_results(key: str) -> bool:
     """Returns whether an option affects the results of a run."""
-    return key in _AFFECT_RESULTS or not is_free(key)
+    return key in _AFFECT_RESULTS or not is_mutable(key)
 
 
 def make_cells(request: MatrixRequest) -> list[Cell]:

@@ -11,8 +11,8 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from modelyard.cluster.description import CHIEF, EVALUATOR, PS, WORKER
+from modelyard.config.calls import validation_message
 from modelyard.config.resolve import COMMAND_LINE
-from modelyard.config.wording import sentence
 from modelyard.config.yaml_file import Value, read_flat
 from modelyard.errors import ConfigError, Problem, nearest, unknown
 from modelyard.launcher.command import LAUNCHABLE, RESUME, TRAIN_AND_EVALUATE, option
@@ -202,7 +202,7 @@ def _sentence(detail: Mapping[str, Any], given: Any) -> str:
     if detail["type"] == "string_pattern_mismatch":
         memory = "Ki" in detail["ctx"]["pattern"]
         return f"{given!r} {'is not a size such as 16G' if memory else 'contains invalid characters'}."
-    return sentence(detail, given)
+    return validation_message(detail, given)
 
 
 # -- containers -----------------------------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ from typing import Any
 
 import keras
 
-from modelyard.config.optimizer_groups import OptimizerGroup, read_group
 from modelyard.config.schema import Config
+from modelyard.config.weight_groups import OptimizerGroup, read_group
 from modelyard.errors import UserError, nearest
 from modelyard.models.catalog import AdamOptions, AdamWOptions, MuonOptions, RmspropOptions, SgdOptions
 from modelyard.models.muon import KernelMuon

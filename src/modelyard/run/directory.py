@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from modelyard import storage
-from modelyard.config.schema import Config, is_free, is_path
+from modelyard.config.schema import Config, is_mutable, is_path
 from modelyard.config.yaml_file import CONFIG_VERSION, RUN_CONFIG_KEY, dump, read_set
 from modelyard.errors import ConfigError, Interrupted, Problem, RunError
 from modelyard.run.journal import JOURNAL
@@ -323,7 +323,7 @@ def differences(directory: RunDirectory, config: Config) -> list[tuple[str, Any,
     here = config.flat()
     paths = path_options(config)
     return [
-        (key, there.get(key), here.get(key), is_free(key) or _is_moved(key, there.get(key), here.get(key), paths))
+        (key, there.get(key), here.get(key), is_mutable(key) or _is_moved(key, there.get(key), here.get(key), paths))
         for key in sorted((set(there) | set(here)) - set(_NOT_IN_CONFIG))
         if there.get(key) != here.get(key)
     ]

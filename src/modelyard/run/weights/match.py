@@ -10,7 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from modelyard.config.renames import parse_rename
+from modelyard.config.schema import parse_rename
 from modelyard.errors import CheckpointError, nearest
 from modelyard.run.weights.named import NamedWeights
 from modelyard.run.weights.views import Shape, View, by_name, by_order, by_place, hits
