@@ -11,7 +11,7 @@ from modelyard.cli.commands import default_of, print_json, stdout
 from modelyard.config.calls import parse_list
 from modelyard.config.plugins import load_installed_plugins, load_plugins
 from modelyard.errors import UserError
-from modelyard.models.sizes import SIZES, Size
+from modelyard.models.catalog import SIZES, Size
 from modelyard.registry import MODELS, Entry
 
 _USUAL = (32, 32, 3)
@@ -30,7 +30,9 @@ def show_all(options: dict[str, Any], *, as_json: bool) -> None:
         column.justify = "right"
     for entry in entries:
         size = SIZES.get(entry.name)
-        costs = ("–", "–", "–") if size is None else (f"{size.side}×{size.side}", *map(_short, size.costs))
+        costs = ["–", "–", "–"]
+        if size is not None:
+            costs = [f"{size.side}×{size.side}", _short(size.parameters), _short(size.flops)]
         table.add_row(entry.name, entry.summary, *costs)
     stdout().print(table)
     stdout().print(

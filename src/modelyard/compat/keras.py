@@ -83,7 +83,7 @@ def layer_call_replaced(make: Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def fuse_batch_norm_sync() -> None:
-    """Makes synchronised batch norm send mean and variance together, in one message per layer instead of three.
+    """Makes synchronized batch norm send mean and variance together, in one message per layer instead of three.
 
     Keras sums three values of every layer's input and sends each by itself, forwards and, for the gradients, back. All
     replicas have equal parts of a batch here, so that mean and variance of each part are enough.

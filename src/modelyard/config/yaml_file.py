@@ -68,10 +68,10 @@ def read_set(path: Path, set_name: str | None, problems: list[Problem]) -> dict[
         if set_name is not None:
             file.report(f"is the config of a run and has no set {set_name!r}.")
         return file.values(file.root)
-    for key, node in sets.items():
+    for option, node in sets.items():
         if not isinstance(node, yaml.MappingNode) and node.tag != _NULL:
             message = "is outside a set. Put options into a named set: 'default:', then the options indented below it."
-            file.report(message, node, key)
+            file.report(message, node, option)
             return {}
     name = set_name or "default"
     if name not in sets:

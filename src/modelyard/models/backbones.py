@@ -191,7 +191,7 @@ def _arrays(model: keras.Model) -> list[NDArray[Any]]:
 
 
 def _weights(layer: Any) -> list[Any]:
-    """Returns the weights of a layer, except of normalisation of pixels: `Pixels` replaces it."""
+    """Returns the weights of a layer, except of normalization of pixels: `Pixels` replaces it."""
     return [] if isinstance(layer, layers.Normalization) else list(layer.weights)
 
 

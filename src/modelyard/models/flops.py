@@ -1,7 +1,7 @@
 """Counts FLOPs of a model for one example: multiplications and additions of convolutions and matrix products.
 
 They are counted from the shapes of the layers; nothing is run. A multiplication and its addition are two operations, so
-the count is twice the MACs that papers often give. Biases, normalisation, activations and pooling are not counted.
+the count is twice the MACs that papers often give. Biases, normalization, activations and pooling are not counted.
 """
 
 from __future__ import annotations

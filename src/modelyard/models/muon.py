@@ -2,7 +2,7 @@
 
 A kernel is updated by its momentum, made orthogonal by Newton-Schulz iterations (K. Jordan et al., "Muon: an optimizer
 for hidden layers in neural networks", 2024). On JAX, where a step is one compiled program, all kernels are
-orthogonalised together in few batched multiplications.
+orthogonalized together in few batched multiplications.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Shape = tuple[int, int]
 
 @keras.saving.register_keras_serializable(package="modelyard")
 class KernelMuon(keras.optimizers.Muon):
-    """Muon that also takes the kernels of convolutions: orthogonalised as matrices of (all inputs) × (outputs).
+    """Muon that also takes the kernels of convolutions: orthogonalized as matrices of (all inputs) × (outputs).
 
     Keras's own leaves every variable that is not two-dimensional to AdamW.
 
@@ -150,6 +150,6 @@ def _joined(one: tuple[Shape, list[int]], other: tuple[Shape, list[int]]) -> tup
 
 
 def _cost(shape: Shape, indices: list[int], steps: int) -> float:
-    """Returns the operations to orthogonalise the matrices, each padded to ``shape``."""
+    """Returns the operations to orthogonalize the matrices, each padded to ``shape``."""
     rows, columns = shape
     return len(indices) * steps * (4.0 * rows**2 * columns + 2.0 * rows**3)

@@ -17,7 +17,7 @@ from modelyard.models.muon import KernelMuon
 LearningRate = Callable[[], Any]
 Member = tuple[OptimizerGroup, keras.optimizers.Optimizer]
 NO_DECAY = ["bias", "gamma", "beta"]
-"""Biases and normalisation are not decayed."""
+"""Biases and normalization are not decayed."""
 
 
 def build_optimizer(config: Config, learning_rate: LearningRate, model: str = "") -> keras.optimizers.Optimizer:

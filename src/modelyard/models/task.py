@@ -256,7 +256,7 @@ def _constant(value: NDArray[Any]) -> Callable[..., Any]:
 
 
 def image_input(data: DataInfo, smallest: int = 1) -> tuple[Tensor, Tensor]:
-    """Returns an input for raw images and the standardised tensor, to build a network on.
+    """Returns an input for raw images and the standardized tensor, to build a network on.
 
     Args:
         data: shapes and statistics of the data.
@@ -277,6 +277,6 @@ def image_input(data: DataInfo, smallest: int = 1) -> tuple[Tensor, Tensor]:
 
 
 def any_input(data: DataInfo) -> tuple[Tensor, Tensor]:
-    """Returns an input and the standardised tensor for examples of any shape."""
+    """Returns an input and the standardized tensor for examples of any shape."""
     inputs = keras.Input(data.image_shape, dtype=data.features[IMAGE].dtype, name=IMAGE)
     return inputs, Standardize(data.mean, data.spread, name="standardize")(inputs)

@@ -1,4 +1,4 @@
-"""A small, fast network for CIFAR: fixed whitening of 2×2 patches, then groups of identity-initialised convolutions.
+"""A small, fast network for CIFAR: fixed whitening of 2×2 patches, then groups of identity-initialized convolutions.
 
 The design is Keller Jordan's, of "94% on CIFAR-10 in 3.29 seconds on a single GPU" (2024, arXiv 2404.00498) and the
 programs airbench94_muon and airbench96 (github.com/KellerJordan/cifar10-airbench).
@@ -29,7 +29,7 @@ def whitening_kernel(images: NDArray[Any], epsilon: float = 5e-4) -> NDArray[np.
     """Returns the kernel that maps 2×2 patches of ``images`` to uncorrelated values of equal variance.
 
     Args:
-        images: standardised images, of shape [count, height, width, channels].
+        images: standardized images, of shape [count, height, width, channels].
         epsilon: added to each eigenvalue, so that directions without variance are not amplified.
 
     Returns:
