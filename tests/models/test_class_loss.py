@@ -263,7 +263,7 @@ def test_a_run_with_weights_goes_on(tmp_path: Path) -> None:
 
 
 def test_classes_are_counted_from_labels_alone_where_they_are_not_known() -> None:
-    from modelyard.models.task import describe
+    from modelyard.models.data_info import describe_data
 
     class Quiet(ArrayDataset):
         """Does not tell its labels."""
@@ -280,15 +280,15 @@ def test_classes_are_counted_from_labels_alone_where_they_are_not_known() -> Non
 
     asked: list[list[str]] = []
     part = uneven().arrays("train")
-    data = describe(Quiet({"train": part}, CLASSES))
+    data = describe_data(Quiet({"train": part}, CLASSES))
     assert not asked, "not before somebody wants to know"
     assert data.counts.tolist() == list(COUNTS)
     assert asked == [["label"]]
 
 
 def test_what_has_no_class_is_not_counted() -> None:
-    from modelyard.models.task import describe
+    from modelyard.models.data_info import describe_data
 
     part = {"image": np.zeros((4, 2), np.float32)}
     with pytest.raises(DataError, match="no class as a label"):
-        _ = describe(ArrayDataset({"train": part})).counts
+        _ = describe_data(ArrayDataset({"train": part})).counts

@@ -206,9 +206,9 @@ def test_a_model_of_ones_own_may_be_a_regression() -> None:
             inputs, x = modelyard.any_input(self.data)
             return keras.Model(inputs, keras.layers.Dense(self.units, name="value")(x))
 
-    from modelyard.models.task import describe
+    from modelyard.models.data_info import describe_data
 
-    made = Line(Line.Options(), describe(dataset(HEIGHTS)))
+    made = Line(Line.Options(), describe_data(dataset(HEIGHTS)))
     assert [v.path.split("/")[-2] for v in made.checked_network().weights if "value" in v.path] == ["value", "value"]
     Line.units = 3
     with pytest.raises(UserError, match="the model has 3 outputs, but there are 1 numbers in a label"):

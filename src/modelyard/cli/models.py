@@ -96,7 +96,7 @@ def built(entry: Entry, shape: tuple[int, ...], classes: int, options: Mapping[s
     import numpy as np
 
     from modelyard.data.dataset import IMAGE, LABEL, Feature
-    from modelyard.models.task import DataInfo
+    from modelyard.models.data_info import DataInfo
 
     features = {IMAGE: Feature(shape, "uint8"), LABEL: Feature((), "int32")}
     mean, spread = np.full(shape[-1], 127.5, np.float32), np.full(shape[-1], 64, np.float32)

@@ -213,7 +213,7 @@ def record_start(
     write_config(directory, config.model_copy(update={"threads": engine.threads}) if config.deterministic else config)
     described = {"fingerprint": fingerprint, "sizes": dataset.sizes(), "classes": list(dataset.classes)[:1000]}
     before.update(run_id=before.get("run_id") or uuid.uuid4().hex, evaluates=evaluates, model=_size_of(engine))
-    from modelyard.models.recorded_data import record_data
+    from modelyard.models.data_info import record_data
 
     before["data"] = record_data(config, dataset, engine.task.data)
     manifest = write_manifest(directory, config, described, engine.describe(), step, before)

@@ -351,7 +351,7 @@ MODELS.declare(
 )
 MODELS.declare(
     "saved_model",
-    "modelyard.models.saved_model:saved_model",
+    "modelyard.models.backbones:saved_model",
     options=SavedModelOptions,
     summary="a SavedModel, such as one of TensorFlow Hub, as frozen features under a trained head (engine tensorflow)",
 )

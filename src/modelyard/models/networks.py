@@ -25,7 +25,8 @@ from modelyard.models.catalog import (
     VitOptions,
     WideResNetOptions,
 )
-from modelyard.models.task import DataInfo, any_input, image_input
+from modelyard.models.data_info import DataInfo
+from modelyard.models.task import any_input, image_input
 
 _LARGE_IMAGE = 96
 _MAX_PATCH = 16

@@ -23,7 +23,8 @@ from modelyard.config.schema import Config
 from modelyard.data.dataset import LABEL, Dataset, Feature, label_kind
 from modelyard.errors import ConfigError, DataError, Problem, UserError, unknown
 from modelyard.models.catalog import ClassifierOptions, RegressorOptions
-from modelyard.models.task import Batch, DataInfo, Standardize, Task, Tensor, check_outputs, describe
+from modelyard.models.data_info import DataInfo, describe_data
+from modelyard.models.task import Batch, Standardize, Task, Tensor, check_outputs
 from modelyard.registry import Options as BaseOptions
 
 log = logging.getLogger("modelyard")
@@ -379,7 +380,7 @@ def check_options(config: Config, task_type: type[Task]) -> None:
 
 def build_task(config: Config, dataset: Dataset) -> Task:
     """Returns the task of the model that ``config`` names, for ``dataset``."""
-    return task_for(config, describe(dataset, config.preprocess), dataset.features.get(LABEL))
+    return task_for(config, describe_data(dataset, config.preprocess), dataset.features.get(LABEL))
 
 
 def task_for(config: Config, data: DataInfo, label: Feature | None) -> Task:

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from modelyard.errors import DataError
 from modelyard.models.catalog import WhitenedCnnOptions
-from modelyard.models.task import DataInfo, image_input
+from modelyard.models.data_info import DataInfo
+from modelyard.models.task import image_input
 
 _PATCH = 2
 _MOST_IMAGES = 2048
