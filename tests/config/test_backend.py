@@ -48,7 +48,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
             (folder / "information").write_text(f"Model: \t\t {name}\nIRQ:   \t\t 17\n")
         monkeypatch.setattr(backend, "DEV", tmp_path / "dev")
         monkeypatch.setattr(backend, "DRIVER", tmp_path / "proc")
-        monkeypatch.setattr(backend, "_nvidia_smi", lambda: list(tool))
+        monkeypatch.setattr(backend, "gpus", lambda: list(tool))
         monkeypatch.setattr(backend, "jax_plugins", lambda: set(plugins))
         monkeypatch.setattr(backend, "is_installed", lambda name: name in packages)
         backend._installed_gpus.cache_clear()

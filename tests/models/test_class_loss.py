@@ -222,7 +222,7 @@ def test_unknown_classes_are_named_with_the_nearest() -> None:
         task(class_weights="cats=2").checked_network()
     with pytest.raises(ConfigError, match="has 2 weights, but there are 3 classes: cat, dog, cow"):
         task(class_weights="1,2").checked_network()
-    with pytest.raises(ConfigError, match="leaves every training example without weight"):
+    with pytest.raises(ConfigError, match="gives every training example the weight 0"):
         task(class_weights="0,0,0").checked_network()
 
 

@@ -176,7 +176,7 @@ def test_the_labels_decide_what_a_network_is_trained_as(labels: NDArray[Any], na
         (
             HEIGHTS,
             "multi_label",
-            "needs labels of 0 and 1, one row per example; the dataset has single numbers",
+            "needs labels of 0 and 1, one row per example; the dataset has labels of float32, one per example",
         ),
     ],
 )

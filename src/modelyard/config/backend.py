@@ -13,8 +13,6 @@ import importlib.util
 import os
 import pkgutil
 import re
-import shutil
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -26,6 +24,7 @@ from typing import TextIO
 from modelyard.cluster.description import PARAMETER_SERVERS, find_cluster
 from modelyard.errors import ConfigError, UserError
 from modelyard.registry import ENGINES
+from modelyard.system.machine import gpus
 
 INSTALL = {
     "tensorflow": "pip install 'modelyard[cpu]' (or 'modelyard[gpu]' for NVIDIA GPUs)",
@@ -147,18 +146,7 @@ def _installed_gpus() -> list[str]:
     devices = [path for path in DEV.glob("nvidia*") if path.name.removeprefix("nvidia").isdecimal()]
     if names and len(names) == len(devices):  # a container may have only some GPUs of the machine
         return names
-    return _nvidia_smi() or (["an NVIDIA GPU"] * len(devices))
-
-
-def _nvidia_smi() -> list[str]:
-    if shutil.which("nvidia-smi") is None:
-        return []
-    try:
-        query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-        done = subprocess.run(query, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return [line.strip() for line in done.stdout.splitlines() if line.strip()] if done.returncode == 0 else []
+    return [gpu.partition(",")[0].strip() for gpu in gpus()] or ["an NVIDIA GPU"] * len(devices)
 
 
 def _tpus() -> list[str]:

@@ -7,116 +7,104 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import cast
+from typing import Annotated, Any, cast
 
-from pydantic import Field, create_model
+from pydantic import BeforeValidator, Field, create_model, model_validator
 
 from modelyard.config.calls import Call
-from modelyard.config.durations import Duration, RunLength, StepDuration
+from modelyard.config.durations import RunLength, StepDuration
 from modelyard.errors import UserError
 from modelyard.registry import OPTIMIZERS, Entry, Options, Registry
+
+
+def _split(match: Any) -> tuple[str, ...]:
+    patterns = tuple(pattern.strip() for pattern in str(match).split("|"))
+    if not all(patterns):
+        raise ValueError(f"{match!r} has an empty pattern.")
+    return patterns
+
+
+Patterns = Annotated[tuple[str, ...], BeforeValidator(_split)]
+
 
 # -- optimizer_groups --------------------------------------------------------------------------------------------------
 
 
-class GroupOptions(Options):
-    """Options of a group besides those of its optimizer."""
+class OptimizerGroup(Options):
+    """A group of weights; `read_group` adds the options of its optimizer."""
 
-    match: str = Field(description="names of weights, with * and ?, several separated by |")
+    match: Patterns = Field(description="names of weights, with * and ?, several separated by |")
     learning_rate: float | None = Field(None, gt=0, description="peak of the group; it follows the same schedule")
     factor: float = Field(1.0, gt=0, description="multiplies the main learning rate, instead of learning_rate")
 
-
-@dataclass(frozen=True)
-class OptimizerGroup:
-    """A group of weights with its optimizer.
-
-    Args:
-        patterns: patterns of the names of its weights.
-        learning_rate: its own peak learning rate, or None.
-        factor: multiplies the main learning rate if it has none of its own.
-        entry: its optimizer.
-        options: the options of its optimizer.
-    """
-
-    patterns: tuple[str, ...]
-    learning_rate: float | None
-    factor: float
-    entry: Entry
-    options: Options
+    @model_validator(mode="after")
+    def _check_learning_rate(self) -> OptimizerGroup:
+        if {"learning_rate", "factor"} <= self.model_fields_set:
+            raise ValueError("learning_rate cannot be combined with factor; give one of them.")
+        return self
 
 
-def read_group(call: Call) -> OptimizerGroup:
-    """Reads a group.
+def read_group(call: Call) -> tuple[Entry, OptimizerGroup]:
+    """Reads a group: its optimizer, and its options with those of the optimizer.
 
     Raises:
         UserError: for an unknown optimizer or wrong arguments.
     """
     entry = OPTIMIZERS.get(call.name)
-    schema = create_model("Group", __base__=(GroupOptions, entry.options))
-    group = cast(GroupOptions, call.options(OPTIMIZERS, schema))
-    if {"learning_rate", "factor"} <= set(call.arguments):
-        raise UserError(f"optimizer {call.name!r}: learning_rate cannot be combined with factor; give one of them.")
-    own = {key: value for key, value in call.arguments.items() if key not in GroupOptions.model_fields}
-    patterns = _patterns(f"optimizer {call.name!r}", group.match)
-    return OptimizerGroup(patterns, group.learning_rate, group.factor, entry, entry.options(**own))
-
-
-def _patterns(owner: str, match: str) -> tuple[str, ...]:
-    patterns = tuple(pattern.strip() for pattern in match.split("|"))
-    if not all(patterns):
-        raise UserError(f"{owner}: match {match!r} has an empty pattern.")
-    return patterns
+    schema = create_model("Group", __base__=(OptimizerGroup, entry.options))
+    return entry, cast(OptimizerGroup, call.options(OPTIMIZERS, schema))
 
 
 # -- fine_tune ---------------------------------------------------------------------------------------------------------
 
 
-class PhaseOptions(Options):
-    """Options of every phase."""
+class Phase(Options):
+    """A part of a run in which some layers are trained and the others are frozen; by default all are trained."""
 
     until: StepDuration | None = Field(None, description="end of the phase, such as '30 %' or '2 epochs'")
     factor: float = Field(1.0, gt=0, description="multiplies the learning rate during the phase")
 
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """Names of the layers or weights that are trained; ``head`` is the last layer."""
+        return ("*",)
 
-class LayersOptions(PhaseOptions):
-    """Layers by name."""
+    @property
+    def top(self) -> int | None:
+        """The number of last layers that are trained, instead of those that the patterns match."""
+        return None
 
-    match: str = Field(description="names of layers or weights, with * and ?, several separated by |; head is one")
+
+class _Head(Phase):
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        return ("head",)
 
 
-class TopOptions(PhaseOptions):
-    """The last layers."""
+class _Layers(Phase):
+    match: Patterns = Field(description="names of layers or weights, with * and ?, several separated by |; head is one")
 
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        return self.match
+
+
+class _Top(Phase):
     layers: int = Field(ge=1, description="number of last layers with weights")
 
-
-@dataclass(frozen=True)
-class Phase:
-    """A part of a run in which some layers are trained and the others are frozen.
-
-    Args:
-        patterns: patterns of the names of the trained layers or weights; ``head`` is the last layer.
-        top: the number of last layers to train instead; None to use the patterns.
-        until: the end; None for the last phase.
-        factor: multiplies the learning rate.
-    """
-
-    patterns: tuple[str, ...] = ("*",)
-    top: int | None = None
-    until: Duration | None = None
-    factor: float = 1.0
+    @property
+    def top(self) -> int | None:
+        return self.layers
 
 
 PHASES = Registry("phase")
 for _name, _options, _summary in (
-    ("all", PhaseOptions, "all layers"),
-    ("head", PhaseOptions, "the last layer with weights"),
-    ("layers", LayersOptions, "layers by name"),
-    ("top", TopOptions, "the last layers"),
+    ("all", Phase, "all layers"),
+    ("head", _Head, "the last layer with weights"),
+    ("layers", _Layers, "layers by name"),
+    ("top", _Top, "the last layers"),
 ):
-    PHASES.declare(_name, f"{__name__}:Phase", options=_options, summary=_summary)
+    PHASES.declare(_name, f"{__name__}:{_options.__name__}", options=_options, summary=_summary)
 
 
 def read_phases(calls: Sequence[Call]) -> tuple[Phase, ...]:
@@ -125,22 +113,13 @@ def read_phases(calls: Sequence[Call]) -> tuple[Phase, ...]:
     Raises:
         UserError: for an unknown phase, wrong arguments, or a phase without an end that is not the last.
     """
-    phases = tuple(_read_phase(call) for call in calls) or (Phase(),)
+    phases = tuple(cast(Phase, call.options(PHASES)) for call in calls or [Call("all")])
     for number, phase in enumerate(phases[:-1], 1):
         if phase.until is None:
             raise UserError(f"phase {number} of {len(phases)} has no end; add one, such as until='30 %'.")
     if phases[-1].until is not None:
         raise UserError(f"the last phase lasts to the end of the run; remove until='{phases[-1].until}'.")
     return phases
-
-
-def _read_phase(call: Call) -> Phase:
-    options = cast(PhaseOptions, call.options(PHASES))
-    patterns: tuple[str, ...] = ("*",) if call.name == "all" else ("head",)
-    if isinstance(options, LayersOptions):
-        patterns = _patterns("phase 'layers'", options.match)
-    top = options.layers if isinstance(options, TopOptions) else None
-    return Phase(patterns, top, options.until, options.factor)
 
 
 def boundaries(phases: Sequence[Phase], run: RunLength) -> list[int]:

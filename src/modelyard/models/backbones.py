@@ -28,7 +28,7 @@ from modelyard.run.weights.finite import check_finite
 from modelyard.run.weights.match import by_shape
 from modelyard.run.weights.named import NamedWeights
 from modelyard.run.weights.read import read_weights
-from modelyard.run.weights.views import View, by_name
+from modelyard.run.weights.views import by_name
 
 log = logging.getLogger("modelyard")
 IMAGENET = "imagenet"
@@ -43,7 +43,7 @@ _TORCH = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 @keras.saving.register_keras_serializable(package="modelyard")
 class Pixels(layers.Layer):
-    """Converts images to three channels in the range that a backbone was trained with.
+    """Converts images to three channels in the pixel range of a backbone.
 
     Args:
         kind: see `Backbone.pixels`.
@@ -92,7 +92,7 @@ class BackboneNetwork:
     def __call__(self, data: DataInfo, options: BackboneOptions) -> keras.Model:
         """Returns the network for images of the dataset's size, or scaled to ``input_size``."""
         inputs = keras.Input(data.image_shape, dtype=data.features[IMAGE].dtype, name=IMAGE)
-        self._check_size(data.image_shape, options)
+        self._check_shape(data.image_shape, options)
         x = Pixels(self.backbone.pixels, _scale(data), name="pixels")(inputs)
         if options.input_size is not None:
             x = layers.Resizing(options.input_size, options.input_size, name="resize")(x)
@@ -167,16 +167,16 @@ class BackboneNetwork:
         body: keras.Model = build(**settings)
         return body
 
-    def _check_size(self, shape: tuple[int, ...], options: BackboneOptions) -> None:
+    def _check_shape(self, shape: tuple[int, ...], options: BackboneOptions) -> None:
         smallest = self.backbone.smallest
         if len(shape) != 3 or shape[-1] not in (1, 3):
-            shown = "×".join(map(str, shape))
-            raise DataError(f"{self.name} takes images of 1 or 3 channels, channels last; the examples are {shown}.")
+            message = f"{self.name} takes images of 1 or 3 channels, channels last"
+            raise DataError(f"{message}; the examples have shape {by_shape(shape)}.")
         size = options.input_size or min(shape[:2])
         if size < smallest:
             raise DataError(
                 f"{self.name} takes images of at least {smallest}×{smallest}; those of this dataset have "
-                f"{shape[0]}×{shape[1]}. Have them scaled up: --input_size {max(smallest, 32)} (it was made for "
+                f"{shape[0]}×{shape[1]}. Scale them: --input_size {max(smallest, 32)} (it was made for "
                 f"{self.backbone.size})."
             )
 
@@ -204,35 +204,28 @@ def _weights(layer: Any) -> list[Any]:
 
 def _mismatch(weights: NamedWeights, model: keras.Model) -> str | None:
     """Describes how the weights of a file differ from a network's, with an example; None if all fit."""
-    mine = {v.path: v for v in model.variables}
-    expected = {name: tuple(v.shape) for name, v in mine.items()}
-    view = _view(weights, model)
+    variables = {v.path: v for v in model.variables}
+    expected = {name: tuple(v.shape) for name, v in variables.items()}
+    view = max(by_name({n: n for n in weights}, expected), by_name(weights.numbered, expected), key=len)
+    if 2 * len(view) < len(expected) and weights.places:  # the names differ: use the paths in Keras's files
+        names = {path: name for name, path in weights.places.items()}
+        view = {name: names[path] for path, name in weight_paths(model, variables).items() if path in names}
     wrong = [name for name in expected if name in view and weights[view[name]].shape != expected[name]]
     if wrong:
         name = wrong[0]
-        there, here = by_shape(weights[view[name]].shape), by_shape(expected[name])
+        found, needed = by_shape(weights[view[name]].shape), by_shape(expected[name])
         rest = f"{len(wrong)} of {len(expected)} weights have another shape"
-        return f"{name} is {there} in the file and {here} in the network; {rest}"
+        return f"{name} is {found} in the file and {needed} in the network; {rest}"
     missing = [name for name in expected if name not in view]
     if missing:
         name, count = missing[0], len(missing)
-        there = next((f", which begins with {n} ({by_shape(a.shape)})" for n, a in weights.items()), "")
-        return f"{count} of {len(expected)} weights are not in the file{there}: {name} ({by_shape(expected[name])}), …"
+        first = next((f", which begins with {n} ({by_shape(a.shape)})" for n, a in weights.items()), "")
+        return f"{count} of {len(expected)} weights are not in the file{first}: {name} ({by_shape(expected[name])}), …"
     return None
 
 
-def _view(weights: NamedWeights, model: keras.Model) -> View:
-    """Maps the network's weights to the file's: by name, or by their path in the file if the names differ."""
-    mine = {v.path: v for v in model.variables}
-    expected = {name: tuple(v.shape) for name, v in mine.items()}
-    named = max(by_name({n: n for n in weights}, expected), by_name(weights.numbered, expected), key=len)
-    if 2 * len(named) >= len(expected) or not weights.places:
-        return named
-    there = {place: name for name, place in weights.places.items()}
-    return {name: there[place] for place, name in weight_paths(model, mine).items() if place in there}
-
-
 def __getattr__(name: str) -> BackboneNetwork:
+    """Makes the attribute that `catalog.py` declares for each backbone."""
     if name not in BACKBONES:
         raise AttributeError(name)
     return BackboneNetwork(name, BACKBONES[name])
@@ -242,12 +235,12 @@ def __getattr__(name: str) -> BackboneNetwork:
 
 
 def saved_model(data: DataInfo, options: SavedModelOptions) -> keras.Model:
-    """Returns the SavedModel's features, followed by dense layers."""
+    """The features of a SavedModel, followed by dense layers."""
     if keras.backend.backend() != "tensorflow":
-        raise UserError("the model saved_model needs the TensorFlow engine: --engine tensorflow.")
+        raise UserError("the model saved_model needs --engine tensorflow.")
     shape = data.image_shape
     if len(shape) != 3:
-        raise UserError(f"the model saved_model takes images; the examples have shape {_by(shape)}.")
+        raise UserError(f"the model saved_model takes images; the examples have shape {by_shape(shape)}.")
     inputs = keras.Input(shape, dtype=data.features[IMAGE].dtype, name=IMAGE)
     x = SavedModelFeatures(options.saved_model_path, options.signature, name="features")(inputs)
     for number, units in enumerate(options.hidden_units, 1):
@@ -269,7 +262,7 @@ class SavedModelFeatures(layers.Layer):
     """
 
     def __init__(self, path: str, signature: str | None = None, **kwargs: Any) -> None:
-        # In 32 bits whatever the precision of the run: the SavedModel has its own types.
+        # float32 in every precision of the run: the SavedModel has its own types.
         super().__init__(**{**kwargs, "trainable": False, "dtype": "float32", "autocast": False})
         self._path, self._signature = path, signature
         self._features, self._wanted = _open(path, signature)
@@ -281,7 +274,7 @@ class SavedModelFeatures(layers.Layer):
             raise UserError(f"the SavedModel {self._path} takes {wanted} channels; the images have {channels}.")
         features = self._run(ops.zeros((1, *input_shape[1:]), "float32"))
         if len(features.shape) != 2 or not features.dtype.is_floating:
-            shown = _by((None, *features.shape[1:]))
+            shown = _shown((None, *features.shape[1:]))
             raise UserError(
                 f"the SavedModel {self._path} returns {features.dtype.name} of shape {shown}, not features "
                 "[batch, features]. Choose another --signature, or a SavedModel of feature vectors."
@@ -343,7 +336,7 @@ def _of_signature(loaded: Any, name: str, path: str) -> tuple[Callable[[Tensor],
     output = given[0] if len(given) == 1 else "default"
 
     def features(images: Tensor) -> Tensor:
-        _ = loaded  # it owns the variables, and must live as long as the function
+        _ = loaded  # it owns the variables, so the function keeps a reference
         return function(**{key: images})[output]
 
     return features, _checked(wanted, path)
@@ -364,7 +357,7 @@ def _of_call(loaded: Any, path: str) -> tuple[Callable[[Tensor], Tensor], Any]:
 
 def _checked(wanted: Any, path: str) -> Any:
     if wanted.shape.rank != 4 or wanted.shape[0] is not None or not wanted.dtype.is_floating:
-        shown = _by(tuple(wanted.shape)) if wanted.shape.rank is not None else "any shape"
+        shown = _shown(tuple(wanted.shape)) if wanted.shape.rank is not None else "any shape"
         raise UserError(
             f"the SavedModel {path} takes {wanted.dtype.name} of shape {shown}; it must take floats "
             "of batch×height×width×channels, in batches of any size. Choose another --signature."
@@ -372,5 +365,5 @@ def _checked(wanted: Any, path: str) -> Any:
     return wanted
 
 
-def _by(shape: tuple[Any, ...]) -> str:
+def _shown(shape: tuple[int | None, ...]) -> str:
     return "×".join("?" if side is None else str(side) for side in shape) or "a number"
