@@ -106,7 +106,7 @@ def option(default: Any, help_text: str, *, mutable: bool = False, **limits: Any
 
 
 class Group(BaseModel):
-    """Options that belong together."""
+    """Options that belong together. The docstring is their title in ``--help``."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -118,11 +118,14 @@ class Group(BaseModel):
     )
     title: ClassVar[str]
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.title = (cls.__doc__ or "").removesuffix(".")
+
 
 class Experiment(Group):
-    """The model and the dataset."""
+    """Experiment."""
 
-    title = "Experiment"
     model: str = option("simple_cnn", "model to train; `modelyard models` lists them")
     dataset: str = option(
         "digits",
@@ -137,9 +140,8 @@ class Experiment(Group):
 
 
 class Files(Group):
-    """The files that options are read from."""
+    """Config files."""
 
-    title = "Config files"
     config_file: str | None = option(
         None, "YAML file of options, or the config.yaml of a run (default: ./project.yaml if it exists)", mutable=True
     )
@@ -151,9 +153,8 @@ class Files(Group):
 
 
 class Data(Group):
-    """The examples."""
+    """Data."""
 
-    title = "Data"
     data_dir: str = option("data", "folder with the files of mnist, fashion_mnist, cifar10, cifar100", mutable=True)
     cache_dir: str | None = option(
         None,
@@ -181,9 +182,8 @@ class Data(Group):
 
 
 class Training(Group):
-    """Optimizer, learning rate and regularization."""
+    """Training."""
 
-    title = "Training"
     train_batch_size: int = option(64, "examples per step, over all devices", ge=1)
     train_epochs: float | None = option(10, "length of the run in epochs", mutable=True, gt=0)
     train_steps: int | None = option(None, "length of the run in steps, instead of train_epochs", mutable=True, ge=1)
@@ -215,9 +215,8 @@ class Training(Group):
 
 
 class Evaluation(Group):
-    """When and how the model is evaluated."""
+    """Evaluation."""
 
-    title = "Evaluation"
     eval_batch_size: int = option(500, "examples per evaluation step, over all devices", mutable=True, ge=1)
     epochs_between_evals: float | None = option(1, "evaluate after every so many epochs", mutable=True, gt=0)
     eval_every: StepDuration | None = option(
@@ -235,9 +234,8 @@ class Evaluation(Group):
 
 
 class Devices(Group):
-    """Engine, devices and precision."""
+    """Devices."""
 
-    title = "Devices"
     engine: str = option(
         "auto", "tensorflow or jax; auto: JAX if it sees an accelerator, else TensorFlow", mutable=True
     )
@@ -266,9 +264,8 @@ class Devices(Group):
 
 
 class Machines(Group):
-    """Several processes, on one machine or on many."""
+    """Several machines."""
 
-    title = "Several machines"
     cluster: Literal["auto", "none"] = option(
         "auto", "auto: find the other processes in TF_CONFIG or SLURM's variables; none: train alone", mutable=True
     )
@@ -282,9 +279,8 @@ class Machines(Group):
 
 
 class Saving(Group):
-    """The run folder and its files."""
+    """Run folder."""
 
-    title = "Run folder"
     runs_dir: str = option("runs", "folder for new runs", mutable=True)
     model_dir: str | None = option(
         None, "run folder; an existing run is resumed (default: a new one, named by time, in runs_dir)", mutable=True
@@ -323,9 +319,8 @@ class Saving(Group):
 
 
 class Hooks(Group):
-    """Hooks and the log."""
+    """Hooks and logging."""
 
-    title = "Hooks and logging"
     hooks: Annotated[CallList, AfterValidator(_check_hooks)] = option(
         (),
         "'+name(...)' adds a hook to the default ones, '-name' removes one, plain names replace them; "
@@ -340,7 +335,6 @@ class Hooks(Group):
 class Config(Experiment, Files, Data, Training, Evaluation, Devices, Machines, Saving, Hooks):
     """The resolved config of a run. Make one with `modelyard.load_config`."""
 
-    title = "Config"
     part_options: dict[str, Any] = Field(default_factory=dict, exclude=True, repr=False)
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
     _notes: list[str] = PrivateAttr(default_factory=list)
