@@ -16,8 +16,8 @@ import keras
 from keras import ops
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-_WORTH_A_BATCH = 4e9
-"""Operations on padding that are worth saving a batch: microseconds on a GPU, about the cost of a kernel launch."""
+_MAX_PADDING = 4e9
+"""Operations on padding to save a batch: microseconds on a GPU, about the cost of a kernel launch."""
 Shape = tuple[int, int]
 
 
@@ -25,7 +25,7 @@ Shape = tuple[int, int]
 class KernelMuon(keras.optimizers.Muon):
     """Muon that also takes the kernels of convolutions: orthogonalized as matrices of (all inputs) × (outputs).
 
-    Keras's own leaves every variable that is not two-dimensional to AdamW.
+    Keras's own updates every variable that is not two-dimensional with AdamW.
 
     Args:
         normalize: scale each kernel to a norm of √outputs before it is updated.
@@ -126,8 +126,8 @@ def orthogonalize_together(matrices: Sequence[Any], steps: int) -> list[Any]:
     return done
 
 
-def group_into_batches(shapes: Sequence[Shape], steps: int, worth: float = _WORTH_A_BATCH) -> list[list[int]]:
-    """Groups matrices into batches: those of one shape, and others as long as their padding costs little."""
+def group_into_batches(shapes: Sequence[Shape], steps: int, max_padding: float = _MAX_PADDING) -> list[list[int]]:
+    """Groups matrices into batches: those of one shape, and similar ones if their padding costs little."""
     by_shape: dict[Shape, list[int]] = {}
     for index, shape in enumerate(shapes):
         by_shape.setdefault((shape[0], shape[1]), []).append(index)
@@ -137,7 +137,7 @@ def group_into_batches(shapes: Sequence[Shape], steps: int, worth: float = _WORT
             (_cost(*_joined(p, q), steps) - _cost(*p, steps) - _cost(*q, steps), i, j)
             for (i, p), (j, q) in combinations(enumerate(batches), 2)
         )
-        if cost > worth:
+        if cost > max_padding:
             break
         joined = _joined(batches[one], batches[other])
         batches = [batch for index, batch in enumerate(batches) if index not in (one, other)] + [joined]
