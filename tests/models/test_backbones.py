@@ -128,7 +128,7 @@ def test_imagenet_is_a_word_and_no_path(tmp_path: Path, monkeypatch: pytest.Monk
     np.testing.assert_array_equal(
         modelyard_weights("run", 1)["Conv1/kernel"], np.asarray(body.get_layer("Conv1").kernel)
     )
-    assert modelyard.load_config(config_file="run/config.yaml").part_options["pretrained"] == "imagenet"
+    assert modelyard.load_config(config_file="run/config.yaml").component_options["pretrained"] == "imagenet"
 
 
 def modelyard_weights(folder: str, step: int) -> dict[str, Any]:

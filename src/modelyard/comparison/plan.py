@@ -277,7 +277,7 @@ def _unused(request: MatrixRequest, combinations: list[dict[str, Any]], configs:
                 message = f"has no effect with model {config.model} and dataset {config.dataset}; exclude them."
                 yield Problem(request.where(key), key, message)
     for key in request.options:
-        if key not in CORE_FIELDS and not any(key in config.part_options for config in configs):
+        if key not in CORE_FIELDS and not any(key in config.component_options for config in configs):
             message = "has no effect here: no cell has the model, dataset or other part that it belongs to."
             yield Problem(request.where(key), key, message)
 

@@ -83,7 +83,7 @@ class Call:
             raise UserError(f"{registry.kind} {self.name!r}: {' '.join(messages)}") from None
 
 
-def build_part(call: Call, registry: Registry) -> Any:
+def build_component(call: Call, registry: Registry) -> Any:
     """Makes the registered class with its options.
 
     Raises:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from modelyard.config.backend import select_engine
 from modelyard.config.calls import Call, validation_message
 from modelyard.config.plugins import load_installed_plugins, load_plugins
-from modelyard.config.schema import CORE_FIELDS, EXCLUSIVE, PARTS, Config, registered_name
+from modelyard.config.schema import COMPONENTS, CORE_FIELDS, EXCLUSIVE, Config, registered_name
 from modelyard.config.weight_groups import read_group, read_phases
 from modelyard.config.yaml_file import CONFIG_VERSION, RUN_CONFIG_KEY, Value, is_run_config, read_flat, read_set
 from modelyard.errors import ConfigError, Problem, UserError, nearest, unknown
@@ -70,10 +70,10 @@ def resolve(
         problems.append(Problem(merged["plugins"].where if "plugins" in merged else source, "plugins", str(error)))
         raise _error(problems) from error
     _check_calls(config, merged, problems)
-    part_options, notes = _check_parts(merged, None if shared else source, problems)
+    component_options, notes = _check_components(merged, None if shared else source, problems)
     if problems:
         raise _error(problems)
-    config = config.model_copy(update={"part_options": part_options})
+    config = config.model_copy(update={"component_options": component_options})
     config._origins = {key: value.where for key, value in merged.items()}
     config._notes = notes
     return config
@@ -233,26 +233,26 @@ def _check_calls(config: Config, merged: Mapping[str, Value], problems: list[Pro
     check("fine_tune", read_phases, config.fine_tune)
 
 
-def _check_parts(
+def _check_components(
     merged: Mapping[str, Value], source: str | None, problems: list[Problem]
 ) -> tuple[dict[str, Any], list[str]]:
     """Returns all options of the chosen components, and notes about options that have no effect."""
     resolved: dict[str, Any] = {}
     accepted: set[str] = set()
     all_chosen = True
-    for part, registry in PARTS.items():
-        chosen = merged.get(part) or Value(CORE_FIELDS[part].default, "default")
+    for component, registry in COMPONENTS.items():
+        chosen = merged.get(component) or Value(CORE_FIELDS[component].default, "default")
         name = str(chosen.value)
-        if registered_name(part, name) not in registry.names():
+        if registered_name(component, name) not in registry.names():
             all_chosen = False
-            hint = f" There is no folder {name!r} either." if part == "dataset" else ""
-            problems.append(Problem(chosen.where, part, unknown(registry.kind, name, registry.names()) + hint))
+            hint = f" There is no folder {name!r} either." if component == "dataset" else ""
+            problems.append(Problem(chosen.where, component, unknown(registry.kind, name, registry.names()) + hint))
             continue
-        options = registry.get(registered_name(part, name)).options
+        options = registry.get(registered_name(component, name)).options
         fields = options.model_fields
         clashes = sorted(set(fields) & set(CORE_FIELDS))
         if clashes:
-            problems.append(Problem(part, name, f"has options that Modelyard has too: {clashes}. Rename them."))
+            problems.append(Problem(component, name, f"has options that Modelyard has too: {clashes}. Rename them."))
             continue
         values = {key: merged[key].value for key in fields if key in merged}
         if not _validate(options, values, merged, problems, chosen.where):
@@ -293,7 +293,7 @@ def _shortened(owners: list[str], most: int = 5) -> str:
 def _owners_of_options() -> dict[str, list[str]]:
     """Returns the options of all registered components, each with the components that have it."""
     owners: dict[str, list[str]] = {}
-    for registry in PARTS.values():
+    for registry in COMPONENTS.values():
         for entry in registry.entries():
             for key in entry.options.model_fields:
                 owners.setdefault(key, []).append(f"{registry.kind} {entry.name}")

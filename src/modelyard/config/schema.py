@@ -17,7 +17,7 @@ from modelyard.config.calls import Call, CallList, parse_list
 from modelyard.config.durations import DurationField, StepDuration
 from modelyard.registry import DATASETS, MODELS, OPTIMIZERS, SCHEDULES, Entry, Options, Registry
 
-PARTS: dict[str, Registry] = {
+COMPONENTS: dict[str, Registry] = {
     "model": MODELS,
     "dataset": DATASETS,
     "optimizer": OPTIMIZERS,
@@ -335,30 +335,30 @@ class Hooks(Group):
 class Config(Experiment, Files, Data, Training, Evaluation, Devices, Machines, Saving, Hooks):
     """The resolved config of a run. Make one with `modelyard.load_config`."""
 
-    part_options: dict[str, Any] = Field(default_factory=dict, exclude=True, repr=False)
+    component_options: dict[str, Any] = Field(default_factory=dict, exclude=True, repr=False)
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
     _notes: list[str] = PrivateAttr(default_factory=list)
 
-    def options_of(self, part: str) -> Options:
+    def options_of(self, component: str) -> Options:
         """The typed options of the chosen "model", "dataset", "optimizer" or "learning_rate_schedule"."""
-        entry = self.entry(part)
-        own = {key: self.part_options[key] for key in entry.options.model_fields if key in self.part_options}
+        entry = self.entry(component)
+        own = {key: self.component_options[key] for key in entry.options.model_fields if key in self.component_options}
         return entry.options(**own)
 
-    def entry(self, part: str) -> Entry:
+    def entry(self, component: str) -> Entry:
         """The registered component that was chosen."""
-        return PARTS[part].get(registered_name(part, getattr(self, part)))
+        return COMPONENTS[component].get(registered_name(component, getattr(self, component)))
 
     def flat(self) -> dict[str, Any]:
         """All options as plain YAML values, with those of the chosen components."""
         values = self.model_dump(mode="json")
-        return {**{key: values[key] for key in CORE_FIELDS}, **self.part_options}
+        return {**{key: values[key] for key in CORE_FIELDS}, **self.component_options}
 
     def defaults(self) -> dict[str, Any]:
         """The defaults of all options, with those of the chosen components."""
         values = type(self)().model_dump(mode="json")
-        for part in PARTS:
-            options = self.entry(part).options.model_construct()  # without validation: some may have no default
+        for component in COMPONENTS:
+            options = self.entry(component).options.model_construct()  # without validation: some may have no default
             values.update(options.model_dump(mode="json", warnings=False))
         return values
 
@@ -393,9 +393,9 @@ PATH_DATASET = "files"
 _FILES = re.compile(r"\.(npz|npy|csv|tfrecords?|tfrec|records?)(\.gz)?$", re.IGNORECASE)
 
 
-def registered_name(part: str, name: str) -> str:
+def registered_name(component: str, name: str) -> str:
     """The name in the registry, which for a dataset given by its path is `PATH_DATASET`."""
-    return PATH_DATASET if part == "dataset" and is_path(name) else name
+    return PATH_DATASET if component == "dataset" and is_path(name) else name
 
 
 def is_path(dataset: str) -> bool:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from modelyard import storage
 from modelyard.config import Config
 from modelyard.config.durations import RunLength
-from modelyard.config.schema import CORE_FIELDS, PARTS, is_path
+from modelyard.config.schema import COMPONENTS, CORE_FIELDS, is_path
 from modelyard.config.yaml_file import inline
 from modelyard.data.dataset import Dataset
 from modelyard.errors import ChangedConfigError, CheckpointError, ConfigError, DataError, Problem, RunError
@@ -130,11 +130,11 @@ def with_absolute_paths(config: Config, directory: RunDirectory | None = None) -
         update["best_model_dir"] = str(directory.best)
     if is_path(config.dataset):
         update["dataset"] = _absolute(config.dataset)
-    options = dict(config.part_options)
+    options = dict(config.component_options)
     for key in path_options(config):
         if options.get(key) is not None:
             options[key] = _absolute(options[key])
-    update["part_options"] = options
+    update["component_options"] = options
     if config.checkpoint_path is not None:
         update["checkpoint_path"] = _absolute(config.checkpoint_path)
     if config.cache_dir is not None:
@@ -155,7 +155,7 @@ def refuse_changes(directory: RunDirectory, config: Config) -> None:
     changed = differences(directory, config)
     refused = [(key, there, here) for key, there, here, free in changed if not free]
     if refused:
-        parts = [key for key, _, _ in refused if key in PARTS]
+        parts = [key for key, _, _ in refused if key in COMPONENTS]
         raise ChangedConfigError(
             Problem(config.origin(key), key, f"is {inline(here)} here, {inline(there)} in the run {directory.address}.")
             for key, there, here in refused

@@ -334,7 +334,7 @@ def path_options(config: Config) -> set[str]:
     fields = [f for part in ("dataset", "model") for f in config.entry(part).options.model_fields.items()]
     extras = {key: info.json_schema_extra for key, info in fields if isinstance(info.json_schema_extra, dict)}
     words: dict[str, Any] = {key: extra.get("words", ()) for key, extra in extras.items() if extra.get("path")}
-    return {key for key, known in words.items() if config.part_options.get(key) not in known}
+    return {key for key, known in words.items() if config.component_options.get(key) not in known}
 
 
 def _is_moved(key: str, there: Any, here: Any, paths: set[str]) -> bool:
