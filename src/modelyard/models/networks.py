@@ -126,15 +126,9 @@ def _residual(
     shortcut: Callable[[Any, int, str], Any],
     large: bool = False,
 ) -> keras.Model:
-    """Returns stages of blocks of two convolutions.
+    """Returns stages of blocks of two convolutions, ``stages`` being the number of blocks of each stage.
 
-    Args:
-        name: the name of the network.
-        data: shapes and statistics of the data.
-        options: the options.
-        stages: the number of blocks of each stage.
-        shortcut: makes the shortcut of a block that halves height and width.
-        large: whether height and width are divided by four first.
+    ``shortcut`` makes the shortcut of a block that halves height and width. ``large`` divides both by four first.
     """
     inputs, x = image_input(data, smallest=2 ** (len(stages) - 1) * (4 if large else 1))
     x = _conv(options.width, 2, "stem_conv", size=7)(x) if large else _conv(options.width, 1, "stem_conv")(x)

@@ -1,13 +1,14 @@
 """The task contract: a network with its loss, metrics and predictions.
 
-The short way to a model of your own is a function that builds a Keras model; it becomes a classifier:
+A function that builds a Keras model is the shortest way to your own model. It becomes a classifier:
 
     @modelyard.register_model("tiny")
     def tiny(data, options):
         inputs, x = modelyard.image_input(data)
         return keras.Model(inputs, keras.layers.Dense(data.num_classes)(keras.layers.Flatten()(x)))
 
-The long way is a subclass of `Task` or `Classifier` that overrides what differs. `task_types.py` has the built-in ones.
+For another loss, metrics or predictions, override methods of `Task` or `Classifier`. `task_types.py` has the built-in
+tasks.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class Task:
         return {}
 
     def summarize(self, means: dict[str, Any]) -> dict[str, float]:
-        """Returns metrics from means over a split; for metrics that are not plain means, such as a root or a ratio."""
+        """Returns metrics from means over a split. Override it for metrics such as a root or a ratio of means."""
         return {name: float(value) for name, value in means.items()}
 
     def predictions(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
@@ -111,7 +112,7 @@ class Task:
 
 
 def check_outputs(model: keras.Model, count: int, what: str) -> None:
-    """Refuses a network that does not have ``count`` outputs."""
+    """Raises UserError if the network does not have ``count`` outputs."""
     shape = getattr(model, "output_shape", None)
     if isinstance(shape, list | dict):
         raise UserError(f"the model has {len(shape)} output tensors; it should have one, of {count} numbers.")
@@ -124,10 +125,10 @@ def check_outputs(model: keras.Model, count: int, what: str) -> None:
 
 @keras.saving.register_keras_serializable(package="modelyard")
 class Standardize(keras.layers.Layer):
-    """Takes raw values to mean 0 and spread 1; both come from the training images and are saved with the model."""
+    """Converts images to mean 0 and standard deviation 1 of the training images. Both are saved with the model."""
 
     def __init__(self, mean: Any = 0.0, spread: Any = 1.0, **kwargs: Any) -> None:
-        super().__init__(**{**kwargs, "trainable": False})  # a saved config has it, too
+        super().__init__(**{**kwargs, "trainable": False})  # it is in a saved config, too
         self._initial = (mean, spread)
 
     def build(self, input_shape: Any) -> None:

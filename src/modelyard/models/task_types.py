@@ -316,10 +316,7 @@ _OWNERS = {
 def choose_type(config: Config, data: DataInfo, stored: Feature | None) -> type[Task]:
     """Returns the task for the network of a registered function.
 
-    Args:
-        config: the resolved config, with the option ``task``.
-        data: the network's view of the data.
-        stored: the label in the dataset; preprocessing may convert it to class probabilities.
+    ``stored`` is the label in the dataset, which preprocessing may convert to class probabilities.
 
     Raises:
         DataError: if the labels do not fit the task.
@@ -377,13 +374,7 @@ def build_task(config: Config, dataset: Dataset) -> Task:
 
 
 def task_for(config: Config, data: DataInfo, label: Feature | None) -> Task:
-    """Returns the task of the model that ``config`` names.
-
-    Args:
-        config: the resolved config.
-        data: the network's view of the data.
-        label: the label in the dataset.
-    """
+    """Returns the task of the model that ``config`` names; ``label`` is that of the dataset, before preprocessing."""
     target = config.entry("model").load()
     options = config.options_of("model")
     if not inspect.isclass(target):
