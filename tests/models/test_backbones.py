@@ -54,7 +54,7 @@ def test_a_wide_resnet_has_its_known_size_and_a_depth_that_fits() -> None:
     learned = network(model="wide_resnet", depth=16, widen=4, dataset="synthetic", synthetic_examples=50)
     count = sum(int(np.prod(v.shape)) for v in learned.trainable_variables)
     assert abs(count - 2_748_890) < 10_000  # 2.7 million in the paper
-    with pytest.raises(UserError, match=r"6 n \+ 4 layers, and depth is 18. Use 16"):
+    with pytest.raises(UserError, match=r"must be 6 n \+ 4, got 18. Use 16"):
         network(model="wide_resnet", depth=18, dataset="synthetic", synthetic_examples=50)
 
 
