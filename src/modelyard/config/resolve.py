@@ -286,7 +286,7 @@ def _shortened(owners: list[str], most: int = 5) -> str:
     """Lists components that have an option: the first of many, and how to see the others."""
     if len(owners) <= most:
         return ", ".join(owners)
-    command = " (`modelyard models` lists them)" if all(owner.startswith("model ") for owner in owners) else ""
+    command = " (modelyard models lists them)" if all(owner.startswith("model ") for owner in owners) else ""
     return f"{', '.join(owners[:most])} and {len(owners) - most} more{command}"
 
 
