@@ -108,7 +108,7 @@ def _levels(top: dict[str, Value], pick_up_files: bool, problems: list[Problem])
     """Returns the options of all levels, lowest first."""
 
     def read(kind: str, default: str, known: Mapping[str, Value]) -> tuple[Path | None, dict[str, Value]]:
-        """Reads the file and set that ``known`` names in ``config_file`` and ``config_set``, or those of ``kind``."""
+        """Reads the file and the set that ``known`` chooses with ``{kind}_file`` and ``{kind}_set``."""
         named, chosen = _text(known, f"{kind}_file"), f"{kind}_set"
         path = Path(default if named is None else named)
         if named is not None or (pick_up_files and path.is_file()):
