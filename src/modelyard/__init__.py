@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from modelyard.loop.learning_rate_finder import LearningRates, find_learning_rate
     from modelyard.loop.run import Result
     from modelyard.models.catalog import ClassifierOptions, RegressorOptions
-    from modelyard.models.task import DataInfo, Task, any_input, image_input
+    from modelyard.models.data_info import DataInfo
+    from modelyard.models.task import Task, any_input, image_input
     from modelyard.models.task_types import Classifier, MultiLabel, Regressor
     from modelyard.registry import (
         Options,
@@ -63,7 +64,8 @@ _HOMES = {
     "modelyard.comparison.matrix": ("MatrixResult", "matrix"),
     "modelyard.models.catalog": ("ClassifierOptions", "RegressorOptions"),
     "modelyard.models.task_types": ("Classifier", "MultiLabel", "Regressor"),
-    "modelyard.models.task": ("DataInfo", "Task", "any_input", "image_input"),
+    "modelyard.models.data_info": ("DataInfo",),
+    "modelyard.models.task": ("Task", "any_input", "image_input"),
     "modelyard.run.weights.read": ("load_weights",),
     "modelyard.serving.prediction.predict": ("Predictions", "predict"),
     "modelyard.serving.exporting.export": ("Exported", "export"),
@@ -82,6 +84,7 @@ _HOMES = {
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 _NEED_KERAS = (
+    "modelyard.models.data_info",
     "modelyard.models.task",
     "modelyard.models.task_types",
     "modelyard.loop.hooks",

@@ -83,16 +83,16 @@ def test_five_mistakes_get_five_messages_before_any_heavy_import() -> None:
         (["--train_batch_size", "2.5"], ["must be a whole number"]),
         (["--save_every", "5 parsecs"], ["is not a duration", "'10 min'"]),
         (["--eval_every", "10 min"], ["wall-clock time"]),
-        (["--train_steps", "5", "--train_epochs", "2"], ["stands beside train_epochs"]),
+        (["--train_steps", "5", "--train_epochs", "2"], ["cannot be combined with train_epochs"]),
         (["--engine", "tensorflou"], ["there is no engine", "'tensorflow'"]),
         (["--dataset", "cifar11"], ["there is no dataset", "cifar10"]),
         (["--hooks", "stop_at(walue=1)"], ["takes no argument 'walue'", "'value'"]),
         (["--augment", "flip_left_right(probability=2)"], ["probability"]),
-        (["--model", "mlp", "--filters", "3"], ["has no use here: it is an option of model simple_cnn"]),
+        (["--model", "mlp", "--filters", "3"], ["has no effect here: it is an option of model simple_cnn"]),
         (["--model", "mlp", "--pretrained", "x"], ["mobilenet_v2, ", "and 35 more (modelyard models lists them)"]),
         (["--config_set", "big"], ["there is no ./project.yaml"]),
         (["--recipe", "digitss"], ["there is no recipe", "'digits'"]),
-        (["--gradient_accumulation", "7"], ["do not divide train_batch_size"]),
+        (["--gradient_accumulation", "7"], ["must divide train_batch_size"]),
         (["--plugins", "nowhere.py"], ["there is no plugin file"]),
         (["digits"], ["digits: is not an option"]),
     ],
@@ -155,7 +155,7 @@ def test_config_says_where_each_value_came_from(command: Command) -> None:
     assert values["momentum"] == {"value": 0.9, "origin": "default"}
     done = command("config", "--config_set", "big", "--optimizer", "sgd")
     assert "learning_rate: 0.0001" in done.stdout
-    assert "adam_beta1 is not used here" in done.stderr
+    assert "adam_beta1 has no effect here" in done.stderr
 
 
 def test_runs_are_compared_side_by_side(command: Command) -> None:

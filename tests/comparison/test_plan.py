@@ -91,8 +91,8 @@ def test_an_invalid_request_is_refused(axes: dict[str, Any], more: dict[str, Any
 
 def test_an_option_of_one_model_is_for_the_cells_that_have_it() -> None:
     found = cells({"model": ["mlp", "simple_cnn"], "dataset": ["digits"]}, options={"hidden_units": [7]})
-    assert found[0].config.part_options["hidden_units"] == [7]
-    assert "hidden_units" not in found[1].config.part_options
+    assert found[0].config.component_options["hidden_units"] == [7]
+    assert "hidden_units" not in found[1].config.component_options
 
 
 def test_files_of_the_same_name_make_cells_with_different_names() -> None:

@@ -26,8 +26,10 @@ def require(library: str, owner: Any, *names: str) -> None:
 def test_keras(two_devices: None) -> None:
     import keras
     from keras.src.backend.common import dtypes
+    from keras.src.saving import saving_lib
 
     require("keras", dtypes, "BIT64_TO_BIT32_DTYPE")
+    require("keras", saving_lib, "_save_state", "H5IOStore")
     require("keras", keras.layers.Layer, "_flatten_layers", "save_own_variables")
     require("keras", keras.layers.ReLU(), "_inbound_nodes")
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from conftest import COMMAND, environment
-from modelyard.config import accelerators, backend
+from modelyard.config import backend
 from modelyard.errors import UserError
 
 PS = {"cluster": {"chief": ["a:1"], "worker": ["b:2"], "ps": ["d:4"]}, "task": {"type": "worker", "index": 0}}
@@ -46,13 +46,12 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
             folder = tmp_path / "proc" / f"0000:{number:02d}:00.0"
             folder.mkdir(parents=True)
             (folder / "information").write_text(f"Model: \t\t {name}\nIRQ:   \t\t 17\n")
-        monkeypatch.setattr(accelerators, "DEV", tmp_path / "dev")
-        monkeypatch.setattr(accelerators, "DRIVER", tmp_path / "proc")
-        monkeypatch.setattr(accelerators, "_asked_driver", lambda: list(tool))
-        for module in (accelerators, backend):
-            monkeypatch.setattr(module, "jax_plugins", lambda: set(plugins))
-            monkeypatch.setattr(module, "is_installed", lambda name: name in packages)
-        accelerators._installed_gpus.cache_clear()
+        monkeypatch.setattr(backend, "DEV", tmp_path / "dev")
+        monkeypatch.setattr(backend, "DRIVER", tmp_path / "proc")
+        monkeypatch.setattr(backend, "gpus", lambda: list(tool))
+        monkeypatch.setattr(backend, "jax_plugins", lambda: set(plugins))
+        monkeypatch.setattr(backend, "is_installed", lambda name: name in packages)
+        backend._installed_gpus.cache_clear()
 
     return build
 
@@ -60,7 +59,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 @pytest.fixture(autouse=True)
 def _forgotten() -> Any:
     yield
-    accelerators._installed_gpus.cache_clear()
+    backend._installed_gpus.cache_clear()
 
 
 def test_auto_takes_jax_where_it_sees_a_gpu(machine: Machine) -> None:
@@ -111,18 +110,18 @@ def test_gpus_that_are_hidden_from_the_process_do_not_count(
 ) -> None:
     machine(gpus=("NVIDIA H200", "NVIDIA H200"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert len(accelerators.accelerators()) == count
+    assert len(backend.accelerators()) == count
     assert backend.choose_engine("auto")[0] == ("jax" if count else "tensorflow")
 
 
 def test_the_driver_is_asked_where_its_files_do_not_say_which_gpus_a_container_has(machine: Machine) -> None:
     machine(gpus=("one",), driver=("one", "two"), tool=("NVIDIA L4",))
-    assert accelerators.accelerators() == ["NVIDIA L4"]
+    assert backend.accelerators() == ["NVIDIA L4"]
 
 
 def test_a_gpu_without_a_name_is_a_gpu(machine: Machine) -> None:
     machine(gpus=("one",), driver=())
-    assert accelerators.accelerators() == ["an NVIDIA GPU"]
+    assert backend.accelerators() == ["an NVIDIA GPU"]
 
 
 @pytest.mark.parametrize(
@@ -154,14 +153,14 @@ def test_an_engine_that_is_asked_for_and_not_installed_says_how_to_install_it(
 
 def test_where_another_engine_is_installed_it_is_named(machine: Machine) -> None:
     machine(packages=("tensorflow",))
-    with pytest.raises(UserError, match=r"'jax' is not installed.*Or take the one that is: --engine tensorflow$"):
+    with pytest.raises(UserError, match=r"'jax' is not installed.*Or use the installed one: --engine tensorflow$"):
         backend.choose_engine("jax")
 
 
 def test_parameter_servers_stay_with_tensorflow(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine(gpus=("NVIDIA H200",))
     monkeypatch.setenv("TF_CONFIG", json.dumps(PS))
-    assert backend.choose_engine("auto") == ("tensorflow", "auto: parameter servers are TensorFlow's")
+    assert backend.choose_engine("auto") == ("tensorflow", "auto: only TensorFlow has parameter servers")
     monkeypatch.setenv("TF_CONFIG", json.dumps({**PS, "cluster": {"worker": ["b:2", "c:3"]}}))
     assert backend.choose_engine("auto")[0] == "jax"
 
@@ -234,7 +233,7 @@ def test_a_run_without_its_engine_says_what_to_install_before_anything_is_made(t
 def test_an_accelerator_that_is_not_there_says_who_looked_and_what_to_do(
     tmp_path: Path, engine: str, said: list[str]
 ) -> None:
-    if accelerators.nvidia_gpus():
+    if backend.nvidia_gpus():
         pytest.skip("this machine has a GPU")
     words = ["train", "--model", "mlp", "--dataset", "digits", "--num_gpus", "1", "--model_dir", "run"]
     done = subprocess.run(

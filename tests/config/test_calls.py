@@ -47,7 +47,7 @@ def test_a_call_is_read_as_text_or_as_a_yaml_mapping(written: object, name: str,
     ["", "two words", "a(b", "a(5)", "a(b=1, 2)", "a(2b=1)", "a(b=[1)", "a(b='x)", {"a": 5}, {"a": {}, "b": {}}],
 )
 def test_what_is_no_call_is_refused(written: object) -> None:
-    with pytest.raises(ValueError, match=r"is not a name|is not key=value|key: value pairs|can't be read as a value"):
+    with pytest.raises(ValueError, match=r"is not a name|is not key=value|key: value pairs|is not a valid YAML value"):
         Call.parse(written)
 
 
@@ -112,7 +112,7 @@ def test_arguments_are_checked_against_the_options_of_the_part() -> None:
         (Call("early_stop", {"zzz": 7}), ["zzz", "metric", "min_delta"]),
         (Call("early_stop", {"patience": "soon"}), ["patience", "must be a whole number"]),
         (Call("early_stop", {"patience": 0}), ["patience", "greater than or equal to 1"]),
-        (Call("stop_at"), ["value", "must be given"]),
+        (Call("stop_at"), ["value", "is required"]),
         (Call("progress", {"x": 1}), ["no arguments"]),
         (Call("early_stopp"), ["'early_stop'"]),
     ],

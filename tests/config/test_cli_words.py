@@ -5,7 +5,7 @@ import typer
 
 from modelyard.cli.options import given_options, is_flag, normalize, part_fields
 from modelyard.config import resolve
-from modelyard.config.schema import CORE_FIELDS, PARTS
+from modelyard.config.schema import COMPONENTS, CORE_FIELDS
 from modelyard.errors import ConfigError
 
 
@@ -74,4 +74,4 @@ def test_every_option_has_a_help_text() -> None:
 
 def test_no_built_in_part_has_an_option_named_like_one_of_the_core() -> None:
     assert set(part_fields()) & set(CORE_FIELDS) == set()
-    assert set(PARTS) <= set(CORE_FIELDS)
+    assert set(COMPONENTS) <= set(CORE_FIELDS)

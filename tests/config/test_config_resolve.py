@@ -68,7 +68,7 @@ def test_each_level_keeps_what_the_higher_ones_do_not_say() -> None:
     write("hyperparameters.yaml", "default:\n  random_seed: 2\n  learning_rate: 0.5\n")
     config = resolve({"learning_rate": "0.25"})
     assert (config.model, config.random_seed, config.learning_rate) == ("mlp", 2, 0.25)
-    assert config.part_options["hidden_units"] == [7]
+    assert config.component_options["hidden_units"] == [7]
     assert config.origin("hidden_units") == "project.yaml:3"
 
 
@@ -144,9 +144,9 @@ def test_true_is_true_however_it_is_written(text: str) -> None:
 
 def test_lists_are_the_same_in_yaml_and_on_the_command_line() -> None:
     write("project.yaml", "default:\n  model: mlp\n  hidden_units: [64, 32]\n")
-    assert resolve({}).part_options["hidden_units"] == [64, 32]
+    assert resolve({}).component_options["hidden_units"] == [64, 32]
     for text in ("64,32", "64, 32", "[64, 32]", [64, 32], (64, 32)):
-        assert resolve({"model": "mlp", "hidden_units": text}).part_options["hidden_units"] == [64, 32]
+        assert resolve({"model": "mlp", "hidden_units": text}).component_options["hidden_units"] == [64, 32]
 
 
 @pytest.mark.parametrize("text", [".inf", "-.inf", ".nan", "1e999"])
@@ -326,12 +326,12 @@ def test_wall_clock_time_is_refused_where_it_would_change_training() -> None:
 
 def test_options_of_the_chosen_parts_are_complete() -> None:
     config = resolve({"model": "mlp", "optimizer": "sgd", "learning_rate_schedule": "cosine", "dataset": "synthetic"})
-    assert set(config.part_options) == {
+    assert set(config.component_options) == {
         "hidden_units", "dropout_rate", "label_smoothing", "class_weights", "focal_gamma", "regression_loss",
             "huber_delta", "momentum", "nesterov", "weight_decay",
         "end_learning_rate", "synthetic_examples", "synthetic_shape", "synthetic_classes", "synthetic_noise",
     }  # fmt: skip
-    assert set(config.part_options) <= set(config.flat())
+    assert set(config.component_options) <= set(config.flat())
 
 
 def test_an_option_of_a_part_that_was_not_chosen_is_an_error_on_the_command_line() -> None:
@@ -345,8 +345,8 @@ def test_an_option_of_a_part_that_was_not_chosen_is_a_note_from_a_file() -> None
     config = resolve({"model": "mlp", "optimizer": "adam"})
     assert "momentum" not in config.flat()
     assert len(config.notes) == 1
-    assert config.notes[0].startswith("hyperparameters.yaml:2: momentum is not used here")
-    assert resolve({"model": "mlp", "optimizer": "sgd"}).part_options["momentum"] == 0.5
+    assert config.notes[0].startswith("hyperparameters.yaml:2: momentum has no effect here")
+    assert resolve({"model": "mlp", "optimizer": "sgd"}).component_options["momentum"] == 0.5
 
 
 def test_groups_given_beside_a_mistake_are_read_as_ever() -> None:
@@ -359,7 +359,7 @@ def test_groups_given_beside_a_mistake_are_read_as_ever() -> None:
 def test_of_a_list_the_wrong_name_is_said_and_no_name_counts_twice() -> None:
     for given in ("flip,shfit", ["flip", "shfit"]):
         said = only_problem(model="mlp", test_time_augmentation=given).message
-        assert said == "'shfit' is none of flip, shift. Did you mean 'shift'?"
+        assert said == "must be one of flip, shift, got 'shfit'. Did you mean 'shift'?"
     assert only_problem(model="mlp", test_time_augmentation="flip, flip").message == "names 'flip' twice."
 
 

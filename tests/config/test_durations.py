@@ -55,7 +55,7 @@ def test_what_is_no_duration_is_refused_with_what_would_be_right(text: object) -
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("0 steps", "more than zero"), ("0.0 epochs", "more than zero"), ("1.5 steps", "whole")]
+    ("text", "message"), [("0 steps", "greater than zero"), ("0.0 epochs", "greater than zero"), ("1.5 steps", "whole")]
 )
 def test_zero_and_half_steps_are_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):

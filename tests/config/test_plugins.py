@@ -71,7 +71,7 @@ def only_problem(**options: object) -> str:
 def test_a_model_of_a_file_or_a_module_is_known_with_its_options(file: str, named: str) -> None:
     write(file, MODEL.format(default="3, "))
     config = load_config(model="my_model", plugins=named, my_width=5)
-    assert (config.part_options["my_depth"], config.part_options["my_width"]) == (3, 5)
+    assert (config.component_options["my_depth"], config.component_options["my_width"]) == (3, 5)
     assert config.plugins == (named,)
 
 
@@ -92,8 +92,8 @@ def test_a_plugin_is_imported_once() -> None:
 
 def test_an_option_without_default_must_be_given() -> None:
     write("mine.py", MODEL.format(default=""))
-    assert only_problem(model="my_model", plugins="mine.py") == ("Python: my_depth: must be given: it has no default.")
-    assert load_config(model="my_model", plugins="mine.py", my_depth=2).part_options["my_depth"] == 2
+    assert only_problem(model="my_model", plugins="mine.py") == ("Python: my_depth: is required: it has no default.")
+    assert load_config(model="my_model", plugins="mine.py", my_depth=2).component_options["my_depth"] == 2
 
 
 def test_a_check_across_options_is_reported_where_the_part_was_chosen() -> None:

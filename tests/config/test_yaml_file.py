@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from modelyard.config.yaml_file import MOST_BYTES, dump, is_run_config, read_flat, read_set
+from modelyard.config.yaml_file import MAX_BYTES, dump, is_run_config, read_flat, read_set
 from modelyard.errors import Problem
 
 
@@ -156,7 +156,7 @@ def test_what_only_resembles_a_number_is_text(file: Path, text: str) -> None:
 
 
 def test_a_file_that_is_too_large_is_refused_unread(file: Path) -> None:
-    assert "larger than 1 MiB" in only_problem(file, b"#" * (MOST_BYTES + 1)).message
+    assert "larger than 1 MiB" in only_problem(file, b"#" * (MAX_BYTES + 1)).message
 
 
 def test_a_folder_is_no_file(file: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modelyard.config.calls import Call, build_part
+from modelyard.config.calls import Call, build_component
 from modelyard.data.draws import HOST, Draws
 from modelyard.errors import DataError
 from modelyard.registry import AUGMENTATIONS
@@ -23,7 +23,7 @@ def run(call: str, images: Any = IMAGES, seed: int = 0, first: int = 0, **where:
     low = np.arange(first, first + len(images), dtype=np.uint32)
     where = {name: ops.convert_to_tensor(np.asarray(value, np.int32)) for name, value in where.items()}
     draws = Draws(seed, ops.convert_to_tensor(low), ops.convert_to_tensor(low * 0), **where)
-    made = build_part(Call.parse(call), AUGMENTATIONS)({"image": ops.convert_to_tensor(images)}, draws)["image"]
+    made = build_component(Call.parse(call), AUGMENTATIONS)({"image": ops.convert_to_tensor(images)}, draws)["image"]
     return np.asarray(made)
 
 
@@ -89,6 +89,6 @@ def test_black_and_reflected_crops_move_by_the_same_draws() -> None:
 def test_an_image_is_not_reflected_beyond_its_size() -> None:
     from modelyard.data.augment.build import ImageInfo
 
-    step = build_part(Call.parse("pad_and_crop(padding=6, fill=reflect)"), AUGMENTATIONS)
+    step = build_component(Call.parse("pad_and_crop(padding=6, fill=reflect)"), AUGMENTATIONS)
     with pytest.raises(DataError, match=r"reflected by 5 pixels at most; padding is 6"):
         step.prepare(ImageInfo("pad_and_crop", (6, 8, 3), "uint8", 10))

@@ -9,7 +9,7 @@ import pytest
 
 import modelyard
 from conftest import Make, distance, engine_name, same_bits
-from modelyard.config.accelerators import nvidia_gpus
+from modelyard.config.backend import nvidia_gpus
 from modelyard.engine.base import State
 from modelyard.errors import CheckpointError, TrainingError, UserError
 
@@ -277,7 +277,7 @@ def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(make: Make
 
 
 def test_a_batch_that_devices_cannot_share_is_refused(make: Make) -> None:
-    with pytest.raises(UserError, match=r"train_batch_size: 33 examples can't be divided evenly over 2 devices"):
+    with pytest.raises(UserError, match=r"train_batch_size: must be divisible by 2 devices, got 33"):
         make(cpu_devices=2, train_batch_size=33)
     from modelyard.engine.base import check_divisible
 

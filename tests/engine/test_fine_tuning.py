@@ -85,7 +85,7 @@ def test_batch_norm_without_weights_is_frozen_with_the_layer_before_it(two_devic
     import keras
 
     from modelyard.config.calls import Call
-    from modelyard.config.fine_tuning import read_phases
+    from modelyard.config.weight_groups import read_phases
     from modelyard.engine.phases import Freezing
 
     inputs = keras.Input((4,))
@@ -104,7 +104,7 @@ def test_batch_norm_without_weights_is_frozen_with_the_layer_before_it(two_devic
 def test_without_phases_a_model_is_trained_as_its_author_made_it(two_devices: None) -> None:
     import keras
 
-    from modelyard.config.fine_tuning import read_phases
+    from modelyard.config.weight_groups import read_phases
     from modelyard.engine.phases import Freezing
 
     inputs = keras.Input((4,))

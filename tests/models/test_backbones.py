@@ -54,7 +54,7 @@ def test_a_wide_resnet_has_its_known_size_and_a_depth_that_fits() -> None:
     learned = network(model="wide_resnet", depth=16, widen=4, dataset="synthetic", synthetic_examples=50)
     count = sum(int(np.prod(v.shape)) for v in learned.trainable_variables)
     assert abs(count - 2_748_890) < 10_000  # 2.7 million in the paper
-    with pytest.raises(UserError, match=r"6 n \+ 4 layers, and depth is 18. Use 16"):
+    with pytest.raises(UserError, match=r"must be 6 n \+ 4, got 18. Use 16"):
         network(model="wide_resnet", depth=18, dataset="synthetic", synthetic_examples=50)
 
 
@@ -128,7 +128,7 @@ def test_imagenet_is_a_word_and_no_path(tmp_path: Path, monkeypatch: pytest.Monk
     np.testing.assert_array_equal(
         modelyard_weights("run", 1)["Conv1/kernel"], np.asarray(body.get_layer("Conv1").kernel)
     )
-    assert modelyard.load_config(config_file="run/config.yaml").part_options["pretrained"] == "imagenet"
+    assert modelyard.load_config(config_file="run/config.yaml").component_options["pretrained"] == "imagenet"
 
 
 def modelyard_weights(folder: str, step: int) -> dict[str, Any]:

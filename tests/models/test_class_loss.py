@@ -222,7 +222,7 @@ def test_unknown_classes_are_named_with_the_nearest() -> None:
         task(class_weights="cats=2").checked_network()
     with pytest.raises(ConfigError, match="has 2 weights, but there are 3 classes: cat, dog, cow"):
         task(class_weights="1,2").checked_network()
-    with pytest.raises(ConfigError, match="leaves every training example without weight"):
+    with pytest.raises(ConfigError, match="gives every training example the weight 0"):
         task(class_weights="0,0,0").checked_network()
 
 
@@ -263,7 +263,7 @@ def test_a_run_with_weights_goes_on(tmp_path: Path) -> None:
 
 
 def test_classes_are_counted_from_labels_alone_where_they_are_not_known() -> None:
-    from modelyard.models.task import describe
+    from modelyard.models.data_info import describe_data
 
     class Quiet(ArrayDataset):
         """Does not tell its labels."""
@@ -280,15 +280,15 @@ def test_classes_are_counted_from_labels_alone_where_they_are_not_known() -> Non
 
     asked: list[list[str]] = []
     part = uneven().arrays("train")
-    data = describe(Quiet({"train": part}, CLASSES))
+    data = describe_data(Quiet({"train": part}, CLASSES))
     assert not asked, "not before somebody wants to know"
     assert data.counts.tolist() == list(COUNTS)
     assert asked == [["label"]]
 
 
 def test_what_has_no_class_is_not_counted() -> None:
-    from modelyard.models.task import describe
+    from modelyard.models.data_info import describe_data
 
     part = {"image": np.zeros((4, 2), np.float32)}
     with pytest.raises(DataError, match="no class as a label"):
-        _ = describe(ArrayDataset({"train": part})).counts
+        _ = describe_data(ArrayDataset({"train": part})).counts

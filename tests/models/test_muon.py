@@ -67,8 +67,8 @@ def test_batches_are_shared_only_where_zeros_cost_little() -> None:
 
     shapes = [(64, 64), (2048, 2048), (64, 80), (2048, 2048)]
     assert sorted(group_into_batches(shapes, 5)) == [[0, 2], [1, 3]]
-    assert sorted(group_into_batches(shapes, 5, worth=0)) == [[0], [1, 3], [2]]
-    assert group_into_batches(shapes, 5, worth=1e15) == [[0, 1, 2, 3]]
+    assert sorted(group_into_batches(shapes, 5, max_padding=0)) == [[0], [1, 3], [2]]
+    assert group_into_batches(shapes, 5, max_padding=1e15) == [[0, 1, 2, 3]]
 
 
 def test_a_normalised_kernel_moves_from_a_norm_of_the_root_of_its_outputs() -> None:

@@ -105,7 +105,7 @@ def test_a_pattern_that_matches_nothing_names_what_is_near() -> None:
         ("sgd(momentum=0.9)", "match"),
         ("sgd(match='a', momentum=2)", "momentum"),
         ("sgd(match='a', learning_rate=0)", "learning_rate"),
-        ("sgd(match='a', learning_rate=1, factor=2)", "give one of the two"),
+        ("sgd(match='a', learning_rate=1, factor=2)", "give one of them"),
         ("sgd(match='a||b')", "empty pattern"),
     ],
 )

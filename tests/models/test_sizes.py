@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from modelyard.models.sizes import SIZES
+from modelyard.models.catalog import SIZES
 from modelyard.registry import MODELS
 
 QUICK = ("mlp", "simple_cnn", "resnet20", "vit")

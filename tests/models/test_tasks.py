@@ -176,7 +176,7 @@ def test_the_labels_decide_what_a_network_is_trained_as(labels: NDArray[Any], na
         (
             HEIGHTS,
             "multi_label",
-            "needs labels of 0 and 1, one row per example; the dataset has single numbers",
+            "needs labels of 0 and 1, one row per example; the dataset has labels of float32, one per example",
         ),
     ],
 )
@@ -206,9 +206,9 @@ def test_a_model_of_ones_own_may_be_a_regression() -> None:
             inputs, x = modelyard.any_input(self.data)
             return keras.Model(inputs, keras.layers.Dense(self.units, name="value")(x))
 
-    from modelyard.models.task import describe
+    from modelyard.models.data_info import describe_data
 
-    made = Line(Line.Options(), describe(dataset(HEIGHTS)))
+    made = Line(Line.Options(), describe_data(dataset(HEIGHTS)))
     assert [v.path.split("/")[-2] for v in made.checked_network().weights if "value" in v.path] == ["value", "value"]
     Line.units = 3
     with pytest.raises(UserError, match="the model has 3 outputs, but there are 1 numbers in a label"):

@@ -15,8 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from modelyard.cluster.environment import find_cluster
-from modelyard.config.accelerators import counted, is_installed
-from modelyard.config.backend import INSTALL, choose_engine
+from modelyard.config.backend import INSTALL, choose_engine, count_devices, is_installed
 from modelyard.errors import ConfigError, UserError
 from modelyard.system.machine import available_cores, cpu_flags, gpus, hardware, versions
 
@@ -110,7 +109,7 @@ def _engines() -> list[tuple[str, str, bool | None]]:
             hint = f" (JAX_PLATFORMS={asked} is set: is that platform's build of JAX installed?)" if asked else ""
             checks.append((name, f"can't be used: {seen['error']}{hint}", False))
             continue
-        result = f"{seen['version']} sees {counted(seen['devices']) or 'no accelerator'}{seen.get('built', '')}"
+        result = f"{seen['version']} sees {count_devices(seen['devices']) or 'no accelerator'}{seen.get('built', '')}"
         short = len(seen["devices"]) < len(driver)
         if short:
             result += f". The driver has {len(driver)}: {INSTALL[name]}"

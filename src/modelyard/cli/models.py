@@ -11,7 +11,7 @@ from modelyard.cli.commands import default_of, print_json, stdout
 from modelyard.config.calls import parse_list
 from modelyard.config.plugins import load_installed_plugins, load_plugins
 from modelyard.errors import UserError
-from modelyard.models.sizes import SIZES, Size
+from modelyard.models.catalog import SIZES, Size
 from modelyard.registry import MODELS, Entry
 
 _USUAL = (32, 32, 3)
@@ -30,7 +30,9 @@ def show_all(options: dict[str, Any], *, as_json: bool) -> None:
         column.justify = "right"
     for entry in entries:
         size = SIZES.get(entry.name)
-        costs = ("–", "–", "–") if size is None else (f"{size.side}×{size.side}", *map(_short, size.costs))
+        costs = ["–", "–", "–"]
+        if size is not None:
+            costs = [f"{size.side}×{size.side}", _short(size.parameters), _short(size.flops)]
         table.add_row(entry.name, entry.summary, *costs)
     stdout().print(table)
     stdout().print(
@@ -94,7 +96,7 @@ def built(entry: Entry, shape: tuple[int, ...], classes: int, options: Mapping[s
     import numpy as np
 
     from modelyard.data.dataset import IMAGE, LABEL, Feature
-    from modelyard.models.task import DataInfo
+    from modelyard.models.data_info import DataInfo
 
     features = {IMAGE: Feature(shape, "uint8"), LABEL: Feature((), "int32")}
     mean, spread = np.full(shape[-1], 127.5, np.float32), np.full(shape[-1], 64, np.float32)

@@ -12,7 +12,7 @@ import typer
 from pydantic.fields import FieldInfo
 
 from modelyard.config.resolve import COMMAND_LINE, field_kind
-from modelyard.config.schema import CORE_FIELDS, GROUPS, PARTS
+from modelyard.config.schema import COMPONENTS, CORE_FIELDS, GROUPS
 from modelyard.errors import ConfigError, Problem, nearest
 from modelyard.registry import MODELS
 
@@ -21,11 +21,11 @@ _TRUE, _FALSE = {"true", "yes", "on", "1"}, {"false", "no", "off", "0"}
 
 
 @lru_cache
-def part_fields(parts: tuple[str, ...] = tuple(PARTS)) -> dict[str, tuple[FieldInfo, str, list[str]]]:
+def part_fields(parts: tuple[str, ...] = tuple(COMPONENTS)) -> dict[str, tuple[FieldInfo, str, list[str]]]:
     """The options of all built-in parts, each with the panel of the help it stands in and the parts that have it."""
     found: dict[str, tuple[FieldInfo, str, list[str]]] = {}
     for part in parts:
-        for entry in PARTS[part].entries():
+        for entry in COMPONENTS[part].entries():
             for name, info in entry.options.model_fields.items():
                 panel = f"Options of the chosen {part.replace('_', ' ')}"
                 found.setdefault(name, (info, panel, []))[2].append(entry.name)
@@ -70,7 +70,7 @@ class Taken:
     """Which options of the config a command takes: core options by name (None: all), and those of some parts."""
 
     core: tuple[str, ...] | None = None
-    parts: tuple[str, ...] = tuple(PARTS)
+    parts: tuple[str, ...] = tuple(COMPONENTS)
 
 
 def with_config_options(function: Callable[..., Any], which: Taken) -> Callable[..., Any]:

@@ -18,7 +18,7 @@ from typing import Any
 from modelyard import storage
 from modelyard.config import Config, resolve
 from modelyard.config.resolve import COMMAND_LINE
-from modelyard.config.schema import CORE_FIELDS, EXCLUSIVE, is_free, is_path
+from modelyard.config.schema import CORE_FIELDS, EXCLUSIVE, is_mutable, is_path
 from modelyard.config.yaml_file import Value, inline, read_sections
 from modelyard.errors import ConfigError, Problem, nearest, unknown
 from modelyard.loop.start import with_absolute_paths
@@ -147,7 +147,7 @@ def result_options(config: Config) -> dict[str, Any]:
 
 def affects_results(key: str) -> bool:
     """Returns whether an option affects the results of a run."""
-    return key in _AFFECT_RESULTS or not is_free(key)
+    return key in _AFFECT_RESULTS or not is_mutable(key)
 
 
 def make_cells(request: MatrixRequest) -> list[Cell]:
@@ -272,7 +272,7 @@ def _options_without_effect(request: MatrixRequest, cells: list[Cell]) -> Iterat
                 )
                 yield Problem(request.where(key), key, message)
     for key in request.options:
-        if key not in CORE_FIELDS and not any(key in cell.config.part_options for cell in cells):
+        if key not in CORE_FIELDS and not any(key in cell.config.component_options for cell in cells):
             message = "has no effect here: no cell has the model, dataset or other part that it belongs to."
             yield Problem(request.where(key), key, message)
 

@@ -1,1 +1,1 @@
-"""Uses of private APIs, one module per library, each with the version it was written for. tests/test_compat.py."""
+"""Private APIs of other libraries: one module per library, with the versions that it was written for."""

@@ -8,7 +8,7 @@ from jax._src.distributed import global_state
 
 
 def drop_distributed_state() -> None:
-    """Makes JAX forget its client and service, so that it does not wait for other processes at exit."""
+    """Drops JAX's client and service, so that it does not wait for other processes at exit."""
     for part in (global_state.client, global_state.service):
         if part is not None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(part))  # the destructors wait, too

@@ -1,13 +1,12 @@
-"""Keras's private APIs, and settings that its public ones don't reach. Written for Keras 3.10 to 3.15.
+"""Keras's private APIs, and settings without a public API. Written for Keras 3.10 to 3.15.
 
-A patch is skipped if its target is gone: Keras then computes the same in another way, if slower.
+A patch is skipped if its target does not exist: Keras then computes the same result, perhaps more slowly.
 """
 
 from __future__ import annotations
 
 import random
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -17,25 +16,25 @@ import numpy as np
 from modelyard.config.schema import Config
 
 _POLICIES = {"bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
-_FARTHEST = 2.0
-"""Where Keras cuts off its truncated normal distribution, in standard deviations."""
+_TRUNCATION = 2.0
+"""The limit of Keras's truncated normal distribution, in standard deviations."""
 
 
 def set_precision(config: Config) -> None:
-    """Sets Keras's float type and dtype policy as ``config`` says."""
+    """Sets Keras's float type and dtype policy from ``config``."""
     keras.config.set_floatx("float64" if config.precision == "float64" else "float32")
     keras.config.set_dtype_policy(_POLICIES.get(config.precision, config.precision))
     if config.precision == "float64":
         from keras.src.backend.common import dtypes
 
-        # On JAX Keras assumes that 64 bits are off, and computes batch norm in 32. A program without them has none.
+        # On JAX Keras assumes that 64 bits are disabled, and computes batch norm in 32.
         getattr(dtypes, "BIT64_TO_BIT32_DTYPE", {})["float64"] = "float64"
 
 
 def seed_initializers(seed: int) -> None:
-    """Makes the initial weights of the next model depend on ``seed`` alone.
+    """Makes the initial weights of the next model depend only on ``seed``.
 
-    `keras.utils.set_random_seed` would import TensorFlow and PyTorch where they are installed, to seed them too.
+    `keras.utils.set_random_seed` would import TensorFlow and PyTorch if they are installed, to seed them too.
     """
     random.seed(seed)
     np.random.seed(seed)
@@ -83,10 +82,10 @@ def layer_call_replaced(make: Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def fuse_batch_norm_sync() -> None:
-    """Makes synchronised batch norm send mean and variance together, in one message per layer instead of three.
+    """Makes synchronized batch norm send mean and variance together, in one message per layer instead of three.
 
-    Keras sums three values of every layer's input and sends each by itself, forwards and, for the gradients, back. All
-    replicas have equal parts of a batch here, so that mean and variance of each part are enough.
+    Keras sums three values of every layer's input and sends each by itself, in the forward and in the backward pass.
+    All replicas have equal parts of a batch here, so mean and variance of each part are enough.
     """
     from keras.src.backend.tensorflow import nn
 
@@ -104,7 +103,7 @@ def synchronized_moments(x: Any, axes: Any, keepdims: bool) -> tuple[Any, Any]:
         together = tf.stack([mean, variance, tf.square(mean)])
         together = context.all_reduce(tf.distribute.ReduceOp.SUM, together) / context.num_replicas_in_sync
         mean, variance, squared = tf.unstack(together)
-        variance += tf.maximum(squared - tf.square(mean), 0.0)  # within the parts, and between them
+        variance += tf.maximum(squared - tf.square(mean), 0.0)  # within the parts plus between them
     if not keepdims:
         mean, variance = tf.squeeze(mean, axes), tf.squeeze(variance, axes)
     return mean, variance
@@ -116,8 +115,8 @@ def synchronized_moments(x: Any, axes: Any, keepdims: bool) -> tuple[Any, Any]:
 def use_one_pass_moments() -> None:
     """Makes batch norm compute mean and variance in one pass over the activations.
 
-    Keras computes the mean first and then the mean of the squared differences from it, so that every activation is read
-    twice. On an accelerator that is one more kernel per layer, and its time is that of reading memory.
+    Keras computes the mean first, then the mean of the squared differences from it. It reads every activation twice,
+    which is one more kernel per layer, limited by memory bandwidth.
     """
     from keras.src.backend.jax import nn
 
@@ -126,13 +125,13 @@ def use_one_pass_moments() -> None:
 
 
 def one_pass_moments(x: Any, axes: Any, keepdims: bool = False, synchronized: bool = False) -> tuple[Any, Any]:
-    """Returns mean and variance over ``axes``, in at least 32 bits. The batch is whole here: all devices agree."""
+    """Returns mean and variance over ``axes``, in at least 32 bits. The batch is that of all devices."""
     import jax.numpy as jnp
     from jax import lax
 
     axes = tuple(axes) if isinstance(axes, list | tuple) else (axes,)
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    # Squares of values far from zero would leave no digits for the variance, so the first example's mean is subtracted.
+    # Squares of values far from zero would cancel in the variance, so the mean of the first example is subtracted.
     shift = lax.stop_gradient(jnp.mean(lax.slice_in_dim(wide, 0, 1, axis=axes[0]), axes, keepdims=True))
     moved = wide - shift
     mean = jnp.mean(moved, axes, keepdims=True)
@@ -147,14 +146,14 @@ def one_pass_moments(x: Any, axes: Any, keepdims: bool = False, synchronized: bo
 def drawn_by_numpy() -> Iterator[None]:
     """Makes Keras's initializers draw from NumPy's generators while the block runs.
 
-    JAX would compile a program for every shape, which takes longer than some trainings.
+    JAX would compile a program for every shape, which can take longer than training.
     """
     from keras.src.backend.jax import random as drawing
 
     replaced = {"normal": _normal, "uniform": _uniform, "truncated_normal": _truncated_normal}
     originals = {name: getattr(drawing, name) for name in replaced}
     for name, function in replaced.items():
-        setattr(drawing, name, _where_possible(function, originals[name]))
+        setattr(drawing, name, _unless_traced(function, originals[name]))
     try:
         yield
     finally:
@@ -162,8 +161,8 @@ def drawn_by_numpy() -> Iterator[None]:
             setattr(drawing, name, function)
 
 
-def _where_possible(by_numpy: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    """Draws with JAX where shapes or seeds are traced, as for layers that draw noise while a model is built."""
+def _unless_traced(by_numpy: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    """Draws with JAX if shapes or seeds are traced, such as for layers that draw noise while a model is built."""
     import jax
 
     def draw(shape: Any, *arguments: Any, **named: Any) -> Any:
@@ -193,7 +192,7 @@ def _uniform(shape: Any, minval: float = 0.0, maxval: float = 1.0, dtype: Any = 
 def _truncated_normal(shape: Any, mean: float = 0.0, stddev: float = 1.0, dtype: Any = None, seed: Any = None) -> Any:
     generator = _generator(seed)
     values = generator.standard_normal(shape)
-    while (outside := np.abs(values) > _FARTHEST).any():
+    while (outside := np.abs(values) > _TRUNCATION).any():
         values[outside] = generator.standard_normal(int(outside.sum()))
     return _tensor(values * stddev + mean, dtype)
 
@@ -214,8 +213,6 @@ def input_layers(layer: keras.Layer) -> list[str]:
 
 # -- files -------------------------------------------------------------------------------------------------------------
 
-_INTERNAL = {"_layers", "_operations", "_operations_by_depth", "_functional", "_tracker", "_inbound_nodes", "_nodes"}
-
 
 def weight_paths(model: keras.Model, weights: Mapping[str, Any]) -> dict[str, str]:
     """Maps paths in Keras's files, such as ``layers/conv2d_1/vars/0``, to names of weights.
@@ -226,54 +223,26 @@ def weight_paths(model: keras.Model, weights: Mapping[str, Any]) -> dict[str, st
         model: the model.
         weights: its variables by name.
     """
+    from keras.src.saving import saving_lib
+
+    class Recorder(saving_lib.H5IOStore):
+        """Keeps what Keras would write to a file."""
+
+        def __init__(self) -> None:
+            self.groups: dict[str, dict[str, Any]] = {}
+
+        def make(self, path: str, metadata: Any = None) -> dict[str, Any]:
+            return self.groups.setdefault(path, {})
+
+        def __bool__(self) -> bool:
+            return True
+
+    recorder = Recorder()
+    saving_lib._save_state(model, recorder, None, inner_path="", visited_saveables=set())
     names = {id(variable): name for name, variable in weights.items()}
-    found: dict[str, str] = {}
-    for path, layer in _walk(model, "", set()):
-        own: dict[str, Any] = {}
-        layer.save_own_variables(own)
-        for number, variable in own.items():
-            name = names.get(id(variable))
-            if name is not None:
-                found[f"{path}vars/{number}"] = name
-    return found
-
-
-def _walk(layer: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """Yields the layers in the order of Keras's `saving_lib`, each at its first path."""
-    if id(layer) in seen:
-        return
-    seen.add(id(layer))
-    yield path, layer
-    if isinstance(layer, keras.Sequential) or getattr(layer, "inputs", None):  # a functional model
-        yield from _walk_list(layer.layers, f"{path}layers/", seen)
-    if isinstance(layer, keras.Model):
-        plain = set(dir(keras.Model)) | set(dir(keras.Sequential))
-    else:
-        plain = set(dir(keras.layers.Layer))
-    own = vars(layer).keys() | {name for name in dir(type(layer)) if isinstance(getattr(type(layer), name), property)}
-    # Private attributes come last. Attributes of the base classes lead to the same layers again, or to none.
-    for name in sorted(own - plain - _INTERNAL, key=lambda name: f"~{name}" if name.startswith("_") else name):
-        try:
-            child = getattr(layer, name)
-        except Exception:
-            continue
-        if isinstance(child, keras.layers.Layer):
-            yield from _walk(child, f"{path}{name}/", seen)
-        elif isinstance(child, list | tuple | dict):
-            yield from _walk_list(child.values() if isinstance(child, dict) else child, f"{path}{name}/", seen)
-
-
-def _walk_list(layers: Iterable[Any], path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    numbers: dict[str, int] = {}
-    for layer in layers:
-        if isinstance(layer, keras.layers.Layer):
-            name = _snake_case(type(layer).__name__)
-            numbers[name] = numbers.get(name, -1) + 1
-            yield from _walk(layer, f"{path}{name}_{numbers[name]}/" if numbers[name] else f"{path}{name}/", seen)
-
-
-def _snake_case(name: str) -> str:
-    """Converts as Keras does: Conv2D is conv2d, BatchNormalization is batch_normalization."""
-    name = re.sub(r"\W+", "", name)
-    name = re.sub("(.)([A-Z][a-z]+)", r"\1_\2", name)
-    return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()
+    return {
+        f"{path}/vars/{number}".removeprefix("/"): names[id(variable)]
+        for path, variables in recorder.groups.items()
+        for number, variable in variables.items()
+        if id(variable) in names
+    }

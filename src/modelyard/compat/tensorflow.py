@@ -11,7 +11,7 @@ from tensorflow.python.eager import context
 
 
 def configure_coordination(workers: int, register_seconds: float, heartbeat_seconds: float) -> None:
-    """Sets up TensorFlow's own watch over the processes as `MultiWorkerMirroredStrategy` would, with other limits."""
+    """Configures TensorFlow's coordination service as `MultiWorkerMirroredStrategy` would, with other timeouts."""
     context.context().configure_coordination_service(
         service_type="standalone",
         service_leader="/job:worker/replica:0/task:0",
@@ -22,25 +22,25 @@ def configure_coordination(workers: int, register_seconds: float, heartbeat_seco
 
 
 def abort_collectives(reason: str) -> None:
-    """Ends the operations that wait for a process that is gone."""
+    """Aborts the operations that wait for a lost process."""
     context.context().abort_collective_ops(tf.errors.UNAVAILABLE, reason)
 
 
 def local_value(variable: Any) -> Any:
-    """Returns the copy of a Keras variable on the replica that is traced, to assign it without a message to others."""
+    """Returns the copy of a Keras variable on the traced replica, which can be assigned without communication."""
     value = variable.value
     return value._get() if isinstance(value, tf.distribute.DistributedValues) else value
 
 
 def place_next_variable(strategy: Any, server: int) -> None:
-    """Makes `ParameterServerStrategy` put its next variable on ``server``. By itself it takes turns."""
+    """Makes `ParameterServerStrategy` put its next variable on ``server``. By default it is round robin."""
     strategy.extended._variable_count = server
 
 
 def schedule_python(coordinator: Any, call: Callable[[], Any]) -> Any:
-    """Runs a Python function on whichever worker is free, which `ClusterCoordinator.schedule` does not allow.
+    """Runs a Python function on any free worker, which `ClusterCoordinator.schedule` does not support.
 
-    The function returns its result with it. Whoever fetches a result of `schedule` just when the worker dies gets an
-    error, although the step is run again.
+    The function returns its result directly. Fetching a result of `schedule` just when the worker dies raises an error,
+    although the step is run again.
     """
     return coordinator._cluster.schedule(call, (), {})

@@ -1,4 +1,4 @@
-"""uvicorn's private APIs. Tested with uvicorn 0.54; older ones down to 0.30 are allowed but not tested here.
+"""uvicorn's private APIs. Tested with uvicorn 0.54; versions from 0.30 on are allowed but not tested.
 
 uvicorn itself never times out a client that sends its headers byte by byte or does not read its response, and its
 httptools parser accepts gigabytes of headers.

@@ -1,4 +1,4 @@
-"""Parts named in a list, with arguments: ``early_stop(patience=5)``; in YAML also ``{early_stop: {patience: 5}}``."""
+"""Names with arguments: ``early_stop(patience=5)``; in YAML also ``{early_stop: {patience: 5}}``."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Annotated, Any
 import yaml
 from pydantic import PlainSerializer, PlainValidator, ValidationError
 
-from modelyard.config.wording import sentence
 from modelyard.errors import UserError, nearest
-from modelyard.registry import Entry, Options, Registry
+from modelyard.registry import Options, Registry
 
-# A quoted text is one token, any other character too. An apostrophe inside a word opens no quotes.
+# Quoted text is one token, any other character too. An apostrophe inside a word opens no quotes.
 _TOKENS = re.compile(r"""(?<!\w)'(?:[^']|'')*'|(?<!\w)"(?:\\.|[^"\\])*"|.""", re.DOTALL)
+_TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false", "string": "text"}
 
 
 @dataclass(frozen=True)
@@ -28,16 +28,14 @@ class Call:
 
     @classmethod
     def parse(cls, value: Any) -> Call:
-        """Reads a name, ``name(key=value, …)`` or a mapping with one key."""
+        """Parses a name, ``name(key=value, …)`` or a mapping with one key."""
         if isinstance(value, Call):
             return value
         if isinstance(value, Mapping) and len(value) == 1:
             name, arguments = next(iter(value.items()))
-            if arguments is None:
-                arguments = {}
-            if not isinstance(arguments, Mapping):
+            if not isinstance(arguments, Mapping | None):
                 raise ValueError(f"the arguments of {name!r} must be key: value pairs, got {arguments!r}.")
-            return cls(str(name), {str(key): argument for key, argument in arguments.items()})
+            return cls(str(name), {str(key): argument for key, argument in (arguments or {}).items()})
         match = re.fullmatch(r"\s*([+-]?[\w.-]+)\s*(?:\((.*)\))?\s*", str(value), re.DOTALL)
         if match is None:
             raise ValueError(f"{value!r} is not a name or name(key=value, …).")
@@ -49,55 +47,86 @@ class Call:
             try:
                 arguments[key.strip()] = yaml.safe_load(text)
             except yaml.YAMLError as error:
-                raise ValueError(f"in {value!r}, {text.strip()!r} can't be read as a value.") from error
+                raise ValueError(f"in {value!r}, {text.strip()!r} is not a valid YAML value.") from error
         return cls(match[1], arguments)
 
     def __str__(self) -> str:
         if not self.arguments:
             return self.name
-        listed = ", ".join(f"{key}={_scalar(value)}" for key, value in self.arguments.items())
+        listed = ", ".join(f"{key}={_inline(value)}" for key, value in self.arguments.items())
         return f"{self.name}({listed})"
 
-    def options(self, registry: Registry) -> Options:
-        """The arguments, checked against the options of the part this call names."""
-        return self.checked(registry.get(self.name))
+    def options(self, registry: Registry, schema: type[Options] | None = None) -> Options:
+        """The validated arguments.
 
-    def checked(self, entry: Entry, schema: type[Options] | None = None) -> Options:
-        """The arguments, checked against ``schema``; by default the options of ``entry``."""
-        options = schema or entry.options
-        fields = options.model_fields
+        Args:
+            registry: the registry that has the name.
+            schema: the arguments that are allowed; by default the options of the entry.
+
+        Raises:
+            UserError: for an unknown name or argument, or a wrong value.
+        """
+        schema = schema or registry.get(self.name).options
+        known = schema.model_fields
         for key in self.arguments:
-            if key not in fields:
-                near = nearest(key, fields)
-                hint = f" Did you mean {near[0]!r}?" if near else f" It takes: {', '.join(fields) or 'no arguments'}."
-                raise UserError(f"{entry.kind} {self.name!r} takes no argument {key!r}.{hint}")
+            if key not in known:
+                near = nearest(key, known)
+                hint = f" Did you mean {near[0]!r}?" if near else f" It takes: {', '.join(known) or 'no arguments'}."
+                raise UserError(f"{registry.kind} {self.name!r} takes no argument {key!r}.{hint}")
         try:
-            return options(**self.arguments)
+            return schema(**self.arguments)
         except ValidationError as error:
-            found = [(str(e["loc"][0]) if e["loc"] else "", e) for e in error.errors()]
-            wrong = [f"{key} {sentence(e, self.arguments.get(key))}".strip() for key, e in found]
-            raise UserError(f"{entry.kind} {self.name!r}: {' '.join(wrong)}") from None
+            messages = []
+            for detail in error.errors():
+                key = str(detail["loc"][0]) if detail["loc"] else ""
+                messages.append(f"{key} {validation_message(detail, self.arguments.get(key))}".strip())
+            raise UserError(f"{registry.kind} {self.name!r}: {' '.join(messages)}") from None
 
 
-def build_part(call: Call, registry: Registry) -> Any:
-    """The part that ``call`` names, made with its options.
+def build_component(call: Call, registry: Registry) -> Any:
+    """Makes the registered class with its options.
 
     Raises:
-        UserError: if it can't be made with options.
+        UserError: if its constructor does not take options.
     """
     target, options = registry.get(call.name).load(), call.options(registry)
     try:
         inspect.signature(target).bind(options)
     except TypeError as error:
         raise UserError(
-            f"{registry.kind} {call.name!r} can't be made with its options ({error}): "
-            "it needs `def __init__(self, options)`."
+            f"{registry.kind} {call.name!r} cannot be constructed with its options: {error}. "
+            "Define `def __init__(self, options)`."
         ) from None
     return target(options)
 
 
+def validation_message(detail: Mapping[str, Any], given: Any) -> str:
+    """Words an error of pydantic about the value ``given``; its subject, the option, is put before it."""
+    kind, context, location = detail["type"], detail.get("ctx", {}), detail.get("loc", ())
+    if kind in ("too_long", "too_short") or (kind == "missing" and len(location) > 1):
+        return f"has too {'many' if kind == 'too_long' else 'few'} values, got {given!r}."
+    if kind == "missing":
+        return "is required: it has no default."
+    if kind == "literal_error":
+        allowed = [part.strip("' ") for part in str(context["expected"]).replace(" or ", ", ").split(", ")]
+        if len(location) > 1 and isinstance(location[1], int):
+            given = detail["input"]  # the item of a list
+        near = nearest(str(given), allowed, most=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        return f"must be one of {', '.join(allowed)}, got {given!r}.{hint}"
+    if kind == "value_error":
+        return str(context.get("error", detail["msg"]))
+    expected, _, problem = kind.partition("_")
+    if expected in _TYPES and problem in ("type", "parsing", "from_float"):
+        return f"must be {_TYPES[expected]}, got {given!r}."
+    return f"{str(detail['msg']).replace('Input should be', 'must be')}, got {given!r}."
+
+
+# -- lists -------------------------------------------------------------------------------------------------------------
+
+
 def split_list(text: str) -> list[str]:
-    """Splits at commas that stand outside brackets and quotes: ``"a, b(c=1, d='x, y')"`` has two parts."""
+    """Splits at commas outside brackets and quotes: ``"a, b(c=1, d='x, y')"`` has two parts."""
     parts, depth, current = [], 0, ""
     for token in _TOKENS.findall(text):
         if len(token) == 1:
@@ -112,24 +141,16 @@ def split_list(text: str) -> list[str]:
 
 
 def parse_list(value: Any) -> list[Any]:
-    """A list from YAML, or the same written on the command line with commas."""
+    """Returns a list from YAML as it is, and splits text from the command line at commas."""
     if value is None:
         return []
     if isinstance(value, str):
-        return list(split_list(value.strip().removeprefix("[").removesuffix("]")))
-    if isinstance(value, list | tuple):
-        return list(value)
-    return [value]
-
-
-def _scalar(value: Any) -> str:
-    # In a list, since commas and brackets in a text are quoted only there.
-    text: str = yaml.dump([value], Dumper=_Dumper, default_flow_style=True, allow_unicode=True, width=10_000)
-    return text.strip().removeprefix("[").removesuffix("]")
+        return split_list(value.strip().removeprefix("[").removesuffix("]"))
+    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes text that `split_list` would take apart."""
+    """Quotes text that `split_list` would split."""
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -139,9 +160,15 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _represent_text)
 
 
+def _inline(value: Any) -> str:
+    # As an item of a list, since only there text with commas and brackets is quoted.
+    text: str = yaml.dump([value], Dumper=_Dumper, default_flow_style=True, allow_unicode=True, width=10_000)
+    return text.strip().removeprefix("[").removesuffix("]")
+
+
 CallList = Annotated[
     tuple[Call, ...],
     PlainValidator(lambda value: tuple(Call.parse(part) for part in parse_list(value))),
     PlainSerializer(lambda calls: [str(call) for call in calls]),
 ]
-"""A config field that holds parts with arguments."""
+"""The type of a config field that holds calls."""

@@ -1,4 +1,4 @@
-"""A user's own code: modules or .py files named by ``plugins``, and installed packages that announce themselves."""
+"""Imports a user's own code: modules or .py files of the option ``plugins``, and entry points of packages."""
 
 from __future__ import annotations
 
@@ -8,45 +8,41 @@ import importlib.util
 import sys
 import traceback
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 
 from modelyard.errors import UserError
 
-ENTRY_POINT_GROUP = "modelyard.plugins"
-
 
 def load_plugins(names: tuple[str, ...]) -> None:
-    """Imports each plugin once; what it registers is then known by name.
+    """Imports each plugin once. It registers models, datasets and other components.
 
     Raises:
-        UserError: if a plugin is not there or fails, with the line of the plugin that failed.
+        UserError: if a plugin does not exist or fails, with its line that failed.
     """
     for name in names:
-        _guarded(name, _import_file if name.endswith(".py") else _import_module)
+        _load(name, partial(_import_file if name.endswith(".py") else _import_module, name))
 
 
-def load_installed_plugins() -> list[str]:
-    """Imports what installed packages announce in the entry-point group ``modelyard.plugins``."""
-    loaded = []
-    for entry in entry_points(group=ENTRY_POINT_GROUP):
-        _guarded(entry.value, lambda _, load=entry.load: load())  # type: ignore[misc]
-        loaded.append(entry.value)
-    return loaded
+def load_installed_plugins() -> None:
+    """Imports the entry points of installed packages in the group ``modelyard.plugins``."""
+    for entry in entry_points(group="modelyard.plugins"):
+        _load(entry.value, entry.load)
 
 
-def _guarded(name: str, load: Callable[[str], object]) -> None:
+def _load(name: str, load: Callable[[], object]) -> None:
     try:
-        load(name)
+        load()
     except UserError:
         raise
     except Exception as error:
-        what = f"{type(error).__name__}: {error}"
-        raise UserError(f"the plugin {name!r} failed while it was imported: {what}{_line(error)}") from error
+        reason = f"{type(error).__name__}: {error}{_line(error)}"
+        raise UserError(f"the plugin {name!r} failed while it was imported: {reason}") from error
 
 
 def _line(error: Exception) -> str:
-    """The last line of the plugin itself that ran, not that of a library it called."""
+    """Returns the last line that ran in the plugin itself, not in a library that it called."""
     if isinstance(error, SyntaxError):
         return f" ({error.filename}:{error.lineno})"
     frames = [
@@ -66,12 +62,12 @@ def _import_module(name: str) -> None:
     except ModuleNotFoundError:
         found = None
     if found is None:
-        raise UserError(f"there is no plugin module {name!r}. For a file, write its path with .py at the end.")
+        raise UserError(f"there is no plugin module {name!r}. The path of a file must end in .py.")
     importlib.import_module(name)
 
 
 def plugin_module(name: str) -> str:
-    """The name under which a plugin is imported; files of one name in different folders do not collide."""
+    """The module name of a plugin. Files with one name in different folders have different ones."""
     if not name.endswith(".py"):
         return name
     path = Path(name).resolve()

@@ -1,4 +1,4 @@
-"""YAML files of options: where each key stands is remembered, so that a mistake can be pointed at."""
+"""Reads YAML files of options, and remembers the line of each value for error messages."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ import yaml
 
 from modelyard.errors import Problem, unknown
 
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
+_NULL = "tag:yaml.org,2002:null"
 CONFIG_VERSION = 1
 RUN_CONFIG_KEY = "config_version"
 """A file with this key is the config of a run: flat and complete, without sets."""
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 reads ``1e-4`` as a string; here it is a number."""
+    """Reads ``1e-4`` as a number, which YAML 1.1 reads as a string."""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -37,7 +38,7 @@ for _class in (_Loader, _Dumper):
 
 @dataclass(frozen=True)
 class Value:
-    """A value and the place it was written."""
+    """A value and its source."""
 
     value: Any
     where: str
@@ -45,45 +46,40 @@ class Value:
 
 
 def read_set(path: Path, set_name: str | None, problems: list[Problem]) -> dict[str, Value]:
-    """The options of one named set of ``path``, what it inherits by merge keys included.
+    """Reads a named set of options, with what it inherits by merge keys.
 
     Args:
         path: the file.
-        set_name: the set; None takes ``default``, or nothing where the file has no such set.
-        problems: gets whatever is wrong with the file.
+        set_name: the name; None is ``default``, or nothing if the file has no such set.
+        problems: receives the errors in the file.
     """
-    found = len(problems)
-    root, loader = _compose(path, problems)
-    if root is None or loader is None:
-        if set_name is not None and len(problems) == found:
-            problems.append(Problem(str(path), "", f"is empty and has no set {set_name!r}."))
+    before = len(problems)
+    file = _File(path, problems)
+    if file.root is None:
+        if set_name is not None and len(problems) == before:
+            file.report(f"is empty and has no set {set_name!r}.")
         return {}
     sets: dict[str, yaml.Node] = {}
-    for key, value in _entries(root, path, problems):
+    for key, value in file.entries(file.root):
         if key.value in sets:
-            problems.append(Problem(_at(path, key), key.value, "is given twice."))
+            file.report("is given twice.", key, key.value)
         sets[key.value] = value
     if RUN_CONFIG_KEY in sets:
         if set_name is not None:
-            problems.append(Problem(str(path), "", f"is the config of a run and has no set {set_name!r}."))
-        return _values(root, loader, path, problems)
-    flat = [key for key, node in sets.items() if not isinstance(node, yaml.MappingNode) and not _empty(node)]
-    if flat:
-        problems.append(
-            Problem(
-                _at(path, sets[flat[0]]),
-                flat[0],
-                "stands outside a set. Put options into a named set: 'default:', then the options indented below it.",
-            )
-        )
-        return {}
+            file.report(f"is the config of a run and has no set {set_name!r}.")
+        return file.values(file.root)
+    for option, node in sets.items():
+        if not isinstance(node, yaml.MappingNode) and node.tag != _NULL:
+            message = "is outside a set. Put options into a named set: 'default:', then the options indented below it."
+            file.report(message, node, option)
+            return {}
     name = set_name or "default"
     if name not in sets:
         if set_name is not None:
-            problems.append(Problem(str(path), "", unknown("set", name, sets)))
+            file.report(unknown("set", name, sets))
         return {}
-    node = sets[name]
-    return _values(node, loader, path, problems) if isinstance(node, yaml.MappingNode) else {}
+    found = sets[name]
+    return file.values(found) if isinstance(found, yaml.MappingNode) else {}
 
 
 def is_run_config(path: Path) -> bool:
@@ -96,31 +92,31 @@ def is_run_config(path: Path) -> bool:
 
 
 def read_flat(path: Path, problems: list[Problem]) -> dict[str, Value]:
-    """The options of a file without sets: a recipe."""
-    root, loader = _compose(path, problems)
-    return _values(root, loader, path, problems) if root is not None and loader is not None else {}
+    """Reads a file of options without sets, such as a recipe."""
+    file = _File(path, problems)
+    return file.values(file.root) if file.root is not None else {}
 
 
 def read_sections(path: Path, problems: list[Problem]) -> dict[str, Value]:
-    """A file as `read_flat` reads it, but what stands in its mappings and lists is a `Value` of its own."""
-    root, loader = _compose(path, problems)
-    if root is None or loader is None:
+    """Reads a file like `read_flat`. The items of its mappings and lists are `Value` objects, too."""
+    file = _File(path, problems)
+    if file.root is None:
         return {}
-    found = _values(root, loader, path, problems)
-    for key, node in _entries(root, path, []):
+    found = file.values(file.root)
+    for key, node in file.entries(file.root, quiet=True):
         name = str(key.value).replace("-", "_")
-        if name not in found:  # it could not be read
+        if name not in found:  # it is not valid
             continue
         if isinstance(node, yaml.MappingNode):
-            found[name] = Value(_values(node, loader, path, problems), found[name].where)
+            found[name] = Value(file.values(node), found[name].where)
         elif isinstance(node, yaml.SequenceNode):
-            items = [Value(loader.construct_object(item, deep=True), _at(path, item)) for item in node.value]
+            items = [Value(file.construct(item), file.at(item)) for item in node.value]
             found[name] = Value(items, found[name].where)
     return found
 
 
 def dump(values: dict[str, Any]) -> str:
-    """Plain values as YAML, in the order given."""
+    """Plain values as YAML, in the given order."""
     text: str = yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000)
     return text
 
@@ -131,83 +127,77 @@ def inline(value: Any) -> str:
     return text.strip().removesuffix("...").strip()
 
 
-def _compose(path: Path, problems: list[Problem]) -> tuple[yaml.MappingNode | None, _Loader | None]:
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            problems.append(Problem(str(path), "", "is larger than 1 MiB; that is no config file."))
-            return None, None
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        problems.append(Problem(str(path), "", "there is no such file."))
-        return None, None
-    except (OSError, UnicodeDecodeError) as error:
-        problems.append(Problem(str(path), "", f"can't be read: {error}"))
-        return None, None
-    try:
-        loader = _Loader(text)
-        root = loader.get_single_node()
-    except RecursionError:
-        problems.append(Problem(str(path), "", "is nested too deeply; that is no config file."))
-        return None, None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{path}:{mark.line + 1}" if mark else str(path)
-        what = getattr(error, "problem", None) or str(error)
-        problems.append(Problem(where, "", f"is not valid YAML: {what}"))
-        return None, None
-    if root is None:
-        return None, None
-    if not isinstance(root, yaml.MappingNode):
-        problems.append(Problem(_at(path, root), "", "must hold 'key: value' lines."))
-        return None, None
-    return root, loader
+class _File:
+    """A parsed file. ``root`` is None if it is empty or not valid."""
 
+    def __init__(self, path: Path, problems: list[Problem]) -> None:
+        self.path, self._problems = path, problems
+        self.root = self._parse()
 
-def _values(
-    node: yaml.MappingNode, loader: _Loader, path: Path, problems: list[Problem], below: tuple[yaml.Node, ...] = ()
-) -> dict[str, Value]:
-    own: dict[str, Value] = {}
-    inherited: dict[str, Value] = {}
-    if node in below:
-        problems.append(Problem(_at(path, node), "<<", "this set inherits from itself."))
-        return {}
-    for key, value in _entries(node, path, problems):
-        if key.tag == "tag:yaml.org,2002:merge":
-            for parent in _parents(value, path, problems):
-                for name, merged in _values(parent, loader, path, problems, (*below, node)).items():
-                    inherited.setdefault(name, Value(merged.value, merged.where, inherited=True))
-            continue
-        name = str(key.value).replace("-", "_")
-        if name in own:
-            problems.append(Problem(_at(path, key), name, f"is given twice; first in {own[name].where}."))
+    def at(self, node: yaml.Node | None) -> str:
+        return str(self.path) if node is None else f"{self.path}:{node.start_mark.line + 1}"
+
+    def report(self, message: str, node: yaml.Node | None = None, key: str = "") -> None:
+        self._problems.append(Problem(self.at(node), key, message))
+
+    def _parse(self) -> yaml.MappingNode | None:
         try:
-            own[name] = Value(loader.construct_object(value, deep=True), _at(path, key))
-        except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:  # 2024-13-45 is a ValueError
-            problems.append(Problem(_at(path, key), name, f"can't be read: {getattr(error, 'problem', error)}"))
-    return {**inherited, **own}
-
-
-def _entries(
-    node: yaml.MappingNode, path: Path, problems: list[Problem]
-) -> Iterator[tuple[yaml.ScalarNode, yaml.Node]]:
-    for key, value in node.value:
-        if isinstance(key, yaml.ScalarNode):
-            yield key, value
+            if self.path.stat().st_size > MAX_BYTES:
+                self.report("is larger than 1 MiB, so it is not a config file.")
+                return None
+            self._loader = _Loader(self.path.read_text(encoding="utf-8"))
+            root = self._loader.get_single_node()
+        except FileNotFoundError:
+            self.report("there is no such file.")
+        except (OSError, UnicodeDecodeError) as error:
+            self.report(f"can't be read: {error}")
+        except RecursionError:
+            self.report("is nested too deeply, so it is not a config file.")
+        except yaml.YAMLError as error:
+            mark = getattr(error, "problem_mark", None)
+            where = f"{self.path}:{mark.line + 1}" if mark else str(self.path)
+            what = getattr(error, "problem", None) or str(error)
+            self._problems.append(Problem(where, "", f"is not valid YAML: {what}"))
         else:
-            problems.append(Problem(_at(path, key), "", "a name must be plain text, not a list or a mapping."))
+            if root is None or isinstance(root, yaml.MappingNode):
+                return root
+            self.report("must contain 'key: value' lines.", root)
+        return None
 
+    def construct(self, node: yaml.Node) -> Any:
+        return self._loader.construct_object(node, deep=True)
 
-def _parents(node: yaml.Node, path: Path, problems: list[Problem]) -> Iterator[yaml.MappingNode]:
-    for parent in node.value if isinstance(node, yaml.SequenceNode) else [node]:
-        if isinstance(parent, yaml.MappingNode):
-            yield parent
-        else:
-            problems.append(Problem(_at(path, parent), "<<", "must name a set by its anchor, such as '<<: *default'."))
+    def values(self, node: yaml.MappingNode, below: tuple[yaml.Node, ...] = ()) -> dict[str, Value]:
+        own: dict[str, Value] = {}
+        inherited: dict[str, Value] = {}
+        if node in below:
+            self.report("this set inherits from itself.", node, "<<")
+            return {}
+        for key, value in self.entries(node):
+            if key.tag == "tag:yaml.org,2002:merge":
+                for parent in self._parents(value):
+                    for name, merged in self.values(parent, (*below, node)).items():
+                        inherited.setdefault(name, Value(merged.value, merged.where, inherited=True))
+                continue
+            name = str(key.value).replace("-", "_")
+            if name in own:
+                self.report(f"is given twice; first in {own[name].where}.", key, name)
+            try:
+                own[name] = Value(self.construct(value), self.at(key))
+            except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:  # 2024-13-45 is a ValueError
+                self.report(f"can't be read: {getattr(error, 'problem', error)}", key, name)
+        return {**inherited, **own}
 
+    def entries(self, node: yaml.MappingNode, quiet: bool = False) -> Iterator[tuple[yaml.ScalarNode, yaml.Node]]:
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                yield key, value
+            elif not quiet:
+                self.report("a name must be plain text, not a list or a mapping.", key)
 
-def _empty(node: yaml.Node) -> bool:
-    return isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null"
-
-
-def _at(path: Path, node: yaml.Node) -> str:
-    return f"{path}:{node.start_mark.line + 1}"
+    def _parents(self, node: yaml.Node) -> Iterator[yaml.MappingNode]:
+        for parent in node.value if isinstance(node, yaml.SequenceNode) else [node]:
+            if isinstance(parent, yaml.MappingNode):
+                yield parent
+            else:
+                self.report("must name a set by its anchor, such as '<<: *default'.", parent, "<<")

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from modelyard.config.calls import Call, build_part
+from modelyard.config.calls import Call, build_component
 from modelyard.data.dataset import TRAIN, Arrays, Crop, Dataset, Feature
 from modelyard.errors import DataError, UserError
 from modelyard.registry import PREPROCESSINGS
@@ -33,7 +33,7 @@ def build_preprocessing(calls: Sequence[Call]) -> list[Any]:
     """The preprocessings of a config."""
     built = []
     for call in calls:
-        made = build_part(call, PREPROCESSINGS)
+        made = build_component(call, PREPROCESSINGS)
         if not any(callable(getattr(made, method, None)) for method in ("example", "batch")):
             raise UserError(f"the preprocessing {call.name!r} has neither example(example, training) nor batch(…).")
         built.append(made)

@@ -17,8 +17,8 @@ from keras import ops
 from modelyard.compat.keras import own_trainable_variables, sublayers
 from modelyard.config.calls import Call
 from modelyard.config.durations import RunLength
-from modelyard.config.fine_tuning import Phase, boundaries, read_phases
 from modelyard.config.schema import Config
+from modelyard.config.weight_groups import Phase, boundaries, read_phases
 from modelyard.errors import UserError, nearest
 
 log = logging.getLogger("modelyard")

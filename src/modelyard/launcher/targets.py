@@ -13,8 +13,8 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from modelyard.cluster.description import CHIEF, EVALUATOR, PS, WORKER
+from modelyard.config.calls import validation_message
 from modelyard.config.resolve import COMMAND_LINE
-from modelyard.config.wording import sentence
 from modelyard.config.yaml_file import Value, read_flat
 from modelyard.errors import ConfigError, Problem, nearest
 from modelyard.launcher.job import Job, option
@@ -119,7 +119,7 @@ def read_resources(
                 is_memory = "Ki" in detail["ctx"]["pattern"]
                 text = f"{plain[key]!r} {'is not a size such as 16G' if is_memory else 'contains invalid characters'}."
             else:
-                text = sentence(detail, plain.get(key))
+                text = validation_message(detail, plain.get(key))
             problems.append(Problem(where, key, text))
     if problems:
         raise ConfigError(dict.fromkeys(problems))

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from modelyard.config.yaml_file import MOST_BYTES
+from modelyard.config.yaml_file import MAX_BYTES
 from modelyard.errors import ConfigError, Problem, unknown
 
 _PLACEHOLDER = re.compile(r"@([A-Z][A-Z0-9_]*)@")
@@ -46,11 +46,11 @@ def read_template(path: str | Path) -> str:
     """
     try:
         with open(path, encoding="utf-8") as file:
-            text = file.read(MOST_BYTES + 1)
+            text = file.read(MAX_BYTES + 1)
     except (OSError, UnicodeDecodeError) as error:
         message = f"can't be read: {getattr(error, 'strerror', None) or error}"
         raise ConfigError([Problem(str(path), "", message)]) from error
-    if len(text) > MOST_BYTES:
+    if len(text) > MAX_BYTES:
         raise ConfigError([Problem(str(path), "", "is larger than 1 MiB, the limit for a template.")])
     return text
 

@@ -171,7 +171,7 @@ def _range_test(config: Config, lowest: float, highest: float, steps: int) -> Co
         update={
             "learning_rate": highest,
             "learning_rate_schedule": "range_test",
-            "part_options": {**config.part_options, "lowest_learning_rate": lowest},
+            "component_options": {**config.component_options, "lowest_learning_rate": lowest},
             "warmup": None,
             "train_steps": steps,
             "train_epochs": None,

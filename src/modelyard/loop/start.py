@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from modelyard import storage
 from modelyard.config import Config
 from modelyard.config.durations import RunLength
-from modelyard.config.schema import CORE_FIELDS, PARTS, is_path
+from modelyard.config.schema import COMPONENTS, CORE_FIELDS, is_path
 from modelyard.config.yaml_file import inline
 from modelyard.data.dataset import Dataset
 from modelyard.errors import ChangedConfigError, CheckpointError, ConfigError, DataError, Problem, RunError
@@ -128,11 +128,11 @@ def with_absolute_paths(config: Config, directory: RunDirectory | None = None) -
         update["best_model_dir"] = str(directory.best)
     if is_path(config.dataset):
         update["dataset"] = _absolute(config.dataset)
-    options = dict(config.part_options)
+    options = dict(config.component_options)
     for key in path_options(config):
         if options.get(key) is not None:
             options[key] = _absolute(options[key])
-    update["part_options"] = options
+    update["component_options"] = options
     if config.checkpoint_path is not None:
         update["checkpoint_path"] = _absolute(config.checkpoint_path)
     if config.cache_dir is not None:
@@ -153,7 +153,7 @@ def refuse_changes(directory: RunDirectory, config: Config) -> None:
     changed = differences(directory, config)
     refused = [(key, there, here) for key, there, here, free in changed if not free]
     if refused:
-        parts = [key for key, _, _ in refused if key in PARTS]
+        parts = [key for key, _, _ in refused if key in COMPONENTS]
         raise ChangedConfigError(
             Problem(config.origin(key), key, f"is {inline(here)} here, {inline(there)} in the run {directory.address}.")
             for key, there, here in refused
@@ -211,7 +211,7 @@ def record_start(
     write_config(directory, config.model_copy(update={"threads": engine.threads}) if config.deterministic else config)
     described = {"fingerprint": fingerprint, "sizes": dataset.sizes(), "classes": list(dataset.classes)[:1000]}
     before.update(run_id=before.get("run_id") or uuid.uuid4().hex, evaluates=evaluates, model=_size_of(engine))
-    from modelyard.models.recorded_data import record_data
+    from modelyard.models.data_info import record_data
 
     before["data"] = record_data(config, dataset, engine.task.data)
     manifest = write_manifest(directory, config, described, engine.describe(), step, before)

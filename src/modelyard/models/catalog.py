@@ -1,4 +1,4 @@
-"""The built-in models, optimizers and schedules: names, options and help. Their code is imported when used."""
+"""Declares the built-in models, optimizers and schedules: names, options, help. Their code is imported when used."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BALANCED = "balanced"
 
 
 def parse_weights(value: Any) -> str | dict[str, float] | tuple[float, ...] | None:
-    """Parses the option: "balanced"; weights by name, as a mapping or as "cat=2,dog=0.5"; or one weight per class."""
+    """Parses "balanced", weights by name (a mapping or "cat=2,dog=0.5"), or one weight per class."""
     if value is None or (isinstance(value, str) and value.strip().lower() in ("", "none")):
         return None
     if isinstance(value, str) and value.strip().lower() == BALANCED:
@@ -59,28 +59,30 @@ ClassWeights = Annotated[
     PlainValidator(parse_weights),
     PlainSerializer(lambda value: list(value) if isinstance(value, tuple) else value),
 ]
-"""The type of the option; `task_types.class_weights` turns it into numbers."""
+"""The type of the option; `task_types.class_weights` computes the weights."""
 
 
 class RegressorOptions(Options):
     """Options of every regression."""
 
     regression_loss: Literal["mse", "mae", "huber"] = Field(
-        "mse", description="task regression: mean squared, mean absolute or Huber loss"
+        "mse", description="loss of a regression: mean squared, mean absolute or Huber"
     )
     huber_delta: float = Field(
-        1.0, gt=0, description="where the Huber loss becomes linear, in units of the labels' spread"
+        1.0, gt=0, description="error above which the Huber loss is linear, in standard deviations of the labels"
     )
 
 
 class ClassifierOptions(RegressorOptions):
-    """Options of every classifier, and of networks that may be trained as another task."""
+    """Options of every classifier, and of networks that can be trained as another task."""
 
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="fraction of the target spread over all classes")
     class_weights: ClassWeights = Field(
-        None, description="weights in the training loss: balanced, 'cat=2,dog=0.5' (others 1), or one per class"
+        None, description="class weights in the training loss: balanced, 'cat=2,dog=0.5' (others 1), or one per class"
     )
-    focal_gamma: float = Field(0.0, ge=0, le=20, description="focal loss: examples already right count less; 0: off")
+    focal_gamma: float = Field(
+        0.0, ge=0, le=20, description="focal loss: exponent that weighs easy examples less; 0: off"
+    )
 
 
 MODELS.default_options = ClassifierOptions
@@ -95,7 +97,7 @@ class SimpleCnnOptions(ClassifierOptions):
 
 
 class MnistCnnOptions(ClassifierOptions):
-    """Regularisation of the MNIST CNN."""
+    """Regularization of the MNIST CNN."""
 
     dropout_rate: float = Field(0.4, ge=0, lt=1, description="dropout before the last layer")
 
@@ -131,7 +133,7 @@ class WideResNetOptions(ClassifierOptions):
     """Size of the wide ResNet."""
 
     depth: int = Field(16, ge=10, description="layers: 6 n + 4, such as 10, 16, 22, 28, 40")
-    widen: int = Field(4, ge=1, description="how many times wider than a CIFAR ResNet")
+    widen: int = Field(4, ge=1, description="width, as a multiple of a CIFAR ResNet")
     batch_norm_momentum: float = Field(0.9, ge=0, lt=1, description="momentum of the moving averages")
     dropout_rate: float = Field(0.0, ge=0, lt=1, description="dropout within each block")
 
@@ -144,8 +146,8 @@ class VitOptions(ClassifierOptions):
     )
     embedding: int = Field(192, ge=1, description="size of the tokens")
     blocks: int = Field(6, ge=1, description="transformer blocks")
-    heads: int = Field(3, ge=1, description="heads of the attention; they divide the embedding")
-    mlp_ratio: float = Field(2.0, gt=0, description="hidden units of a block, in embeddings")
+    heads: int = Field(3, ge=1, description="attention heads; must divide the embedding")
+    mlp_ratio: float = Field(2.0, gt=0, description="hidden units of a block, as a multiple of the embedding")
     dropout_rate: float = Field(0.0, ge=0, lt=1, description="dropout after attention and within the dense layers")
 
 
@@ -155,20 +157,17 @@ class BackboneOptions(ClassifierOptions):
     pretrained: str | None = Field(
         None,
         json_schema_extra={"path": True, "words": ["imagenet"]},
-        description="initial weights: imagenet, or the path of a .weights.h5 file",
+        description="initial weights: imagenet, or path of a .weights.h5 file",
     )
     input_size: int | None = Field(None, ge=1, description="scale images to this height and width in the network")
     batch_norm_momentum: float | None = Field(
-        None,
-        ge=0,
-        lt=1,
-        description="momentum of the moving averages (default: 0.99 or 0.999, by the backbone)",
+        None, ge=0, lt=1, description="momentum of the moving averages (default: 0.99 or 0.999, by the backbone)"
     )
     dropout_rate: float = Field(0.0, ge=0, lt=1, description="dropout before the last layer")
 
 
 class WidenedOptions(BackboneOptions):
-    """A backbone that comes in several widths."""
+    """Options of backbones with a width multiplier."""
 
     alpha: float = Field(1.0, gt=0, description="width multiplier")
 
@@ -181,13 +180,11 @@ class WhitenedCnnOptions(ClassifierOptions):
         2, description="convolutions of each group; with 3, the third's result is added to the first's"
     )
     activation: Literal["silu", "gelu", "quick_gelu"] = Field(
-        "silu", description="silu, gelu, or quick_gelu: x · sigmoid(1.702 x), nearly gelu and faster"
+        "silu", description="activation; quick_gelu is x · sigmoid(1.702 x), nearly gelu and faster"
     )
     whiten_bias: bool = Field(False, description="learn a bias for the whitened patches")
     logit_scale: float | None = Field(
-        None,
-        gt=0,
-        description="scale of the last layer's outputs (default: 1 / filters of the last group)",
+        None, gt=0, description="scale of the last layer's outputs (default: 1 / filters of the last group)"
     )
     batch_norm_momentum: float = Field(0.6, ge=0, lt=1, description="momentum of the moving averages")
 
@@ -199,13 +196,13 @@ class WhitenedCnnOptions(ClassifierOptions):
 
 
 class SavedModelOptions(ClassifierOptions):
-    """The SavedModel, and the head on it."""
+    """The SavedModel and the head."""
 
     saved_model_path: str = Field(
-        json_schema_extra={"path": True}, description="folder of a SavedModel that turns images into feature vectors"
+        json_schema_extra={"path": True}, description="folder of a SavedModel that maps images to feature vectors"
     )
     signature: str | None = Field(
-        None, description="signature of it to call (default: serving_default, or the model itself without one)"
+        None, description="signature to call (default: serving_default; the model itself if it has no signature)"
     )
     hidden_units: Widths = Field((), description="units of dense layers between the features and the last layer")
     dropout_rate: float = Field(0.0, ge=0, lt=1, description="dropout before the last layer")
@@ -215,103 +212,130 @@ class SavedModelOptions(ClassifierOptions):
 
 
 @dataclass(frozen=True)
+class Size:
+    """Parameters and FLOPs of a model with default options.
+
+    Args:
+        side: height and width of the images.
+        parameters: the number of weights, with moving statistics.
+        flops: multiplications and additions for one image.
+        channels: channels of the images.
+        classes: the number of outputs.
+    """
+
+    side: int
+    parameters: int
+    flops: int
+    channels: int = 3
+    classes: int = 10
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """The shape of the images."""
+        return self.side, self.side, self.channels
+
+
+@dataclass(frozen=True)
 class Backbone:
     """A network of keras.applications.
 
     Args:
         keras_name: its name in `keras.applications`.
-        pixels: the range of its inputs: ``centred`` from -1 to 1, ``caffe`` BGR minus a mean, ``torch`` standardised
-            with the mean and spread of ImageNet, ``torch_bytes`` that times 255, which the network divides by again,
-            ``bytes`` from 0 to 255.
-        size: height and width of the images it was made for.
+        pixels: the range of its inputs: ``centred`` from -1 to 1, ``caffe`` BGR minus a mean, ``torch`` standardized
+            with mean and standard deviation of ImageNet, ``torch_bytes`` that times 255, which the network divides by
+            again, ``bytes`` from 0 to 255.
+        size: height and width of the images that it was made for.
+        parameters: the number of weights for 1,000 classes.
+        flops: multiplications and additions for one image.
         smallest: the minimum height and width.
         widens: whether it has the width multiplier ``alpha``.
     """
 
     keras_name: str
     pixels: str
-    size: int = 224
+    size: int
+    parameters: int
+    flops: int
     smallest: int = 32
     widens: bool = False
 
 
-BACKBONES: dict[str, Backbone] = {
-    "mobilenet": Backbone("MobileNet", "centred", widens=True),
-    "mobilenet_v2": Backbone("MobileNetV2", "centred", widens=True),
-    "mobilenet_v3_small": Backbone("MobileNetV3Small", "bytes", widens=True),
-    "mobilenet_v3_large": Backbone("MobileNetV3Large", "bytes", widens=True),
-    **{f"resnet{n}": Backbone(f"ResNet{n}", "caffe") for n in (50, 101, 152)},
-    **{f"resnet{n}_v2": Backbone(f"ResNet{n}V2", "centred") for n in (50, 101, 152)},
-    **{
-        f"efficientnet_b{n}": Backbone(f"EfficientNetB{n}", "torch_bytes", size)
-        for n, size in enumerate((224, 240, 260, 300, 380, 456, 528, 600))
-    },
-    **{
-        f"efficientnet_v2_{n.lower()}": Backbone(f"EfficientNetV2{n}", "bytes", size)
-        for n, size in (("B0", 224), ("B1", 240), ("B2", 260), ("B3", 300), ("S", 384), ("M", 480), ("L", 480))
-    },
-    **{
-        f"convnext_{n.lower()}": Backbone(f"ConvNeXt{n}", "bytes") for n in ("Tiny", "Small", "Base", "Large", "XLarge")
-    },
-    "vgg16": Backbone("VGG16", "caffe"),
-    "vgg19": Backbone("VGG19", "caffe"),
-    "inception_v3": Backbone("InceptionV3", "centred", 299, smallest=75),
-    "inception_resnet_v2": Backbone("InceptionResNetV2", "centred", 299, smallest=75),
-    "xception": Backbone("Xception", "centred", 299, smallest=71),
-    **{f"densenet{n}": Backbone(f"DenseNet{n}", "torch") for n in (121, 169, 201)},
-    "nasnet_mobile": Backbone("NASNetMobile", "centred"),
-    "nasnet_large": Backbone("NASNetLarge", "centred", 331),
+BACKBONES = {
+    "mobilenet": Backbone("MobileNet", "centred", 224, 4_253_864, 1_137_480_704, widens=True),
+    "mobilenet_v2": Backbone("MobileNetV2", "centred", 224, 3_538_984, 601_548_544, widens=True),
+    "mobilenet_v3_small": Backbone("MobileNetV3Small", "bytes", 224, 1_516_120, 110_945_152, widens=True),
+    "mobilenet_v3_large": Backbone("MobileNetV3Large", "bytes", 224, 3_957_352, 430_081_920, widens=True),
+    "resnet50": Backbone("ResNet50", "caffe", 224, 25_636_712, 7_715_946_496),
+    "resnet101": Backbone("ResNet101", "caffe", 224, 44_707_176, 15_140_388_864),
+    "resnet152": Backbone("ResNet152", "caffe", 224, 60_419_944, 22_564_831_232),
+    "resnet50_v2": Backbone("ResNet50V2", "centred", 224, 25_613_800, 6_964_510_720),
+    "resnet101_v2": Backbone("ResNet101V2", "centred", 224, 44_675_560, 14_388_953_088),
+    "resnet152_v2": Backbone("ResNet152V2", "centred", 224, 60_380_648, 21_813_395_456),
+    "efficientnet_b0": Backbone("EfficientNetB0", "torch_bytes", 224, 5_330_571, 771_629_504),
+    "efficientnet_b1": Backbone("EfficientNetB1", "torch_bytes", 240, 7_856_239, 1_373_605_664),
+    "efficientnet_b2": Backbone("EfficientNetB2", "torch_bytes", 260, 9_177_569, 1_987_123_744),
+    "efficientnet_b3": Backbone("EfficientNetB3", "torch_bytes", 300, 12_320_535, 3_654_282_784),
+    "efficientnet_b4": Backbone("EfficientNetB4", "torch_bytes", 380, 19_466_823, 8_787_542_048),
+    "efficientnet_b5": Backbone("EfficientNetB5", "torch_bytes", 456, 30_562_527, 20_532_769_504),
+    "efficientnet_b6": Backbone("EfficientNetB6", "torch_bytes", 528, 43_265_143, 38_135_187_072),
+    "efficientnet_b7": Backbone("EfficientNetB7", "torch_bytes", 600, 66_658_687, 75_491_768_384),
+    "efficientnet_v2_b0": Backbone("EfficientNetV2B0", "bytes", 224, 7_200_312, 1_436_172_352),
+    "efficientnet_v2_b1": Backbone("EfficientNetV2B1", "bytes", 240, 8_212_124, 2_393_638_720),
+    "efficientnet_v2_b2": Backbone("EfficientNetV2B2", "bytes", 260, 10_178_374, 3_395_085_664),
+    "efficientnet_v2_b3": Backbone("EfficientNetV2B3", "bytes", 300, 14_467_622, 6_022_917_632),
+    "efficientnet_v2_s": Backbone("EfficientNetV2S", "bytes", 384, 21_612_360, 16_731_234_304),
+    "efficientnet_v2_m": Backbone("EfficientNetV2M", "bytes", 480, 54_431_388, 49_164_920_768),
+    "efficientnet_v2_l": Backbone("EfficientNetV2L", "bytes", 480, 119_027_848, 112_159_398_016),
+    "convnext_tiny": Backbone("ConvNeXtTiny", "bytes", 224, 28_589_128, 8_911_062_528),
+    "convnext_small": Backbone("ConvNeXtSmall", "bytes", 224, 50_223_688, 17_367_424_512),
+    "convnext_base": Backbone("ConvNeXtBase", "bytes", 224, 88_591_464, 30_709_458_944),
+    "convnext_large": Backbone("ConvNeXtLarge", "bytes", 224, 197_767_336, 68_722_867_200),
+    "convnext_xlarge": Backbone("ConvNeXtXLarge", "bytes", 224, 350_196_968, 121_842_061_312),
+    "vgg16": Backbone("VGG16", "caffe", 224, 15_227_688, 30_694_285_312),
+    "vgg19": Backbone("VGG19", "caffe", 224, 20_537_384, 39_017_881_600),
+    "inception_v3": Backbone("InceptionV3", "centred", 299, 23_851_784, 11_426_432_192, smallest=75),
+    "inception_resnet_v2": Backbone("InceptionResNetV2", "centred", 299, 55_873_736, 26_311_588_032, smallest=75),
+    "xception": Backbone("Xception", "centred", 299, 22_910_480, 16_714_806_992, smallest=71),
+    "densenet121": Backbone("DenseNet121", "torch", 224, 8_062_504, 5_668_323_328),
+    "densenet169": Backbone("DenseNet169", "torch", 224, 14_307_880, 6_719_686_656),
+    "densenet201": Backbone("DenseNet201", "torch", 224, 20_242_984, 8_582_731_776),
+    "nasnet_mobile": Backbone("NASNetMobile", "centred", 224, 5_326_716, 1_127_277_632),
+    "nasnet_large": Backbone("NASNetLarge", "centred", 331, 88_949_818, 47_566_829_316),
 }
 
-MODELS.declare(
-    "simple_cnn",
-    "modelyard.models.simple:simple_cnn",
-    options=SimpleCnnOptions,
-    summary="a few 3×3 convolutions with pooling, one dense layer; for images of 4×4 and more",
+SIZES = {
+    "simple_cnn": Size(28, 421_644, 8_482_304, channels=1),
+    "mnist_cnn": Size(28, 3_274_636, 27_767_808, channels=1),
+    "mlp": Size(28, 118_284, 236_032, channels=1),
+    "resnet20": Size(32, 271_104, 81_102_080),
+    "resnet32": Size(32, 466_432, 137_725_184),
+    "resnet44": Size(32, 661_760, 194_348_288),
+    "resnet56": Size(32, 857_088, 250_971_392),
+    "resnet110": Size(32, 1_736_064, 505_775_360),
+    "resnet18": Size(32, 11_183_568, 1_110_845_440),
+    "resnet34": Size(32, 21_299_152, 2_318_804_992),
+    "wide_resnet": Size(32, 2_752_512, 785_224_704),
+    "vit": Size(32, 1_806_160, 246_550_272),
+    "whitened_cnn": Size(32, 1_973_782, 210_443_552),
+    **{name: Size(b.size, b.parameters, b.flops, classes=1000) for name, b in BACKBONES.items()},
+}
+"""So that `modelyard models` builds no network. A test builds them."""
+
+_NETWORKS: tuple[tuple[str, type[Options], str], ...] = (
+    ("simple_cnn", SimpleCnnOptions, "3×3 convolutions with pooling, one dense layer; for images of 4×4 and more"),
+    ("mnist_cnn", MnistCnnOptions, "the CNN of TensorFlow's MNIST guide: two 5×5 convolutions, 1,024 dense units"),
+    ("mlp", MlpOptions, "dense layers on the flattened example, of any shape"),
+    *(
+        (f"resnet{_depth}", ResNetOptions, f"CIFAR ResNet with {_depth} layers (He et al. 2015, section 4.2)")
+        for _depth in (20, 32, 44, 56, 110)
+    ),
+    ("resnet18", BasicResNetOptions, "ResNet-18; small images skip the first pooling"),
+    ("resnet34", BasicResNetOptions, "ResNet-34; small images skip the first pooling"),
+    ("wide_resnet", WideResNetOptions, "wide ResNet with three stages (Zagoruyko and Komodakis 2016); WRN-16-4"),
+    ("vit", VitOptions, "a small vision transformer (Dosovitskiy et al. 2020) with mean pooling"),
 )
-MODELS.declare(
-    "mnist_cnn",
-    "modelyard.models.simple:mnist_cnn",
-    options=MnistCnnOptions,
-    summary="the CNN of TensorFlow's MNIST guide: two 5×5 convolutions, 1,024 dense units",
-)
-MODELS.declare(
-    "mlp",
-    "modelyard.models.simple:mlp",
-    options=MlpOptions,
-    summary="dense layers on the flattened example, of any shape",
-)
-for _layers in (20, 32, 44, 56, 110):
-    MODELS.declare(
-        f"resnet{_layers}",
-        f"modelyard.models.resnet:resnet{_layers}",
-        options=ResNetOptions,
-        summary=f"CIFAR ResNet with {_layers} layers (He et al. 2015, section 4.2)",
-    )
-MODELS.declare(
-    "resnet18",
-    "modelyard.models.resnet:resnet18",
-    options=BasicResNetOptions,
-    summary="ResNet-18; small images skip the first pooling",
-)
-MODELS.declare(
-    "resnet34",
-    "modelyard.models.resnet:resnet34",
-    options=BasicResNetOptions,
-    summary="ResNet-34; small images skip the first pooling",
-)
-MODELS.declare(
-    "wide_resnet",
-    "modelyard.models.resnet:wide_resnet",
-    options=WideResNetOptions,
-    summary="wide ResNet (Zagoruyko and Komodakis 2016): few, wide blocks of three stages; WRN-16-4 by default",
-)
-MODELS.declare(
-    "vit",
-    "modelyard.models.vit:vit",
-    options=VitOptions,
-    summary="a small vision transformer (Dosovitskiy et al. 2020) with mean pooling",
-)
+for _name, _options, _summary in _NETWORKS:
+    MODELS.declare(_name, f"modelyard.models.networks:{_name}", options=_options, summary=_summary)
 for _name, _backbone in BACKBONES.items():
     MODELS.declare(
         _name,
@@ -327,9 +351,9 @@ MODELS.declare(
 )
 MODELS.declare(
     "saved_model",
-    "modelyard.models.saved_model:saved_model",
+    "modelyard.models.backbones:saved_model",
     options=SavedModelOptions,
-    summary="a SavedModel, as from TensorFlow Hub, as frozen features under a head that is trained (engine tensorflow)",
+    summary="a SavedModel, such as one of TensorFlow Hub, as frozen features under a trained head (engine tensorflow)",
 )
 
 
@@ -357,7 +381,7 @@ class AdamOptions(Options):
 
     adam_beta1: float = Field(0.9, ge=0, lt=1, description="decay of the mean")
     adam_beta2: float = Field(0.999, ge=0, lt=1, description="decay of the mean square")
-    adam_epsilon: float = Field(1e-7, gt=0, description="keeps the division finite")
+    adam_epsilon: float = Field(1e-7, gt=0, description="small constant for numerical stability")
 
 
 class AdamWOptions(AdamOptions):
@@ -371,28 +395,22 @@ class MuonOptions(AdamWOptions):
 
     momentum: float = Field(0.95, ge=0, lt=1, description="momentum")
     nesterov: bool = Field(True, description="Nesterov's momentum")
-    muon_steps: int = Field(5, ge=1, le=20, description="Newton-Schulz steps of the orthogonalisation")
-    muon_normalize: bool = Field(False, description="scale each kernel to the norm √outputs before it is updated")
+    muon_steps: int = Field(5, ge=1, le=20, description="Newton-Schulz steps of the orthogonalization")
+    muon_normalize: bool = Field(False, description="scale each kernel to the norm √outputs before each update")
     muon_scale: Literal["rms", "none"] = Field(
         "rms",
-        description="rms multiplies updates by 0.2 √(larger side), as for Adam's learning rates; none leaves them",
+        description="rms: multiply updates by 0.2 √(larger side), for learning rates of Adam; none: do not scale",
     )
 
 
-OPTIMIZERS.declare(
-    "sgd", "modelyard.models.optimizers:sgd", options=SgdOptions, summary="gradient descent with (Nesterov) momentum"
-)
-OPTIMIZERS.declare("adam", "modelyard.models.optimizers:adam", options=AdamOptions, summary="Adam")
-OPTIMIZERS.declare(
-    "adamw", "modelyard.models.optimizers:adamw", options=AdamWOptions, summary="Adam with decoupled weight decay"
-)
-OPTIMIZERS.declare("rmsprop", "modelyard.models.optimizers:rmsprop", options=RmspropOptions, summary="RMSprop")
-OPTIMIZERS.declare(
-    "muon",
-    "modelyard.models.optimizers:muon",
-    options=MuonOptions,
-    summary="orthogonalised momentum for kernels, convolutions included; AdamW for the rest",
-)
+for _name, _options, _summary in (
+    ("sgd", SgdOptions, "gradient descent with (Nesterov) momentum"),
+    ("adam", AdamOptions, "Adam"),
+    ("adamw", AdamWOptions, "Adam with decoupled weight decay"),
+    ("rmsprop", RmspropOptions, "RMSprop"),
+    ("muon", MuonOptions, "orthogonalized momentum for kernels, convolutions included; AdamW for the rest"),
+):
+    OPTIMIZERS.declare(_name, f"modelyard.models.optimizers:{_name}", options=_options, summary=_summary)
 
 
 # -- schedules ------------------------------------------------------------------------------------------------------
@@ -402,17 +420,19 @@ class PiecewiseOptions(Options):
     """Piecewise constant decay."""
 
     decay_boundaries: StepDurations = Field(
-        ("50 %", "75 %"), description="where the learning rate is cut, such as '50 %,75 %'", validate_default=True
+        ("50 %", "75 %"),
+        description="where the learning rate drops, such as '50 %,75 %'",
+        validate_default=True,
     )
-    decay_factor: float = Field(0.1, gt=0, lt=1, description="factor at each cut")
+    decay_factor: float = Field(0.1, gt=0, lt=1, description="factor at each point")
 
 
 class ExponentialOptions(Options):
     """Exponential decay."""
 
     decay_rate: float = Field(0.96, gt=0, lt=1, description="factor of the learning rate per period")
-    decay_period: StepDuration = Field("1 epochs", description="the period", validate_default=True)
-    staircase: bool = Field(False, description="decay at the end of each period only, not continuously")
+    decay_period: StepDuration = Field("1 epochs", description="length of a period", validate_default=True)
+    staircase: bool = Field(False, description="decay only at the end of each period")
 
 
 class CosineOptions(Options):
@@ -424,21 +444,21 @@ class CosineOptions(Options):
 class PolynomialOptions(CosineOptions):
     """Polynomial decay."""
 
-    decay_power: float = Field(1.0, gt=0, description="1 is a straight line")
+    decay_power: float = Field(1.0, gt=0, description="exponent; 1: linear")
 
 
 class TriangularOptions(CosineOptions):
-    """Up and down in straight lines."""
+    """Linear up and down."""
 
     start_factor: float = Field(0.2, ge=0, le=1, description="first learning rate, as a fraction of the peak")
-    peak_at: StepDuration = Field("20 %", description="where the peak is reached", validate_default=True)
+    peak_at: StepDuration = Field("20 %", description="point where the peak is reached", validate_default=True)
 
 
 class OneCycleOptions(TriangularOptions):
-    """Up and down in half cosines."""
+    """Half cosines up and down."""
 
     start_factor: float = Field(0.04, ge=0, le=1, description="first learning rate, as a fraction of the peak")
-    peak_at: StepDuration = Field("30 %", description="where the peak is reached", validate_default=True)
+    peak_at: StepDuration = Field("30 %", description="point where the peak is reached", validate_default=True)
 
 
 class RangeTestOptions(Options):
@@ -447,37 +467,14 @@ class RangeTestOptions(Options):
     lowest_learning_rate: float = Field(1e-6, gt=0, description="learning rate at the first step")
 
 
-SCHEDULES.declare("constant", "modelyard.models.schedules:constant", summary="the same learning rate at every step")
-SCHEDULES.declare(
-    "piecewise", "modelyard.models.schedules:piecewise", options=PiecewiseOptions, summary="cut at given points"
-)
-SCHEDULES.declare(
-    "exponential", "modelyard.models.schedules:exponential", options=ExponentialOptions, summary="exponential decay"
-)
-SCHEDULES.declare(
-    "polynomial",
-    "modelyard.models.schedules:polynomial",
-    options=PolynomialOptions,
-    summary="polynomial decay to an end value",
-)
-SCHEDULES.declare(
-    "cosine", "modelyard.models.schedules:cosine", options=CosineOptions, summary="half a cosine down to an end value"
-)
-SCHEDULES.declare(
-    "triangular",
-    "modelyard.models.schedules:triangular",
-    options=TriangularOptions,
-    summary="straight up to the peak, then straight down to an end value",
-)
-SCHEDULES.declare(
-    "one_cycle",
-    "modelyard.models.schedules:one_cycle",
-    options=OneCycleOptions,
-    summary="half a cosine up to the peak, then one down to an end value (L. Smith); the momentum stays as it is",
-)
-SCHEDULES.declare(
-    "range_test",
-    "modelyard.models.schedules:range_test",
-    options=RangeTestOptions,
-    summary="grows by the same factor each step, to the peak at the last: for `modelyard find-learning-rate`",
-)
+for _name, _options, _summary in (
+    ("constant", Options, "the same learning rate at every step"),
+    ("piecewise", PiecewiseOptions, "multiplied by a factor at given points"),
+    ("exponential", ExponentialOptions, "exponential decay"),
+    ("polynomial", PolynomialOptions, "polynomial decay to an end value"),
+    ("cosine", CosineOptions, "half a cosine down to an end value"),
+    ("triangular", TriangularOptions, "linear to the peak, then linear to an end value"),
+    ("one_cycle", OneCycleOptions, "half a cosine to the peak, then one to an end value (L. Smith); constant momentum"),
+    ("range_test", RangeTestOptions, "exponential growth to the peak at the end, for `modelyard find-learning-rate`"),
+):
+    SCHEDULES.declare(_name, f"modelyard.models.schedules:{_name}", options=_options, summary=_summary)

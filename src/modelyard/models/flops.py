@@ -1,7 +1,7 @@
 """Counts FLOPs of a model for one example: multiplications and additions of convolutions and matrix products.
 
-They are counted from the shapes of the layers; nothing is run. A multiplication and its addition are two operations, so
-the count is twice the MACs that papers often give. Biases, normalisation, activations and pooling are not counted.
+They are counted from the shapes of the layers, without running the model. The count is twice the MACs that papers often
+give. Biases, normalization, activations and pooling are not counted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Shape = tuple[int, ...]
 
 
 def flops(model: keras.Model) -> int:
-    """Returns the floating-point operations of one example's forward pass, a multiplication and its addition as two.
+    """Returns the floating-point operations of one example's forward pass.
 
     A layer that is called several times counts several times. A custom layer may define ``flops(input_shape)``, where
     the shape has a batch of one; otherwise its sublayers are counted.
@@ -78,13 +78,14 @@ def _traced(layer: Any, inputs: Any) -> int:
         return call
 
     with layer_call_replaced(counting):
-        given = _map(inputs, lambda shape: keras.KerasTensor(_one(shape), layer.input_dtype))
-        keras.Operation.compute_output_spec(layer, given)  # the layer's own method may skip the call
+        _first(inputs)  # raises if no shape is known
+        tensors = keras.tree.map_shape_structure(lambda s: keras.KerasTensor(_one(s), layer.input_dtype), inputs)
+        keras.Operation.compute_output_spec(layer, tensors)  # the layer's own method may skip the call
     return found
 
 
 def _is_whole(layer: Any) -> bool:
-    """Returns whether a layer is counted as one, not by its sublayers."""
+    """Returns whether a layer is counted as a unit, not by its sublayers."""
     if callable(getattr(layer, "flops", None)) or any(isinstance(layer, types) for types, _ in _RULES):
         return True
     return bool(getattr(layer, "_nodes_by_depth", None) or getattr(layer, "_functional", None))
@@ -95,16 +96,6 @@ def _is_whole(layer: Any) -> bool:
 
 def _is_shape(value: Any) -> bool:
     return isinstance(value, tuple) and all(size is None or isinstance(size, int) for size in value)
-
-
-def _map(shapes: Any, function: Callable[[Any], Any]) -> Any:
-    if shapes is None:
-        raise ValueError("the input shape of the model is not known.")
-    if _is_shape(shapes):
-        return function(shapes)
-    if isinstance(shapes, dict):
-        return {key: _map(value, function) for key, value in shapes.items()}
-    return [_map(value, function) for value in shapes]
 
 
 def _shapes(tensors: Any) -> Any:
@@ -142,9 +133,7 @@ def _positions(layer: Any, shape: Any) -> int:
 
 
 def _conv(layer: Any, inputs: Any, outputs: Any) -> int:
-    return int(
-        2 * math.prod(layer.kernel.shape) * _positions(layer, _first(outputs))
-    )  # groups are in the kernel's shape
+    return int(2 * math.prod(layer.kernel.shape) * _positions(layer, _first(outputs)))  # the shape includes groups
 
 
 def _conv_transpose(layer: Any, inputs: Any, outputs: Any) -> int:

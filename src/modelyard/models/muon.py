@@ -2,7 +2,7 @@
 
 A kernel is updated by its momentum, made orthogonal by Newton-Schulz iterations (K. Jordan et al., "Muon: an optimizer
 for hidden layers in neural networks", 2024). On JAX, where a step is one compiled program, all kernels are
-orthogonalised together in few batched multiplications.
+orthogonalized together in few batched multiplications.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import keras
 from keras import ops
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-_WORTH_A_BATCH = 4e9
-"""Operations on padding that are worth saving a batch: microseconds on a GPU, about the cost of a kernel launch."""
+_MAX_PADDING = 4e9
+"""Operations on padding to save a batch: microseconds on a GPU, about the cost of a kernel launch."""
 Shape = tuple[int, int]
 
 
 @keras.saving.register_keras_serializable(package="modelyard")
 class KernelMuon(keras.optimizers.Muon):
-    """Muon that also takes the kernels of convolutions: orthogonalised as matrices of (all inputs) × (outputs).
+    """Muon that also takes the kernels of convolutions: orthogonalized as matrices of (all inputs) × (outputs).
 
-    Keras's own leaves every variable that is not two-dimensional to AdamW.
+    Keras's own updates every variable that is not two-dimensional with AdamW.
 
     Args:
         normalize: scale each kernel to a norm of √outputs before it is updated.
@@ -126,8 +126,8 @@ def orthogonalize_together(matrices: Sequence[Any], steps: int) -> list[Any]:
     return done
 
 
-def group_into_batches(shapes: Sequence[Shape], steps: int, worth: float = _WORTH_A_BATCH) -> list[list[int]]:
-    """Groups matrices into batches: those of one shape, and others as long as their padding costs little."""
+def group_into_batches(shapes: Sequence[Shape], steps: int, max_padding: float = _MAX_PADDING) -> list[list[int]]:
+    """Groups matrices into batches: those of one shape, and similar ones if their padding costs little."""
     by_shape: dict[Shape, list[int]] = {}
     for index, shape in enumerate(shapes):
         by_shape.setdefault((shape[0], shape[1]), []).append(index)
@@ -137,7 +137,7 @@ def group_into_batches(shapes: Sequence[Shape], steps: int, worth: float = _WORT
             (_cost(*_joined(p, q), steps) - _cost(*p, steps) - _cost(*q, steps), i, j)
             for (i, p), (j, q) in combinations(enumerate(batches), 2)
         )
-        if cost > worth:
+        if cost > max_padding:
             break
         joined = _joined(batches[one], batches[other])
         batches = [batch for index, batch in enumerate(batches) if index not in (one, other)] + [joined]
@@ -150,6 +150,6 @@ def _joined(one: tuple[Shape, list[int]], other: tuple[Shape, list[int]]) -> tup
 
 
 def _cost(shape: Shape, indices: list[int], steps: int) -> float:
-    """Returns the operations to orthogonalise the matrices, each padded to ``shape``."""
+    """Returns the operations to orthogonalize the matrices, each padded to ``shape``."""
     rows, columns = shape
     return len(indices) * steps * (4.0 * rows**2 * columns + 2.0 * rows**3)

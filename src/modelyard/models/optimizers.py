@@ -1,4 +1,4 @@
-"""Optimizers by name, and different ones for groups of weights."""
+"""Optimizers, and groups of weights with optimizers of their own."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import keras
 
-from modelyard.config.optimizer_groups import OptimizerGroup, read_group
 from modelyard.config.schema import Config
+from modelyard.config.weight_groups import OptimizerGroup, read_group
 from modelyard.errors import UserError, nearest
 from modelyard.models.catalog import AdamOptions, AdamWOptions, MuonOptions, RmspropOptions, SgdOptions
 from modelyard.models.muon import KernelMuon
@@ -17,7 +17,7 @@ from modelyard.models.muon import KernelMuon
 LearningRate = Callable[[], Any]
 Member = tuple[OptimizerGroup, keras.optimizers.Optimizer]
 NO_DECAY = ["bias", "gamma", "beta"]
-"""Biases and normalisation are not decayed."""
+"""Biases and normalization are not decayed."""
 
 
 def build_optimizer(config: Config, learning_rate: LearningRate, model: str = "") -> keras.optimizers.Optimizer:
@@ -33,10 +33,10 @@ def build_optimizer(config: Config, learning_rate: LearningRate, model: str = ""
         return main
     members = []
     for number, call in enumerate(config.optimizer_groups, 1):
-        group = read_group(call)
+        entry, group = read_group(call)
         factor = group.factor if group.learning_rate is None else group.learning_rate / config.learning_rate
         with keras.name_scope(f"group{number}"):  # so that checkpoints distinguish two optimizers of one class
-            own = group.entry.load()(group.options, _times(learning_rate, factor))
+            own = entry.load()(group, _times(learning_rate, factor))
         members.append((group, _without_decay_of_biases(own)))
     return GroupedOptimizer(Groups(main, members, model))
 
@@ -134,7 +134,7 @@ class Groups:
         """Returns the optimizer of a weight."""
         name = self.name(variable)
         for group, optimizer in self.members:
-            if any(fnmatchcase(name, pattern) for pattern in group.patterns):
+            if any(fnmatchcase(name, pattern) for pattern in group.match):
                 return optimizer
         return self.main
 
@@ -147,12 +147,12 @@ class Groups:
         names = [self.name(variable) for variable in variables]
         chosen = [self(variable) for variable in variables]
         for group, optimizer in self.members:
-            for pattern in group.patterns:
+            for pattern in group.match:
                 if not any(fnmatchcase(name, pattern) for name in names):
                     raise UserError(_no_match(pattern, names))
             if all(optimizer is not other for other in chosen):
                 raise UserError(
-                    f"optimizer_groups: all that match={'|'.join(group.patterns)!r} names is in groups before it. "
+                    f"optimizer_groups: all that match={'|'.join(group.match)!r} names is in groups before it. "
                     "Put this group first, or remove it."
                 )
 
@@ -167,13 +167,13 @@ class GroupedOptimizer(keras.optimizers.MultiOptimizer):
         """Assigns the weights to the groups.
 
         Raises:
-            UserError: if a group has none.
+            UserError: if a group has no weights.
         """
         self._optimizer_map.check(var_list)
         super().build(var_list)
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Applies each gradient with the optimizer of its weight; weights that are not given do not change."""
+        """Applies each gradient with the optimizer of its weight. Other weights do not change."""
         given = self._trainable_variables if trainable_variables is None else trainable_variables
         if len(given) == len(self._trainable_variables):
             super().apply(grads, given)
@@ -183,7 +183,7 @@ class GroupedOptimizer(keras.optimizers.MultiOptimizer):
             if mine:
                 optimizer.apply(*map(list, zip(*mine, strict=True)))
             else:
-                optimizer.iterations.assign_add(1)  # it counts all steps, also those without gradients for it
+                optimizer.iterations.assign_add(1)  # counts all steps, also those without gradients for this optimizer
         self._iterations.assign_add(1)
 
 

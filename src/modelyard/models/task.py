@@ -1,20 +1,19 @@
 """The task contract: a network with its loss, metrics and predictions.
 
-The short way to a model of your own is a function that builds a Keras model; it becomes a classifier:
+A function that builds a Keras model is the shortest way to your own model. It becomes a classifier:
 
     @modelyard.register_model("tiny")
     def tiny(data, options):
         inputs, x = modelyard.image_input(data)
         return keras.Model(inputs, keras.layers.Dense(data.num_classes)(keras.layers.Flatten()(x)))
 
-The long way is a subclass of `Task` or `Classifier` that overrides what differs. `task_types.py` has the built-in ones.
+For another loss, metrics or predictions, override methods of `Task` or `Classifier`. `task_types.py` has the built-in
+tasks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -22,113 +21,14 @@ import numpy as np
 from keras import ops
 from numpy.typing import NDArray
 
-from modelyard.config.calls import Call
 from modelyard.config.schema import Config
-from modelyard.data.dataset import ID, IMAGE, LABEL, TRAIN, Dataset, Feature
-from modelyard.data.preprocess import batch_preprocessing
+from modelyard.data.dataset import IMAGE
 from modelyard.errors import DataError, UserError
+from modelyard.models.data_info import DataInfo
 from modelyard.registry import Options as BaseOptions
 
 Tensor = Any
 Batch = dict[str, Any]
-_STATISTICS_EXAMPLES = 4096
-
-
-@dataclass(frozen=True)
-class DataInfo:
-    """A model's view of its data: shapes, classes, mean and spread of the training images, a sample of them (None if
-    examples are not images), and mean and spread of the training labels.
-    """
-
-    features: dict[str, Feature]
-    classes: tuple[str, ...]
-    mean: NDArray[np.float32]
-    spread: NDArray[np.float32]
-    images: NDArray[Any] | None = field(default=None, repr=False, compare=False)
-    count: Callable[[], NDArray[np.int64]] | None = field(default=None, repr=False, compare=False)
-    label_mean: NDArray[np.float32] | float = 0.0
-    label_spread: NDArray[np.float32] | float = 1.0
-    outputs: int | None = None
-
-    @property
-    def num_classes(self) -> int:
-        """The number of outputs that a network needs: one per class, or per number to predict."""
-        return len(self.classes) if self.outputs is None else self.outputs
-
-    @cached_property
-    def counts(self) -> NDArray[np.int64]:
-        """The number of training examples of each class; counted when first asked for.
-
-        Raises:
-            DataError: if labels are not class indices.
-        """
-        label = self.features.get(LABEL)
-        if self.count is None or label is None or label.shape != () or "int" not in label.dtype:
-            raise DataError("these examples have no class as a label, so classes cannot be counted.")
-        return self.count()
-
-    @property
-    def image_shape(self) -> tuple[int, ...]:
-        """Height, width and channels; for other examples, their shape."""
-        return self.features[IMAGE].shape
-
-
-def describe(dataset: Dataset, preprocess: Sequence[Call] = ()) -> DataInfo:
-    """Returns the `DataInfo` of ``dataset``, after the user's preprocessing of batches.
-
-    The statistics are of examples spread evenly over the training split.
-    """
-    size = dataset.size(TRAIN)
-    most = _STATISTICS_EXAMPLES if dataset.arrays(TRAIN) is not None else _STATISTICS_EXAMPLES // 8  # those are decoded
-    rows = np.unique(np.linspace(0, size - 1, min(size, most)).astype(np.int64))
-    found = dataset.read(TRAIN, rows)
-    features = dataset.features
-    if preprocess:
-        batch = {name: ops.convert_to_tensor(found[name]) for name in features if name != ID}
-        batch = batch_preprocessing(preprocess)(batch, False)
-        found = {name: ops.convert_to_numpy(value) for name, value in batch.items()}
-        features = {name: Feature(array.shape[1:], array.dtype.name) for name, array in found.items()}
-    channels = features[IMAGE].shape[-1] if IMAGE in features else 1
-    mean, spread = np.zeros(channels, np.float32), np.ones(channels, np.float32)
-    if IMAGE in features:
-        flat = np.asarray(found[IMAGE]).reshape(-1, channels)
-        if len(features[IMAGE].shape) == 1:  # values, not pixels: one scale for all columns
-            flat = flat.reshape(-1, 1)
-        means, spreads = zip(*(_moments(column) for column in flat.T), strict=True)
-        mean = np.broadcast_to(np.array(means), channels).astype(np.float32)
-        spread = np.broadcast_to(np.maximum(spreads, 1e-6), channels).astype(np.float32)
-    images = np.asarray(found[IMAGE]) if IMAGE in features and len(features[IMAGE].shape) == 3 else None
-    labels = np.asarray(found[LABEL], np.float64) if LABEL in features and len(features[LABEL].shape) < 2 else None
-    label_mean = 0.0 if labels is None else labels.mean(axis=0).astype(np.float32)
-    label_spread = 1.0 if labels is None else _at_least(labels.std(axis=0))
-    return DataInfo(features, dataset.classes, mean, spread, images, lambda: _count(dataset), label_mean, label_spread)
-
-
-def _at_least(spread: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Returns 1 for labels that are all the same, which have no spread to divide by."""
-    return np.where(spread > 0, np.maximum(spread, 1e-12), 1.0).astype(np.float32)
-
-
-def _count(dataset: Dataset) -> NDArray[np.int64]:
-    """Returns the number of training examples of each class; reads only labels, and only if they are not known."""
-    labels = dataset.labels(TRAIN)
-    if labels is None:
-        size, at_once = dataset.size(TRAIN), 1024
-        labels = np.empty(size, np.int32)
-        for start in range(0, size, at_once):
-            rows = np.arange(start, min(start + at_once, size))
-            dataset.read_into(TRAIN, rows, {LABEL: labels[start : start + at_once]})
-    return np.bincount(labels, minlength=len(dataset.classes)).astype(np.int64)
-
-
-def _moments(values: NDArray[Any]) -> tuple[float, float]:
-    """Returns mean and standard deviation; of bytes by counting them, which is faster."""
-    if values.dtype != np.uint8:
-        wide = values.astype(np.float64)
-        return float(wide.mean()), float(wide.std())
-    frequencies = np.bincount(values, minlength=256) / max(len(values), 1)
-    mean = float(frequencies @ np.arange(256))
-    return mean, float(np.sqrt(frequencies @ (np.arange(256) - mean) ** 2))
 
 
 class Task:
@@ -194,7 +94,7 @@ class Task:
         return {}
 
     def summarize(self, means: dict[str, Any]) -> dict[str, float]:
-        """Returns metrics from means over a split; for metrics that are not plain means, such as a root or a ratio."""
+        """Returns metrics from means over a split. Override it for metrics such as a root or a ratio of means."""
         return {name: float(value) for name, value in means.items()}
 
     def predictions(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
@@ -212,7 +112,7 @@ class Task:
 
 
 def check_outputs(model: keras.Model, count: int, what: str) -> None:
-    """Refuses a network that does not have ``count`` outputs."""
+    """Raises UserError if the network does not have ``count`` outputs."""
     shape = getattr(model, "output_shape", None)
     if isinstance(shape, list | dict):
         raise UserError(f"the model has {len(shape)} output tensors; it should have one, of {count} numbers.")
@@ -225,10 +125,10 @@ def check_outputs(model: keras.Model, count: int, what: str) -> None:
 
 @keras.saving.register_keras_serializable(package="modelyard")
 class Standardize(keras.layers.Layer):
-    """Takes raw values to mean 0 and spread 1; both come from the training images and are saved with the model."""
+    """Converts images to mean 0 and standard deviation 1 of the training images. Both are saved with the model."""
 
     def __init__(self, mean: Any = 0.0, spread: Any = 1.0, **kwargs: Any) -> None:
-        super().__init__(**{**kwargs, "trainable": False})  # a saved config has it, too
+        super().__init__(**{**kwargs, "trainable": False})  # it is in a saved config, too
         self._initial = (mean, spread)
 
     def build(self, input_shape: Any) -> None:
@@ -256,7 +156,7 @@ def _constant(value: NDArray[Any]) -> Callable[..., Any]:
 
 
 def image_input(data: DataInfo, smallest: int = 1) -> tuple[Tensor, Tensor]:
-    """Returns an input for raw images and the standardised tensor, to build a network on.
+    """Returns an input for raw images and the standardized tensor, to build a network on.
 
     Args:
         data: shapes and statistics of the data.
@@ -277,6 +177,6 @@ def image_input(data: DataInfo, smallest: int = 1) -> tuple[Tensor, Tensor]:
 
 
 def any_input(data: DataInfo) -> tuple[Tensor, Tensor]:
-    """Returns an input and the standardised tensor for examples of any shape."""
+    """Returns an input and the standardized tensor for examples of any shape."""
     inputs = keras.Input(data.image_shape, dtype=data.features[IMAGE].dtype, name=IMAGE)
     return inputs, Standardize(data.mean, data.spread, name="standardize")(inputs)

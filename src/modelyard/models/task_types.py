@@ -1,8 +1,7 @@
-"""The types of tasks: classification, multi-label and regression; and which of them a network is trained as.
+"""The built-in tasks: classification, multi-label classification, regression.
 
-A regression network works in units of the spread of the training labels around their mean. Its last layer,
-``rescale``, returns to the units of the labels. So targets of any size train with the usual learning rates, and an
-exported network gives numbers in the units of the data.
+A regression network predicts standardized labels. Its last layer, ``rescale``, converts them to the units of the
+labels. So labels of any size train with the usual learning rates, and exports predict in the units of the data.
 """
 
 from __future__ import annotations
@@ -23,7 +22,8 @@ from modelyard.config.schema import Config
 from modelyard.data.dataset import LABEL, Dataset, Feature, label_kind
 from modelyard.errors import ConfigError, DataError, Problem, UserError, unknown
 from modelyard.models.catalog import ClassifierOptions, RegressorOptions
-from modelyard.models.task import Batch, DataInfo, Standardize, Task, Tensor, check_outputs, describe
+from modelyard.models.data_info import DataInfo, describe_data
+from modelyard.models.task import Batch, Standardize, Task, Tensor, check_outputs
 from modelyard.registry import Options as BaseOptions
 
 log = logging.getLogger("modelyard")
@@ -42,9 +42,9 @@ class Classifier(Task):
     def checked_network(self) -> keras.Model:
         """Returns the network, if it has one output per class."""
         model = super().checked_network()
-        _ = self._weights  # errors in them are raised before training
+        _ = self._weights  # so that errors in them are raised before training
         shape = getattr(model, "output_shape", None)
-        if shape is not None and not isinstance(shape, list | dict):  # a task of the user's has its own loss for others
+        if shape is not None and not isinstance(shape, list | dict):  # a user's task may have several, and its own loss
             check_outputs(model, self.data.num_classes, "classes")
         return model
 
@@ -64,7 +64,7 @@ class Classifier(Task):
         return None if given is None else class_weights(given, self.data.classes, self.data.counts)
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """Returns cross-entropy, with label smoothing, focal loss and, in training, class weights if asked for.
+        """Returns cross-entropy, with label smoothing, focal loss and, in training, class weights if they are set.
 
         Labels are class indices or class probabilities.
         """
@@ -83,7 +83,7 @@ class Classifier(Task):
         return ops.categorical_crossentropy(target, outputs, from_logits=True)
 
     def metrics(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Returns whether the likeliest class is right; for mixed labels, the class of the highest probability."""
+        """Returns whether the most likely class is right; for mixed labels, the one of the highest probability."""
         labels = batch[LABEL]
         if _is_soft(labels):
             labels = ops.argmax(labels, axis=-1)
@@ -96,7 +96,7 @@ class Classifier(Task):
 
 
 def _is_soft(labels: Tensor) -> bool:
-    """Returns whether labels are class probabilities, as mixup makes them, and not class indices."""
+    """Returns whether labels are class probabilities, such as those of mixup, and not class indices."""
     return len(labels.shape) == 2 and "float" in keras.backend.standardize_dtype(labels.dtype)
 
 
@@ -113,7 +113,7 @@ def class_weights(
     Raises:
         ConfigError: for an unknown class, or if the number of weights is not the number of classes.
     """
-    if isinstance(given, str):  # balanced; classes without examples weigh nothing
+    if isinstance(given, str):  # balanced; classes without examples have weight 0
         weights = np.divide(1.0, counts, out=np.zeros(len(counts)), where=counts > 0)
     elif isinstance(given, Mapping):
         numbers = {name: number for number, name in enumerate(classes)}
@@ -126,10 +126,11 @@ def class_weights(
     else:
         weights = np.asarray(given, np.float64)
         if len(weights) != len(classes):
-            raise _problem(f"has {len(weights)} weights, but there are {len(classes)} classes: {_some(classes)}.")
+            names = ", ".join(classes[:10]) + (" …" if len(classes) > 10 else "")
+            raise _problem(f"has {len(weights)} weights, but there are {len(classes)} classes: {names}.")
     mean = float(weights @ counts) / max(int(counts.sum()), 1)
     if mean <= 0:
-        raise _problem("leaves every training example without weight.")
+        raise _problem("gives every training example the weight 0.")
     return (weights / mean).astype(np.float32)
 
 
@@ -149,17 +150,13 @@ def cross_entropy(target: Tensor, logits: Tensor, smoothing: float, gamma: float
         target = target * (1.0 - smoothing) + whole * (smoothing / logits.shape[-1])
     logs = ops.log_softmax(logits, axis=-1)
     if gamma:
-        # Not 0: the gradient of a power below 1 is infinite there, and 0 × ∞ is NaN.
+        # At least 1e-7: at 0 the gradient of a power below 1 is infinite, and 0 × ∞ is NaN.
         target = target * ops.power(ops.maximum(-ops.expm1(logs), 1e-7), gamma)
     return -ops.sum(target * logs, axis=-1)
 
 
 def _problem(message: str) -> ConfigError:
     return ConfigError([Problem("options of the model", "class_weights", message)])
-
-
-def _some(names: Sequence[str], most: int = 10) -> str:
-    return ", ".join(names[:most]) + (" …" if len(names) > most else "")
 
 
 # -- multi-label -------------------------------------------------------------------------------------------------------
@@ -174,9 +171,7 @@ class MultiLabel(Task):
     def __init__(self, options: BaseOptions, data: DataInfo) -> None:
         label = data.features.get(LABEL)
         if label is None or len(label.shape) != 1:
-            found = "no labels"
-            if label is not None:
-                found = f"labels of {label.dtype}, shape {label.shape}" if label.shape else "single numbers"
+            found = "no labels" if label is None else f"labels of {_described(label)}"
             raise DataError(f"multi_label needs labels of 0 and 1, one row per example; the dataset has {found}.")
         super().__init__(options, replace(data, outputs=label.shape[0]))
 
@@ -188,11 +183,11 @@ class MultiLabel(Task):
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Returns sigmoid cross-entropy, averaged over the classes."""
-        # log(1 + e^x) - x·y: finite for every logit, and its gradient at 0 is right.
+        # log(1 + e^x) - x·y is finite for every logit, and its gradient at 0 is exact.
         return ops.mean(ops.softplus(outputs) - outputs * self._labels(outputs, batch), axis=-1)
 
     def metrics(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Returns whether all classes are right, the fraction that is right, and what `summarize` needs."""
+        """Returns whether all classes are right, the fraction that is right, and the counts for `summarize`."""
         labels = self._labels(outputs, batch)
         found = ops.cast(outputs > 0, outputs.dtype)
         right = ops.cast(ops.equal(found, labels), outputs.dtype)
@@ -205,7 +200,7 @@ class MultiLabel(Task):
         }
 
     def summarize(self, means: dict[str, Any]) -> dict[str, float]:
-        """Adds macro F1, the mean of the classes' F1; 0 for a class that neither occurs nor is predicted."""
+        """Adds macro F1, the mean of the F1 of the classes: 0 for a class that is neither a label nor predicted."""
         hits, false, missed = (np.asarray(means[name]) for name in (_HITS, _FALSE, _MISSED))
         whole = 2 * hits + false + missed
         f1 = np.divide(2 * hits, whole, out=np.zeros_like(whole), where=whole > 0)
@@ -225,7 +220,7 @@ class MultiLabel(Task):
 
 @keras.saving.register_keras_serializable(package="modelyard")
 class Rescale(Standardize):
-    """The inverse of `Standardize`: from mean 0 and spread 1 to the units of the labels."""
+    """The inverse of `Standardize`: converts standardized labels to their units."""
 
     def call(self, inputs: Tensor) -> Tensor:
         """Returns inputs × spread + mean, in the precision of the weights."""
@@ -247,7 +242,7 @@ class Regressor(Task):
     def __init__(self, options: BaseOptions, data: DataInfo) -> None:
         label = data.features.get(LABEL)
         if label is None or len(label.shape) > 1:
-            found = "no labels" if label is None else f"labels of shape {label.shape}"
+            found = "no labels" if label is None else f"labels of {_described(label)}"
             raise DataError(f"regression needs labels of one or several numbers per example; the dataset has {found}.")
         super().__init__(options, replace(data, outputs=label.shape[0] if label.shape else 1))
         self.mean, self.spread = (np.reshape(a, (-1,)) for a in (data.label_mean, data.label_spread))
@@ -272,7 +267,7 @@ class Regressor(Task):
         return ops.mean(size, axis=-1)
 
     def metrics(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Returns the absolute error, in the units of the labels, and what `summarize` needs."""
+        """Returns the absolute error, in the units of the labels, and the moments for `summarize`."""
         error = self._error(outputs, batch)
         mean, spread = (ops.cast(a, outputs.dtype) for a in (self.mean, self.spread))
         label = (self._labels(outputs, batch) - mean) / spread
@@ -287,7 +282,7 @@ class Regressor(Task):
         """Returns mae and rmse in the units of the labels, and r2 averaged over the numbers of a label."""
         squared, label, label_squared = (np.asarray(means[k]) for k in (_SQUARED, _LABEL, _LABEL_SQUARED))
         variance = np.maximum(label_squared - label**2, 0.0) * self.spread.astype(np.float64) ** 2
-        # As in scikit-learn for labels that are all the same: 1 if predicted exactly, else 0.
+        # For labels that are all the same as in scikit-learn: 1 if predicted exactly, else 0.
         r2 = np.where(variance > 0, 1 - squared / np.where(variance > 0, variance, 1), squared == 0)
         others = {k: v for k, v in means.items() if k not in (_SQUARED, _LABEL, _LABEL_SQUARED)}
         return {**super().summarize(others), "rmse": float(np.sqrt(squared.mean())), "r2": float(r2.mean())}
@@ -303,7 +298,7 @@ class Regressor(Task):
         return outputs - self._labels(outputs, batch)
 
 
-# -- choosing the type -------------------------------------------------------------------------------------------------
+# -- choosing the task -------------------------------------------------------------------------------------------------
 
 
 TASK_TYPES: dict[str, type[Task]] = {"classification": Classifier, "regression": Regressor, "multi_label": MultiLabel}
@@ -315,16 +310,13 @@ _OWNERS = {
     "regression_loss": "regression",
     "huber_delta": "regression",
 }
-"""Options that have an effect in one task only."""
+"""The task of options that have no effect in others."""
 
 
 def choose_type(config: Config, data: DataInfo, stored: Feature | None) -> type[Task]:
-    """Returns the type of task that the network of a registered function is trained as.
+    """Returns the task for the network of a registered function.
 
-    Args:
-        config: the resolved config; its option ``task`` decides.
-        data: what the network sees.
-        stored: the label as the dataset has it; preprocessing may turn it into class probabilities.
+    ``stored`` is the label in the dataset, which preprocessing may convert to class probabilities.
 
     Raises:
         DataError: if the labels do not fit the task.
@@ -350,15 +342,14 @@ def _described(label: Feature) -> str:
 
 
 def check_options(config: Config, task_type: type[Task]) -> None:
-    """Refuses options that have no effect in the task, if they were set for this run.
+    """Checks for options that have no effect in the task. Those in files, which may serve many runs, are logged.
 
     Raises:
-        ConfigError: for options from the command line or Python. Those from a file, which may serve many runs, are
-            only logged.
+        ConfigError: for options from the command line or Python.
     """
     names = [name for name, known in TASK_TYPES.items() if issubclass(task_type, known)]
     if config.task != "auto" and names != [config.task]:
-        message = f"is {config.task}, but the model {config.model!r} defines its own task. Leave the option out."
+        message = f"is {config.task}, but the model {config.model!r} defines its own task. Remove the option."
         raise ConfigError([Problem(config.origin("task"), "task", message)])
     options = config.options_of("model")
     problems = []
@@ -379,27 +370,21 @@ def check_options(config: Config, task_type: type[Task]) -> None:
 
 def build_task(config: Config, dataset: Dataset) -> Task:
     """Returns the task of the model that ``config`` names, for ``dataset``."""
-    return task_for(config, describe(dataset, config.preprocess), dataset.features.get(LABEL))
+    return task_for(config, describe_data(dataset, config.preprocess), dataset.features.get(LABEL))
 
 
 def task_for(config: Config, data: DataInfo, label: Feature | None) -> Task:
-    """Returns the task of the model that ``config`` names.
-
-    Args:
-        config: the resolved config.
-        data: what the network sees.
-        label: the label as the dataset has it.
-    """
+    """Returns the task of the model that ``config`` names; ``label`` is that of the dataset, before preprocessing."""
     target = config.entry("model").load()
     options = config.options_of("model")
     if not inspect.isclass(target):
         base = choose_type(config, data, label)
         check_options(config, base)
         own: dict[str, Any] = {"network": lambda task: target(task.data, task.options)}
-        if hasattr(target, "first_weights"):  # a backbone, which may have published weights
+        if hasattr(target, "first_weights"):  # a backbone, which may have pretrained weights
             own["first_weights"] = lambda task, model: target.first_weights(model, task.options)
-        made: type[Task] = type(base.__name__, (base,), own)
-        return made(options, data)
+        task: type[Task] = type(base.__name__, (base,), own)
+        return task(options, data)
     if not issubclass(target, Task):
         raise UserError(f"the model {config.model!r} is a class, but not a subclass of modelyard.Task.")
     check_options(config, target)

@@ -1,4 +1,4 @@
-"""A small, fast network for CIFAR: fixed whitening of 2×2 patches, then groups of identity-initialised convolutions.
+"""A small, fast network for CIFAR: fixed whitening of 2×2 patches, then groups of identity-initialized convolutions.
 
 The design is Keller Jordan's, of "94% on CIFAR-10 in 3.29 seconds on a single GPU" (2024, arXiv 2404.00498) and the
 programs airbench94_muon and airbench96 (github.com/KellerJordan/cifar10-airbench).
@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 
 from modelyard.errors import DataError
 from modelyard.models.catalog import WhitenedCnnOptions
-from modelyard.models.task import DataInfo, image_input
+from modelyard.models.data_info import DataInfo
+from modelyard.models.task import image_input
 
 _PATCH = 2
-_MOST_IMAGES = 2048
+_MAX_IMAGES = 2048
 _CHUNK = 256
-# Moments are computed in float32; the least epsilon that leaves them as they are.
+# Small enough to leave moments in float32 unchanged.
 _EPSILON = 1e-12
 
 
@@ -29,7 +30,7 @@ def whitening_kernel(images: NDArray[Any], epsilon: float = 5e-4) -> NDArray[np.
     """Returns the kernel that maps 2×2 patches of ``images`` to uncorrelated values of equal variance.
 
     Args:
-        images: standardised images, of shape [count, height, width, channels].
+        images: standardized images, of shape [count, height, width, channels].
         epsilon: added to each eigenvalue, so that directions without variance are not amplified.
 
     Returns:
@@ -47,7 +48,7 @@ def whitening_kernel(images: NDArray[Any], epsilon: float = 5e-4) -> NDArray[np.
         covariance += patches.T @ patches
         count += len(patches)
     values, vectors = np.linalg.eigh(covariance / count)
-    # A library may return a vector or its negative: the largest value is made positive, so that all machines agree.
+    # Libraries differ in the signs of eigenvectors: the largest value is made positive, so that all machines agree.
     vectors = vectors * np.sign(vectors[np.abs(vectors).argmax(axis=0), np.arange(size)])
     scaled = vectors / np.sqrt(np.maximum(values, 0) + epsilon)
     kernel: NDArray[np.float32] = scaled.reshape(_PATCH, _PATCH, channels, size).astype(np.float32)
@@ -175,7 +176,7 @@ def whitened_cnn(data: DataInfo, options: WhitenedCnnOptions) -> keras.Model:
     inputs, x = image_input(data, smallest=3 * pooled + 1)
     if data.images is None:
         raise DataError("whitened_cnn computes its first layer from training images; this dataset has none.")
-    sample = (data.images[:: -(-len(data.images) // _MOST_IMAGES)].astype(np.float32) - data.mean) / data.spread
+    sample = (data.images[:: -(-len(data.images) // _MAX_IMAGES)].astype(np.float32) - data.mean) / data.spread
     x = Whiten(whitening_kernel(sample), options.whiten_bias, name="whiten")(x)
     x = _activation(options, "whiten_act")(x)
     for number, width in enumerate(options.widths, 1):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from modelyard import storage
-from modelyard.config.schema import Config, is_free, is_path
+from modelyard.config.schema import Config, is_mutable, is_path
 from modelyard.config.yaml_file import CONFIG_VERSION, RUN_CONFIG_KEY, dump, read_set
 from modelyard.errors import ConfigError, Interrupted, Problem, RunError
 from modelyard.system.files import PARTIAL, explain, remove_partial, write_text
@@ -303,7 +303,7 @@ def differences(directory: RunDirectory, config: Config) -> list[tuple[str, Any,
     here = config.flat()
     paths = path_options(config)
     return [
-        (key, there.get(key), here.get(key), is_free(key) or _is_moved(key, there.get(key), here.get(key), paths))
+        (key, there.get(key), here.get(key), is_mutable(key) or _is_moved(key, there.get(key), here.get(key), paths))
         for key in sorted((set(there) | set(here)) - set(_NOT_IN_CONFIG))
         if there.get(key) != here.get(key)
     ]
@@ -316,7 +316,7 @@ def path_options(config: Config) -> set[str]:
         for key, field in config.entry(part).options.model_fields.items():
             extra: Any = field.json_schema_extra
             is_path_option = isinstance(extra, dict) and extra.get("path")
-            if is_path_option and config.part_options.get(key) not in extra.get("words", ()):
+            if is_path_option and config.component_options.get(key) not in extra.get("words", ()):
                 found.add(key)
     return found
 

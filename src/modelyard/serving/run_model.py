@@ -23,7 +23,7 @@ from modelyard.run.manifest import read_manifest
 
 if TYPE_CHECKING:
     from modelyard.engine.base import Engine
-    from modelyard.models.recorded_data import RecordedData
+    from modelyard.models.data_info import RecordedData
 
 log = logging.getLogger("modelyard")
 
@@ -70,7 +70,7 @@ class OpenRun:
         """What the run knows of its data; of runs that did not write it down yet, from the data itself."""
         if keras_backend() is None:  # what follows imports Keras, whose backend is then fixed
             import_engine(self.config.engine)
-        from modelyard.models.recorded_data import read_recorded_data, record_data
+        from modelyard.models.data_info import read_recorded_data, record_data
 
         kept = read_manifest(self.directory).get("data")
         if kept is None:

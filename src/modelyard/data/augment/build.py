@@ -28,7 +28,7 @@ import numpy as np
 from keras import ops
 from numpy.typing import NDArray
 
-from modelyard.config.calls import Call, build_part
+from modelyard.config.calls import Call, build_component
 from modelyard.data.dataset import IMAGE, LABEL, Dataset
 from modelyard.data.draws import Draws, fold, seed_words
 from modelyard.errors import DataError
@@ -86,7 +86,7 @@ def build_augmentation(
     Raises:
         DataError: if the examples, or the share, do not suit an augmentation.
     """
-    steps: list[Augmentation] = [build_part(call, AUGMENTATIONS) for call in calls]
+    steps: list[Augmentation] = [build_component(call, AUGMENTATIONS) for call in calls]
     if not steps:
         return lambda batch, low, high, rows=None, epochs=None, seeds=None: batch
     for call, step in zip(calls, steps, strict=True):

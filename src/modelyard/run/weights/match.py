@@ -12,7 +12,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from modelyard.config.renames import parse_rename
+from modelyard.config.schema import parse_rename
 from modelyard.errors import CheckpointError, nearest
 
 SHOWN = 10

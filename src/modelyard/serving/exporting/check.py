@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from modelyard.config.accelerators import is_installed
+from modelyard.config.backend import is_installed
 from modelyard.data.dataset import ID, IMAGE, TEST, TRAIN, VALIDATION, Dataset
 from modelyard.errors import ConfigError, RunError, UserError
 from modelyard.run.manifest import read_manifest

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from modelyard import storage
-from modelyard.config.accelerators import is_installed
-from modelyard.config.backend import INSTALL, keras_backend, select_engine
+from modelyard.config.backend import INSTALL, is_installed, keras_backend, select_engine
 from modelyard.errors import RunError, UserError, unknown
 from modelyard.run.directory import RunDirectory
 from modelyard.serving.run_model import OpenRun, open_run

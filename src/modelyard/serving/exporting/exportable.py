@@ -11,7 +11,7 @@ import tensorflow as tf
 from modelyard.data.dataset import IMAGE, Dataset, Feature
 from modelyard.data.preprocess import changes_batches
 from modelyard.errors import UserError
-from modelyard.models.recorded_data import RecordedData
+from modelyard.models.data_info import RecordedData
 from modelyard.models.task_types import TASK_TYPES, Classifier
 from modelyard.serving.run_model import OpenRun
 

@@ -26,7 +26,7 @@ from modelyard.system.files import PARTIAL, explain, write_text
 
 log = logging.getLogger("modelyard")
 _SAVE_PROGRESS_SECONDS = 2.0
-_KEY_OPTIONS = ("engine", "precision", "test_time_augmentation", "preprocess", "plugins", "part_options")
+_KEY_OPTIONS = ("engine", "precision", "test_time_augmentation", "preprocess", "plugins", "component_options")
 """Options that change predictions. Options of speed and memory may differ when a table is resumed."""
 
 
