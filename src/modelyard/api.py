@@ -15,7 +15,8 @@ from modelyard.cluster.description import CHIEF, EVALUATOR, Cluster, find_cluste
 from modelyard.config import Config, load_config
 from modelyard.errors import ConfigError, Problem, UserError
 from modelyard.loop import run as single
-from modelyard.loop.run import Result, evaluate, find_checkpoint, resume_config
+from modelyard.loop.existing_run import evaluate, find_checkpoint, resume_config
+from modelyard.loop.run import Result
 from modelyard.run.checkpoint import step_of
 from modelyard.run.directory import open_run_folder
 from modelyard.run.manifest import read_manifest, started_by

@@ -25,14 +25,14 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from modelyard.config.calls import Call
 from modelyard.config.durations import InSteps
-from modelyard.config.schema import edit_hooks
+from modelyard.config.schema import Config, edit_hooks
 from modelyard.errors import TrainingError, UserError
 from modelyard.registry import HOOKS
 from modelyard.registry import Options as BaseOptions
@@ -194,3 +194,14 @@ class SaveCheckpoints(Hook):
             directory.push(keep)
 
         loop.writer.submit(write)
+
+
+def stopped_by(state: Mapping[str, Any], config: Config, total_steps: int) -> str | None:
+    """Returns why a hook has stopped the run; it stays stopped until the hooks or the number of steps change."""
+    unchanged = state.get("total_steps") == total_steps and state.get("stopped_under") == stop_rules(config)
+    return state.get("stopped") if unchanged else None
+
+
+def stop_rules(config: Config) -> list[str]:
+    """Returns the hooks that may stop the run before its last step."""
+    return [str(call) for call in config.hooks]

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from modelyard import storage
 from modelyard.config import Config, load_config
 from modelyard.config.calls import Call
+from modelyard.data.open_dataset import load_dataset
 from modelyard.errors import UserError
-from modelyard.loop.run import build, create_engine, open_dataset, run_length
+from modelyard.loop.run import build, create_engine, run_length
 from modelyard.system.console import bar
 from modelyard.system.files import whole_folder
 
@@ -191,7 +192,7 @@ def _first_phase(calls: tuple[Call, ...]) -> tuple[Call, ...]:
 
 def _measure(config: Config, steps: int) -> tuple[list[float], list[float]]:
     """Trains until the end or until it diverges; returns the learning rate and the loss of each step."""
-    dataset = open_dataset(config)
+    dataset = load_dataset(config)
     engine = create_engine(config)
     build(engine, config, dataset, run_length(config, dataset))
     engine.initialize()

@@ -20,11 +20,9 @@ import numpy as np
 from modelyard.config.durations import Duration, InSteps, RunLength
 from modelyard.config.schema import Config
 from modelyard.data.dataset import TEST, TRAIN, VALIDATION
-from modelyard.engine.base import Engine, State, StepMetrics
-from modelyard.engine.evaluation import metric_names
+from modelyard.engine.base import Engine, StepMetrics
 from modelyard.errors import CheckpointError, Interrupted, UserError, unknown
-from modelyard.loop.hooks import Hook
-from modelyard.loop.run import stop_rules, stopped_by
+from modelyard.loop.hooks import Hook, stop_rules, stopped_by
 from modelyard.run.checkpoint import BackgroundWriter, Checkpoint, best_first, read_checkpoint
 from modelyard.run.directory import RunDirectory
 from modelyard.run.metrics import read_metrics
@@ -169,7 +167,7 @@ class Trainer:
 
     def _evaluate_checkpoint(self, checkpoint: Checkpoint) -> None:
         self.step, self._loaded = checkpoint.step, checkpoint
-        self.engine.load(State(checkpoint.weights, checkpoint.optimizer), weights_only=True)
+        self.engine.load(checkpoint, weights_only=True)
         with contextlib.suppress(EvaluationAbandonedError):
             self.evaluate(VALIDATION)
 
@@ -234,7 +232,7 @@ class Trainer:
         """Raises if no evaluation measures ``metric``, before training and not after the first epoch. For hooks."""
         if not self._evaluates or metric in ("auto", "loss"):
             return
-        known = metric_names(self.engine, VALIDATION)
+        known = self.engine.metric_names(VALIDATION)
         if metric not in known:
             raise UserError(f"{wanted_by}: {unknown('metric', metric, known)}")
 
@@ -376,7 +374,7 @@ class Trainer:
             except CheckpointError as error:
                 log.warning("%s The next best is used.", error)
                 continue
-            self.engine.load(State(checkpoint.weights, checkpoint.optimizer))
+            self.engine.load(checkpoint)
             return checkpoint.step
         return self.step
 
