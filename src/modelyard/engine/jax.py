@@ -31,7 +31,7 @@ from modelyard.data.draws import fold
 from modelyard.engine.base import Engine, State, StepMetrics, out_of_memory
 from modelyard.engine.jax_cache import compile_all, counted_compilations
 from modelyard.engine.jax_devices import Layout, set_up_devices
-from modelyard.engine.jax_step import StepInputs, TrainingStep, TrainState
+from modelyard.engine.jax_step import MetricTable, StepInputs, TrainingStep, TrainState, train_state
 from modelyard.errors import PeerLostError, UserError
 from modelyard.system.machine import available_cores
 
@@ -53,7 +53,6 @@ class JaxEngine(Engine):
     """Many compiled steps per call, with state that never leaves the devices."""
 
     name = "jax"
-    step: TrainingStep
 
     def __init__(self, config: Config, group: ProcessGroup | None = None) -> None:
         super().__init__(config, group)
@@ -100,18 +99,13 @@ class JaxEngine(Engine):
     def set_up(self) -> None:
         """Copies the variables to the devices."""
         self.functions.views_one_by_one = True  # convolutions of a training batch's size, whose kernels XLA has
-        self.step = TrainingStep(
-            self.config, self.network, self.layout, self.functions, self.schedule, self.pipeline.run.examples
-        )
-        self._index = {
-            id(v): (part, number)
-            for part, variables in enumerate(self.step.variables)
-            for number, v in enumerate(variables)
-        }
+        rest = (self.layout, self.functions, self.schedule, self.pipeline.run.examples)
+        self._steps = [TrainingStep(self.config, self.network, phase, *rest) for phase in range(len(self.phases))]
+        variables = train_state(self.network)
+        self._index = {id(v): (part, number) for part, vs in enumerate(variables) for number, v in enumerate(vs)}
         with self._types():
-            values = [[self.layout.put_state(np.asarray(v.value)) for v in vs] for vs in self.step.variables]
-        self._state = TrainState(*values)
-        self._seeds = self.step.seeds()
+            self._state = TrainState(*([self.layout.put_state(np.asarray(v.value)) for v in vs] for vs in variables))
+        self._seeds = self._steps[0].seeds()
         self._programs: dict[str, Any] = {}
         self._is_ready = False
         self._data: dict[str, Any] | None = None
@@ -154,7 +148,8 @@ class JaxEngine(Engine):
             copies = jax.tree.map(jnp.copy, self._state)
             inputs = StepInputs.of(0, self.steps_per_call, self.pipeline, self.layout)
             self._next_inputs = ((0, self.steps_per_call), inputs)
-            np.asarray(self._program("resident", self.steps_per_call, 0)(copies, self._data, inputs, self._seeds)[1])
+            _, table = self._program("resident", self.steps_per_call, 0)(copies, self._data, inputs, self._seeds)
+            jax.block_until_ready(table)
         for batch, weights in batches:
             jax.block_until_ready(self.evaluate_batch(batch, weights))
 
@@ -164,12 +159,16 @@ class JaxEngine(Engine):
         lowered = {_name(*program): self._lowered(*program) for program in which}
         for batch, weights in batches:
             placed = self._placed(batch, weights)
-            lowered[_name("evaluate", placed[1].shape[0])] = self._lowered_for(self.step.evaluate, *placed)
+            lowered[_name("evaluate", placed[1].shape[0])] = self._lowered_for("evaluate", *placed)
         self._programs.update(zip(lowered, compile_all(list(lowered.values()), self.config.autotune), strict=True))
 
     def _program(self, kind: str, count: int, phase: int) -> Any:
         """Returns the compiled program for ``count`` steps, on resident data or on data that is streamed."""
         return self._compiled(_name(kind, count, phase), lambda: self._lowered(kind, count, phase))
+
+    def _evaluation_program(self, kind: str, size: int, *placed: Any) -> Any:
+        """Returns the compiled program that evaluates or predicts a batch of this size."""
+        return self._compiled(_name(kind, size), lambda: self._lowered_for(kind, *placed))
 
     def _compiled(self, name: str, lower: Callable[[], Any]) -> Any:
         """Returns the program of this name; compiles it if it was not compiled ahead of time."""
@@ -178,24 +177,20 @@ class JaxEngine(Engine):
         return self._programs[name]
 
     def _lowered(self, kind: str, count: int, phase: int) -> Any:
-        self.step.select(phase)
         inputs = StepInputs.shapes(count, self.config.train_batch_size, self.layout)
         state, seeds = jax.tree.map(self.layout.shape_of, (self._state, self._seeds))
         if kind == "resident":
             data: Any = jax.tree.map(self.layout.shape_of, self._data)
-            function: Callable[..., Any] = self.step.over_resident
+            function: Callable[..., Any] = self._steps[phase].over_resident
         else:
             data = self.layout.batch_shapes(self.pipeline.features, self._piece_shape())
-            function = self.step.over_given
+            function = self._steps[phase].over_batch
         outputs = (jax.tree.map(lambda s: s.sharding, state), self.layout.everywhere)
+        return jax.jit(function, donate_argnums=0, out_shardings=outputs).lower(state, data, inputs, seeds)
 
-        def steps(*given: Any) -> Any:  # a new function: JAX may have cached the other for another phase
-            return function(*given)
-
-        return jax.jit(steps, donate_argnums=0, out_shardings=outputs).lower(state, data, inputs, seeds)
-
-    def _lowered_for(self, function: Callable[..., Any], *placed: Any) -> Any:
+    def _lowered_for(self, kind: str, *placed: Any) -> Any:
         """Lowers evaluation or prediction for arrays of these shapes."""
+        function = self._steps[0].evaluate if kind == "evaluate" else self._steps[0].predict
         shapes = jax.tree.map(self.layout.shape_of, (*self._state.evaluated, *placed))
         return jax.jit(function, out_shardings=self.layout.everywhere).lower(*shapes)
 
@@ -223,11 +218,11 @@ class JaxEngine(Engine):
             self.prepare([count])
         with self._types(), self._explained_errors():
             run = self._over_resident if self._data is not None else self._over_stream
-            tables = [np.asarray(table) for table in run(step, count)]
-        table = np.concatenate(tables)
-        return {name: table[:, column] for column, name in enumerate(self.step.metric_names)}
+            tables = run(step, count)
+            values = np.concatenate([np.asarray(table.values) for table in tables])
+        return {name: values[:, column] for column, name in enumerate(tables[0].names)}
 
-    def _over_resident(self, step: int, count: int) -> list[Any]:
+    def _over_resident(self, step: int, count: int) -> list[MetricTable]:
         tables, phase = [], self.phases.of(step)
         while count:
             length = self.steps_per_call if count >= self.steps_per_call else 1
@@ -247,10 +242,10 @@ class JaxEngine(Engine):
         known, inputs = self._next_inputs
         return inputs if known == (step, count) else StepInputs.of(step, count, self.pipeline, self.layout)
 
-    def _over_stream(self, step: int, count: int) -> list[Any]:
+    def _over_stream(self, step: int, count: int) -> list[MetricTable]:
         """Copies each batch to the device while those before it are trained on."""
-        tables: list[Any] = []
-        waiting: deque[Any] = deque()
+        tables: list[MetricTable] = []
+        waiting: deque[MetricTable] = deque()
         program = self._program("streamed", 1, self.phases.of(step))
         size = len(self.pipeline.share)
         while count:
@@ -279,8 +274,7 @@ class JaxEngine(Engine):
         """Returns sums over a batch of each statistic times the example's weight; they may still be computed."""
         with self._types(), self._explained_errors():
             placed = self._placed(batch, weights)
-            name = _name("evaluate", placed[1].shape[0])
-            program = self._compiled(name, lambda: self._lowered_for(self.step.evaluate, *placed))
+            program = self._evaluation_program("evaluate", placed[1].shape[0], *placed)
             sums: dict[str, Any] = program(*self._state.evaluated, *placed)
             return sums
 
@@ -293,8 +287,7 @@ class JaxEngine(Engine):
         """Returns the predictions for each example of a batch; they may still be computed."""
         with self._types(), self._explained_errors():
             placed = {name: self.layout.put_batch(array) for name, array in batch.items()}
-            name = _name("predict", next(iter(placed.values())).shape[0])
-            program = self._compiled(name, lambda: self._lowered_for(self.step.predict, placed))
+            program = self._evaluation_program("predict", next(iter(placed.values())).shape[0], placed)
             found: dict[str, Any] = program(*self._state.evaluated, placed)
             return found
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -36,6 +38,20 @@ class TrainState(NamedTuple):
     def evaluated(self) -> tuple[list[Any], list[Any]]:
         """Weights and statistics of the model that is evaluated."""
         return self.averages or self.trained, self.statistics
+
+
+def train_state(network: Network) -> TrainState:
+    """Returns the variables of a network in the order of a state."""
+    return TrainState(network.trained, network.statistics, list(network.optimizer.variables), network.averages)
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["values"], meta_fields=["names"])
+@dataclass(frozen=True)
+class MetricTable:
+    """The metrics of one step, or of many: a row per step. A compiled program returns the names with the values."""
+
+    values: Any
+    names: tuple[str, ...]
 
 
 class StepInputs(NamedTuple):
@@ -74,47 +90,41 @@ class Seeds(NamedTuple):
 
 
 class TrainingStep:
-    """A training step of a network, and its evaluation, as pure functions.
+    """A training step of a network in one phase of fine-tuning, and its evaluation, as pure functions.
 
     Args:
         config: the resolved config.
         network: the task with its model and optimizer.
+        phase: the phase.
         layout: the placement of arrays on the devices.
         functions: the functions of the task on a batch.
         schedule: the learning rate at a step.
         examples: the number of training examples.
     """
 
-    metric_names: list[str]
-
     def __init__(
         self,
         config: Config,
         network: Network,
+        phase: int,
         layout: Layout,
         functions: BatchFunctions,
         schedule: Callable[[Any], Any],
         examples: int,
     ) -> None:
-        self.config, self.layout, self.network = config, layout, network
+        self.config, self.layout, self.network, self._phase = config, layout, network, phase
         self._functions, self._schedule, self._examples = functions, schedule, examples
         self.model, self.task, self.optimizer = network.model, network.task, network.optimizer
         self.trained, self.statistics = network.trained, network.statistics
         self.generators = seed_states(network.model)
-        self.active = [True] * len(self.trained)
-        """Which variables are trained in the phase that is traced."""
+        self.active = network.freezing.active[phase]
+        """Which of the variables are trained in this phase."""
         self._owners = slot_owners(network.optimizer, network.weights, network.slots, network.trained)
-        self.variables = TrainState(self.trained, self.statistics, list(self.optimizer.variables), network.averages)
         self._kernels = [i for i, v in enumerate(self.trained) if v.path.endswith("kernel")]
         self._inputs = [tensor.name for tensor in self.model.inputs]
         # Batch norm over the examples of one device needs a program per device.
         self.apart = not self.config.sync_batch_norm and self.layout.replicas > 1
         self._parts = self.config.gradient_accumulation * (self.layout.replicas if self.apart else 1)
-
-    def select(self, phase: int) -> None:
-        """Selects the phase of fine-tuning whose step is traced next."""
-        self.network.freezing.select(phase)
-        self.active = self.network.freezing.active[phase]
 
     def seeds(self) -> Seeds:
         """Returns the seeds of this run."""
@@ -129,30 +139,30 @@ class TrainingStep:
 
     def over_resident(
         self, state: TrainState, data: dict[str, Any], inputs: StepInputs, seeds: Seeds
-    ) -> tuple[TrainState, Any]:
+    ) -> tuple[TrainState, MetricTable]:
         """Trains a step for each row of ``inputs``, on examples of ``data``."""
 
-        def one(state: TrainState, inputs: StepInputs) -> tuple[TrainState, Any]:
+        def one(state: TrainState, inputs: StepInputs) -> tuple[TrainState, MetricTable]:
             return self._step(state, data, None, inputs, seeds)
 
-        if inputs.rows.shape[0] == 1:
-            state, metrics = one(state, StepInputs(*(part[0] for part in inputs)))
-            return state, metrics[None]
-        state, metrics = lax.scan(one, state, inputs)
-        return state, metrics
+        if inputs.rows.shape[0] > 1:
+            return lax.scan(one, state, inputs)  # type: ignore[no-any-return]
+        state, metrics = one(state, StepInputs(*(part[0] for part in inputs)))
+        return state, MetricTable(metrics.values[None], metrics.names)
 
-    def over_given(
+    def over_batch(
         self, state: TrainState, pieces: dict[str, Any], inputs: StepInputs, seeds: Seeds
-    ) -> tuple[TrainState, Any]:
-        """Trains one step on the examples that are given, in pieces."""
+    ) -> tuple[TrainState, MetricTable]:
+        """Trains one step on a batch, which is given in pieces."""
         state, metrics = self._step(state, None, pieces, StepInputs(inputs.rows[0], inputs.numbers[0]), seeds)
-        return state, metrics[None]
+        return state, MetricTable(metrics.values[None], metrics.names)
 
     # -- one step ---------------------------------------------------------------------------------------------------
 
     def _step(
         self, state: TrainState, data: Any, given: Any, inputs: StepInputs, seeds: Seeds
-    ) -> tuple[TrainState, Any]:
+    ) -> tuple[TrainState, MetricTable]:
+        self.network.freezing.select(self._phase)
         where = self._where(inputs)
         step = inputs.numbers[0]
         learning_rate = self._schedule(step.astype(jnp.int32))
@@ -171,9 +181,10 @@ class TrainingStep:
             gradients = self._clipped(gradients, self.config.clip_norm, state.slots)
         with self.network.learning_rate.set_to(learning_rate):
             trained, slots = self._applied(gradients, state)
-        metrics = jnp.append(sums, learning_rate.astype(sums.dtype))
+        values = jnp.append(sums.values, learning_rate.astype(sums.values.dtype))
         pairs = zip(state.averages, trained, strict=False)  # none without ema_decay
         averages = [next_average(average, weight, step, self.config.ema_decay) for average, weight in pairs]
+        metrics = MetricTable(values, (*sums.names, "learning_rate"))
         return TrainState(list(trained), statistics, list(slots), averages), metrics
 
     def _applied(self, gradients: list[Any], state: TrainState) -> tuple[list[Any], list[Any]]:
@@ -227,8 +238,7 @@ class TrainingStep:
             active = [weight for weight, on in zip(state.trained, self.active, strict=True) if on]
             new, (statistics, new_sums) = jax.grad(objective, has_aux=True)(active)
             if gradients is not None:
-                new = jax.tree.map(jnp.add, gradients, new)
-                new_sums = new_sums + sums
+                new, new_sums = jax.tree.map(jnp.add, (gradients, sums), (new, new_sums))
             return (statistics, new, new_sums), None
 
         count = self.config.gradient_accumulation
@@ -260,8 +270,7 @@ class TrainingStep:
             new is not old and jnp.issubdtype(new.dtype, jnp.floating)
             for new, old in zip(changed, statistics, strict=True)
         ]
-        self.metric_names = [*means, "learning_rate"]
-        return total, (changed, jnp.stack(list(means.values())))
+        return total, (changed, MetricTable(jnp.stack(list(means.values())), tuple(means)))
 
     def _noise(self, step: Any, piece: Any, words: Any) -> list[Any]:
         """Returns the states of the random generators: a function of seed, step, piece and, if apart, device."""
