@@ -20,7 +20,6 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
-from jax.sharding import Mesh
 from numpy.typing import NDArray
 
 from modelyard.cluster.description import ProcessGroup
@@ -30,8 +29,8 @@ from modelyard.data.dataset import TRAIN, Arrays
 from modelyard.data.draws import fold
 from modelyard.engine.base import Engine, State, StepMetrics, out_of_memory
 from modelyard.engine.jax_cache import compile_all, counted_compilations
-from modelyard.engine.jax_devices import Layout, set_up_devices
-from modelyard.engine.jax_step import MetricTable, StepInputs, TrainingStep, TrainState, train_state
+from modelyard.engine.jax_devices import set_up_devices
+from modelyard.engine.jax_step import Layout, MetricTable, StepInputs, TrainingStep, TrainState, train_state
 from modelyard.errors import PeerLostError, UserError
 from modelyard.system.machine import available_cores
 
@@ -62,7 +61,7 @@ class JaxEngine(Engine):
         self.replicas = len(every)
         self.on_cpu = every[0].platform == "cpu"
         self.threads = config.threads or available_cores()
-        self.layout = Layout(Mesh(np.array(every), ("batch",)), config.shard_parameters)
+        self.layout = Layout(every, config.shard_parameters)
         self.state_is_sharded = self.layout.shards and self.processes > 1
         if config.xla:
             log.debug("xla has no effect: JAX always compiles with XLA")

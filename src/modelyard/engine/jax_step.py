@@ -1,8 +1,8 @@
-"""One training step, and many, as pure functions for JAX to compile."""
+"""One training step, and many, as pure functions for JAX to compile; and the placement of their arrays on devices."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,17 +12,112 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 from jax import lax
-from jax.sharding import PartitionSpec
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from numpy.typing import NDArray
 
 from modelyard.config.schema import Config
 from modelyard.data.augment.build import augmentation_seeds
+from modelyard.data.dataset import Feature
 from modelyard.data.draws import fold
 from modelyard.data.pipeline import Pipeline
-from modelyard.engine.jax_devices import Layout
 from modelyard.engine.network import Network, next_average, seed_states, slot_owners
 from modelyard.engine.objective import BatchFunctions, Objective
 
 _AXIS = "batch"
+"""The name of the axis along which the devices lie."""
+_LARGE = 1 << 16
+"""The number of elements from which a parameter is worth sharding."""
+
+
+class Layout:
+    """The placement of a run's arrays on the devices.
+
+    Args:
+        devices: all devices.
+        shards: whether large parameters are sharded over the devices.
+    """
+
+    def __init__(self, devices: Sequence[Any], shards: bool) -> None:
+        self.mesh, self.shards = Mesh(np.array(devices), (_AXIS,)), shards
+        self.everywhere = NamedSharding(self.mesh, PartitionSpec())
+        self.sharded = NamedSharding(self.mesh, PartitionSpec(_AXIS))
+        self.sharded_pieces = NamedSharding(self.mesh, PartitionSpec(None, _AXIS))
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the devices are CPUs."""
+        return bool(self.mesh.devices.flat[0].platform == "cpu")
+
+    @property
+    def replicas(self) -> int:
+        """The number of devices, over all processes."""
+        return int(self.mesh.devices.size)
+
+    def split(self, value: Any) -> Any:
+        """Inside a program: shards a batch over the devices."""
+        return jax.lax.with_sharding_constraint(value, self.sharded) if self.replicas > 1 else value
+
+    def put_everywhere(self, array: NDArray[Any]) -> Any:
+        """Copies an array to every device."""
+        return self._put(array, self.everywhere)
+
+    def put_batch(self, array: NDArray[Any]) -> Any:
+        """Shards a batch over the devices; ``array`` is this process's part of it."""
+        return self._put_part(array, self.sharded)
+
+    def put_pieces(self, array: NDArray[Any], shape: tuple[int, int]) -> Any:
+        """Shards each piece of a batch over the devices; ``array`` is this process's part of all pieces."""
+        return self._put_part(array.reshape(shape[0], -1, *array.shape[1:]), self.sharded_pieces)
+
+    def put_state(self, array: NDArray[Any]) -> Any:
+        """Copies a parameter or a slot; sharded along its longest divisible axis if it is large and `shards` is set."""
+        return self._put(array, self._state_sharding(array.shape))
+
+    def shape_of(self, value: Any) -> jax.ShapeDtypeStruct:
+        """Returns the shape, type and sharding of an array, to compile a program for it."""
+        return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=value.sharding)
+
+    def batch_shapes(self, features: Mapping[str, Feature], shape: tuple[int, int]) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns the same for a batch in pieces, before there is one."""
+        return {
+            name: jax.ShapeDtypeStruct((*shape, *feature.shape), feature.dtype, sharding=self.sharded_pieces)
+            for name, feature in features.items()
+        }
+
+    def fetch(self, value: Any) -> NDArray[Any]:
+        """Copies to the host; if other processes hold parts of it, all must call this together."""
+        if not value.is_fully_addressable and not value.is_fully_replicated:
+            value = multihost_utils.process_allgather(value, tiled=True)
+        return np.array(value)
+
+    def fetch_all(self, values: list[Any]) -> list[NDArray[Any]]:
+        """Copies many arrays to the host at once."""
+        for value in values:
+            value.copy_to_host_async()
+        return [self.fetch(value) for value in values]
+
+    def _state_sharding(self, shape: tuple[int, ...]) -> NamedSharding:
+        if not self.shards or np.prod(shape) < _LARGE:
+            return self.everywhere
+        sides = [(size, axis) for axis, size in enumerate(shape) if size % self.replicas == 0]
+        if not sides:
+            return self.everywhere
+        axis = max(sides)[1]
+        return NamedSharding(self.mesh, PartitionSpec(*[None] * axis, _AXIS))
+
+    def _put(self, array: NDArray[Any], sharding: NamedSharding) -> Any:
+        """Copies an array that every process has in whole; JAX could otherwise share its memory."""
+        array = np.array(array)
+        if jax.process_count() == 1:
+            return jax.device_put(array, sharding)
+        return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+    def _put_part(self, array: NDArray[Any], sharding: NamedSharding) -> Any:
+        copied = np.array(array)
+        if jax.process_count() > 1:
+            return jax.make_array_from_process_local_data(sharding, copied)
+        return jax.device_put(copied, sharding)
 
 
 class TrainState(NamedTuple):
