@@ -33,9 +33,9 @@ from modelyard.data.dataset import Arrays, Dataset
 from modelyard.data.draws import halves
 from modelyard.data.pipeline import Pipeline, share_of_batch
 from modelyard.data.preprocess import batch_preprocessing
+from modelyard.engine.batch_functions import BatchFunctions
 from modelyard.engine.network import Network, averages_to_load, check_names, is_average
-from modelyard.engine.objective import BatchFunctions
-from modelyard.errors import TrainingError, UserError
+from modelyard.errors import PeerLostError, TrainingError, UserError
 from modelyard.models.schedules import build_schedule
 from modelyard.run.checkpoint import Checkpoint
 
@@ -101,13 +101,7 @@ class Engine(ABC):
             yield
 
     def build(self, network: Network, dataset: Dataset, length: RunLength) -> None:
-        """Takes the network, which was made in `model_scope`, and prepares to run it.
-
-        Args:
-            network: the task with its model and optimizer.
-            dataset: the data of all splits.
-            length: the length of the run.
-        """
+        """Takes the network, which was made in `model_scope`, and prepares to run it."""
         config = self.config
         self.network, self.dataset = network, dataset
         self.task, self.model, self.phases = network.task, network.model, network.phases
@@ -217,7 +211,7 @@ class Engine(ABC):
 
         Args:
             state: weights and optimizer slots.
-            weights_only: do not change the optimizer, except for averages of the weights, which belong to them. If
+            weights_only: leave the optimizer as it is, except for averages of the weights, which belong to them. If
                 there are no slots at all, the averages begin as the weights.
 
         Raises:
@@ -334,6 +328,12 @@ def check_divisible(config: Config, replicas: int) -> None:
         numbers = [n for n in range(1, replicas) if batch % (n * pieces) == 0]
         others = f", or {' or '.join(map(str, numbers[-3:]))} devices" if numbers else ""
         raise UserError(f"train_batch_size {batch} can't be divided evenly over {by}. Use {fitting}{others}.")
+
+
+def lost_peer(group: ProcessGroup, error: Exception) -> Exception:
+    """Returns the reason for an error of a process that cannot reach another one, as the process group knows it."""
+    reason = group.explain(error)
+    return reason if reason is not error else PeerLostError(f"another process of the run cannot be reached: {error}")
 
 
 def out_of_memory(config: Config) -> TrainingError:

@@ -27,11 +27,11 @@ from modelyard.compat.keras import drawn_by_numpy, seed_initializers, use_one_pa
 from modelyard.config.schema import Config
 from modelyard.data.dataset import TRAIN, Arrays
 from modelyard.data.draws import fold
-from modelyard.engine.base import Engine, State, StepMetrics, out_of_memory
+from modelyard.engine.base import Engine, State, StepMetrics, lost_peer, out_of_memory
 from modelyard.engine.jax_cache import compile_all, counted_compilations
 from modelyard.engine.jax_devices import set_up_devices
 from modelyard.engine.jax_step import Layout, MetricTable, StepInputs, TrainingStep, TrainState, train_state
-from modelyard.errors import PeerLostError, UserError
+from modelyard.errors import UserError
 from modelyard.system.machine import available_cores
 
 log = logging.getLogger("modelyard")
@@ -42,10 +42,8 @@ _COPIED_BYTES = 1 << 30
 """The state is copied for a first run only if it is smaller: a large model needs the memory."""
 _WAITING = 2
 """Batches that wait on the device for their turn, if they are streamed."""
-
-
 _UNREACHABLE = ("UNAVAILABLE", "ABORTED", "CANCELLED", "DEADLINE_EXCEEDED", "Gloo", "NCCL", "Connection")
-"""Words in XLA's errors when another process is gone."""
+"""Words in XLA's errors if another process is gone."""
 
 
 class JaxEngine(Engine):
@@ -108,7 +106,7 @@ class JaxEngine(Engine):
         self._programs: dict[str, Any] = {}
         self._is_ready = False
         self._data: dict[str, Any] | None = None
-        self._next_inputs: tuple[Any, Any] = (None, None)
+        self._last_inputs: tuple[Any, Any] = (None, None)
         self._evaluation_data: dict[str, list[tuple[dict[str, Any], Any]]] = {}
 
     # -- compiling --------------------------------------------------------------------------------------------------
@@ -125,12 +123,10 @@ class JaxEngine(Engine):
                     self.steps_per_call = _together(all_periods)
             batches = [next(iter(self.evaluation_batches(split))) for split in splits]
             began = time.perf_counter()
+            lengths = {self.steps_per_call}
+            if any(period % self.steps_per_call for period in all_periods):
+                lengths.add(1)
             with counted_compilations() as counts:
-                lengths = (
-                    {self.steps_per_call}
-                    if all(p % self.steps_per_call == 0 for p in all_periods)
-                    else {self.steps_per_call, 1}
-                )
                 self._compile("resident" if resident is not None else "streamed", lengths, batches)
             if not self.on_cpu:
                 self._run_once(batches)
@@ -145,8 +141,7 @@ class JaxEngine(Engine):
         small = sum(value.nbytes for part in self._state for value in part) < _COPIED_BYTES
         if self._data is not None and small:
             copies = jax.tree.map(jnp.copy, self._state)
-            inputs = StepInputs.of(0, self.steps_per_call, self.pipeline, self.layout)
-            self._next_inputs = ((0, self.steps_per_call), inputs)
+            inputs = self._inputs(0, self.steps_per_call)
             _, table = self._program("resident", self.steps_per_call, 0)(copies, self._data, inputs, self._seeds)
             jax.block_until_ready(table)
         for batch, weights in batches:
@@ -162,7 +157,7 @@ class JaxEngine(Engine):
         self._programs.update(zip(lowered, compile_all(list(lowered.values()), self.config.autotune), strict=True))
 
     def _program(self, kind: str, count: int, phase: int) -> Any:
-        """Returns the compiled program for ``count`` steps, on resident data or on data that is streamed."""
+        """Returns the compiled program for ``count`` steps, on "resident" or "streamed" data."""
         return self._compiled(_name(kind, count, phase), lambda: self._lowered(kind, count, phase))
 
     def _evaluation_program(self, kind: str, size: int, *placed: Any) -> Any:
@@ -180,7 +175,7 @@ class JaxEngine(Engine):
         state, seeds = jax.tree.map(self.layout.shape_of, (self._state, self._seeds))
         if kind == "resident":
             data: Any = jax.tree.map(self.layout.shape_of, self._data)
-            function: Callable[..., Any] = self._steps[phase].over_resident
+            function: Any = self._steps[phase].over_resident
         else:
             data = self.layout.batch_shapes(self.pipeline.features, self._piece_shape())
             function = self._steps[phase].over_batch
@@ -204,10 +199,7 @@ class JaxEngine(Engine):
                 raise out_of_memory(self.config) from error
             if self.processes == 1 or not any(word in text for word in _UNREACHABLE):
                 raise
-            reason = self.group.explain(error)
-            if reason is not error:
-                raise reason from error
-            raise PeerLostError(f"another process of the run cannot be reached: {error}") from error
+            raise lost_peer(self.group, error) from error
 
     # -- training ---------------------------------------------------------------------------------------------------
 
@@ -230,16 +222,15 @@ class JaxEngine(Engine):
             self._state, table = program(self._state, self._data, inputs, self._seeds)
             tables.append(table)
             step, count = step + length, count - length
-        # While the device is busy with this chunk: the inputs of the next one.
-        self._next_inputs = (
-            (step, self.steps_per_call),
-            StepInputs.of(step, self.steps_per_call, self.pipeline, self.layout),
-        )
+        self._inputs(step, self.steps_per_call)  # of the next chunk, while the device is busy with this one
         return tables
 
     def _inputs(self, step: int, count: int) -> StepInputs:
-        known, inputs = self._next_inputs
-        return inputs if known == (step, count) else StepInputs.of(step, count, self.pipeline, self.layout)
+        """Returns the inputs of ``count`` steps from ``step`` on; keeps the last ones that it made."""
+        if self._last_inputs[0] != (step, count):
+            self._last_inputs = (step, count), StepInputs.of(step, count, self.pipeline, self.layout)
+        inputs: StepInputs = self._last_inputs[1]
+        return inputs
 
     def _over_stream(self, step: int, count: int) -> list[MetricTable]:
         """Copies each batch to the device while those before it are trained on."""
@@ -252,7 +243,7 @@ class JaxEngine(Engine):
                 for number in range(length):
                     mine = {n: array[number * size : (number + 1) * size] for n, array in arrays.items()}
                     batch = {n: self.layout.put_pieces(array, self._piece_shape()) for n, array in mine.items()}
-                    inputs = StepInputs.of(step + number, 1, self.pipeline, self.layout)
+                    inputs = self._inputs(step + number, 1)
                     jax.block_until_ready(batch)  # the stream reads the next batches into the same memory
                     self._state, table = program(self._state, batch, inputs, self._seeds)
                     tables.append(table)

@@ -21,8 +21,8 @@ from modelyard.data.augment.build import augmentation_seeds
 from modelyard.data.dataset import Feature
 from modelyard.data.draws import fold
 from modelyard.data.pipeline import Pipeline
+from modelyard.engine.batch_functions import BatchFunctions
 from modelyard.engine.network import Network, next_average, seed_states, slot_owners
-from modelyard.engine.objective import BatchFunctions, Objective
 
 _AXIS = "batch"
 """The name of the axis along which the devices lie."""
@@ -209,7 +209,7 @@ class TrainingStep:
     ) -> None:
         self.config, self.layout, self.network, self._phase = config, layout, network, phase
         self._functions, self._schedule, self._examples = functions, schedule, examples
-        self.model, self.task, self.optimizer = network.model, network.task, network.optimizer
+        self.model, self.optimizer = network.model, network.optimizer
         self.trained, self.statistics = network.trained, network.statistics
         self.generators = seed_states(network.model)
         self.active = network.freezing.active[phase]
@@ -356,8 +356,7 @@ class TrainingStep:
             outputs = self.outputs(batch, training=True)
             losses = list(self.model.losses)
             kernels = [trained[i] for i in self._kernels if self.active[i]]
-            objective = Objective(self.task, self.config, self._parts)
-            total, means = objective(outputs, batch, losses, kernels)
+            total, means = self._functions.objective(outputs, batch, losses, kernels, self._parts)
             total = self.optimizer.scale_loss(total)
         changed = [scope.get_current_value(v) for v in self.statistics]
         # The others are equal on every device; their mean would differ in the last bit.

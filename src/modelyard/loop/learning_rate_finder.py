@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modelyard import storage
-from modelyard.config import Config, load_config
+from modelyard.config import Config
 from modelyard.config.calls import Call
 from modelyard.data.open_dataset import load_dataset
 from modelyard.errors import UserError
-from modelyard.loop.run import build, create_engine, run_length
+from modelyard.loop.run import as_config, build, create_engine, run_length
 from modelyard.system.console import bar
 from modelyard.system.files import whole_folder
 
@@ -99,12 +99,7 @@ def find_learning_rate(
         >>> found = modelyard.find_learning_rate(model="mlp", dataset="digits", optimizer="sgd")
         >>> found.suggestion
     """
-    if isinstance(config, Config):
-        if options:
-            raise TypeError("give a Config or options by name, not both; load_config(...) takes options.")
-        given = config
-    else:
-        given = load_config(**{**(config or {}), **options})
+    given = as_config(config, options)
     if not 0 < lowest < highest < math.inf:
         raise UserError(f"lowest {lowest:g} and highest {highest:g} must be greater than 0, and lowest the smaller.")
     if steps < 10:

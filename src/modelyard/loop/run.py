@@ -12,7 +12,7 @@ import os
 import shutil
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from modelyard import storage
 from modelyard.cluster.description import CHIEF, EVALUATOR, Cluster
-from modelyard.config import Config
+from modelyard.config import Config, load_config
 from modelyard.config.backend import choose_engine, import_engine, select_engine
 from modelyard.config.durations import RunLength
 from modelyard.config.schema import CORE_FIELDS, PARTS, is_path
@@ -182,6 +182,15 @@ def _check_validation(config: Config, dataset: Dataset, cluster: Cluster) -> Non
         log.info("there is no validation split (validation_fraction is 0): training is not evaluated%s", last)
         return
     dataset.size(VALIDATION)
+
+
+def as_config(config: Config | Mapping[str, Any] | None, options: Mapping[str, Any]) -> Config:
+    """Returns the config of a public function, which takes a `Config`, a dictionary, or options by name."""
+    if not isinstance(config, Config):
+        return load_config(**{**(config or {}), **options})
+    if options:
+        raise TypeError("give a Config or options by name, not both; load_config(...) takes options.")
+    return config
 
 
 # -- folder and config -----------------------------------------------------------------------------------------------
@@ -479,7 +488,7 @@ def conclude(directory: RunDirectory, trainer: Trainer, cluster: Cluster) -> Res
         split, metrics = TEST, {k: float(v) for k, v in trainer.last_test.items()}
         model_step = best.get("step", trainer.step)
     elif not validation:
-        split, metrics = TRAIN, trainer.last_report
+        split, metrics = TRAIN, trainer.last_log
     seconds = round(trainer.seconds, 2)
     result = Result(directory.address, trainer.step, split, metrics, model_step, best, validation, seconds, role)
     shown: dict[str, Any] = {f"{split} {name}": value for name, value in metrics.items()}
