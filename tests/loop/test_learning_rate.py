@@ -144,7 +144,7 @@ class TestOnAnEngine:
         assert found.losses[:10] == pytest.approx(losses[:10], rel=1e-4)
 
     def test_what_makes_no_sense_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(UserError, match=r"lowest 1 and highest 0.1 must be more than 0, and lowest the smaller"):
+        with pytest.raises(UserError, match=r"lowest 1 and highest 0.1 must be greater than 0, and lowest the smaller"):
             modelyard.find_learning_rate(lowest=1.0, highest=0.1)
         with pytest.raises(UserError, match="steps is 3; at least 10 are needed"):
             modelyard.find_learning_rate(steps=3)
