@@ -248,12 +248,8 @@ class Engine(ABC):
     def evaluate_batch(self, batch: Arrays, weights: NDArray[np.float64]) -> dict[str, Any]:
         """Returns sums over a batch of each statistic times the example's weight; they may still be on the device.
 
-        Args:
-            batch: this process's part of the batch.
-            weights: 1 for every example in it, 0 for padding.
-
-        Returns:
-            Sums over the whole batch, the parts of all processes together.
+        ``batch`` and ``weights`` are this process's part; the sums are over the parts of all processes. The weight of
+        an example is 1, that of padding is 0.
         """
 
     @abstractmethod

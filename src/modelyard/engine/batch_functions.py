@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import keras
@@ -95,18 +96,24 @@ class BatchFunctions:
                 means[name] = ops.sum(ops.cast(value, loss.dtype)) / size
         return total, means
 
-    def statistics(self, forward: Callable[[Batch], Any], batch: Batch) -> dict[str, Tensor]:
-        """Returns loss and metrics per example of a raw batch, for evaluation; ``forward`` is the network."""
-        outputs, seen = self._outputs(forward, batch)
+    def outputs(self, batch: Batch, training: bool) -> Any:
+        """Returns the outputs of the network for a preprocessed batch, in full precision."""
+        inputs = {tensor.name: batch[tensor.name] for tensor in self._model.inputs}
+        outputs = self._model(inputs if len(inputs) > 1 else next(iter(inputs.values())), training=training)
+        return keras.tree.map_structure(lambda x: ops.cast(x, keras.config.floatx()), outputs)
+
+    def statistics(self, batch: Batch) -> dict[str, Tensor]:
+        """Returns loss and metrics per example of a raw batch, for evaluation."""
+        outputs, seen = self._evaluated(batch)
         return {"loss": self._task.loss(outputs, seen), **self._task.metrics(outputs, seen)}
 
-    def predictions(self, forward: Callable[[Batch], Any], batch: Batch) -> dict[str, Any]:
+    def predictions(self, batch: Batch) -> dict[str, Any]:
         """Returns the task's predictions for a raw batch."""
-        return self._task.predictions(*self._outputs(forward, batch))
+        return self._task.predictions(*self._evaluated(batch))
 
-    def _outputs(self, forward: Callable[[Batch], Any], batch: Batch) -> tuple[Any, Batch]:
+    def _evaluated(self, batch: Batch) -> tuple[Any, Batch]:
         seen = self.preprocess(batch, False)
-        names = self._config.test_time_augmentation
+        forward, names = partial(self.outputs, training=False), self._config.test_time_augmentation
         return averaged(forward, seen, names, one_by_one=self.views_one_by_one), seen
 
 

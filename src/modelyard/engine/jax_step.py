@@ -190,7 +190,7 @@ class TrainingStep:
     Args:
         config: the resolved config.
         network: the task with its model and optimizer.
-        phase: the phase.
+        phase: the index of the phase.
         layout: the placement of arrays on the devices.
         functions: the functions of the task on a batch.
         schedule: the learning rate at a step.
@@ -216,7 +216,6 @@ class TrainingStep:
         """Which of the variables are trained in this phase."""
         self._owners = slot_owners(network.optimizer, network.weights, network.slots, network.trained)
         self._kernels = [i for i, v in enumerate(self.trained) if v.path.endswith("kernel")]
-        self._inputs = [tensor.name for tensor in self.model.inputs]
         # Batch norm over the examples of one device needs a program per device.
         self.apart = not self.config.sync_batch_norm and self.layout.replicas > 1
         self._parts = self.config.gradient_accumulation * (self.layout.replicas if self.apart else 1)
@@ -353,7 +352,7 @@ class TrainingStep:
         mapping = [*zip(self.trained, trained, strict=True), *zip(self.statistics, statistics, strict=True)]
         mapping += [*zip(self.generators, noise, strict=True), *zip(self.optimizer.variables, slots, strict=True)]
         with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
-            outputs = self.outputs(batch, training=True)
+            outputs = self._functions.outputs(batch, training=True)
             losses = list(self.model.losses)
             kernels = [trained[i] for i in self._kernels if self.active[i]]
             total, means = self._functions.objective(outputs, batch, losses, kernels, self._parts)
@@ -383,19 +382,13 @@ class TrainingStep:
         factor = jnp.where(jnp.isfinite(norm), jnp.minimum(most / jnp.maximum(norm, 1e-30), 1), jnp.nan)
         return [g * factor.astype(g.dtype) for g in gradients]
 
-    def outputs(self, batch: dict[str, Any], training: bool) -> Any:
-        """Returns the outputs of the network, in full precision."""
-        inputs = {name: batch[name] for name in self._inputs}
-        outputs = self.model(inputs if len(inputs) > 1 else next(iter(inputs.values())), training=training)
-        return jax.tree.map(lambda x: x.astype(keras.config.floatx()), outputs)
-
     # -- evaluation -------------------------------------------------------------------------------------------------
 
     def evaluate(self, trained: Any, statistics: Any, batch: dict[str, Any], weights: Any) -> dict[str, Any]:
         """Returns sums over a batch of each statistic times the example's weight."""
         mapping = [*zip(self.trained, trained, strict=True), *zip(self.statistics, statistics, strict=True)]
         with keras.StatelessScope(state_mapping=mapping):
-            values = self._functions.statistics(lambda seen: self.outputs(seen, training=False), batch)
+            values = self._functions.statistics(batch)
         return {
             name: jnp.tensordot(weights, value.astype(weights.dtype), axes=[[0], [0]]) for name, value in values.items()
         }
@@ -404,4 +397,4 @@ class TrainingStep:
         """Returns the predictions for each example of a batch."""
         mapping = [*zip(self.trained, trained, strict=True), *zip(self.statistics, statistics, strict=True)]
         with keras.StatelessScope(state_mapping=mapping):
-            return self._functions.predictions(lambda seen: self.outputs(seen, training=False), batch)
+            return self._functions.predictions(batch)

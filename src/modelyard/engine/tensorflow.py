@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +74,6 @@ class TensorFlowEngine(Engine):
         self._seeds = seed_states(self.model)
         self._changing: dict[int, Any] = {}
         self._statistics = self.network.statistics
-        self._input_names = [tensor.name for tensor in self.model.inputs]
         self._resident: list[dict[str, Any]] | None = None
         self._train_functions: dict[int, Any] = {}
         self._active: list[Any] = []
@@ -253,7 +251,7 @@ class TensorFlowEngine(Engine):
         with tf.GradientTape() as tape:
             # Within the scope nothing is assigned: the values that layers would assign are collected.
             with keras.StatelessScope(state_mapping=seeds, collect_losses=True) as scope:
-                outputs = self._outputs(batch, training=True)
+                outputs = self.functions.outputs(batch, training=True)
                 losses = list(self.model.losses)
             kernels = [v.value for v in self._active if v.path.endswith("kernel")]
             total, means = self.functions.objective(outputs, batch, losses, kernels, parts)
@@ -270,12 +268,6 @@ class TensorFlowEngine(Engine):
         clipped, _ = tf.clip_by_global_norm([g for g in gradients if g is not None], limit)
         remaining = iter(clipped)
         return [None if g is None else next(remaining) for g in gradients]
-
-    def _outputs(self, batch: dict[str, Any], training: bool) -> Any:
-        """Returns the outputs of the network, in full precision."""
-        inputs = {name: batch[name] for name in self._input_names}
-        outputs = self.model(inputs if len(inputs) > 1 else next(iter(inputs.values())), training=training)
-        return tf.nest.map_structure(lambda x: tf.cast(x, keras.config.floatx()), outputs)
 
     def _seed_value(self, generator: int, step: Any, noise: int) -> Any:
         """Returns the state of a random generator: a function of seed, step and replica, so that no two share noise."""
@@ -328,7 +320,7 @@ class TensorFlowEngine(Engine):
     def _replica_evaluate(self, batch: dict[str, Any], weights: Any) -> dict[str, Any]:
         batch, weights = self._part_of_replica((batch, weights))
         with self._averaged():
-            statistics = self.functions.statistics(partial(self._outputs, training=False), batch)
+            statistics = self.functions.statistics(batch)
         return {
             name: tf.tensordot(weights, tf.cast(value, tf.float64), axes=[[0], [0]])
             for name, value in statistics.items()
@@ -347,11 +339,7 @@ class TensorFlowEngine(Engine):
 
     def _replica_predict(self, batch: dict[str, Any]) -> dict[str, Any]:
         with self._averaged():
-            return self.predict_tensors(self._part_of_replica(batch))
-
-    def predict_tensors(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Returns the predictions for a batch of raw examples, as tensors. Exports use it, too."""
-        return self.functions.predictions(partial(self._outputs, training=False), batch)
+            return self.functions.predictions(self._part_of_replica(batch))
 
     def use_averages_as_weights(self) -> None:
         """Replaces the weights by their averages, if there are any: for exports, which only predict."""
