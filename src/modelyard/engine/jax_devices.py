@@ -85,7 +85,7 @@ def wake_devices(config: Config) -> None:
     waiting = [d for d in set_up_devices(config, ProcessGroup()) if d.platform != "cpu"]
 
     def begin() -> None:
-        with contextlib.suppress(Exception):  # whoever needs them gets the error
+        with contextlib.suppress(Exception):  # the engine raises the error when it needs them
             jax.block_until_ready([jax.device_put(np.zeros(1, np.float32), d) for d in waiting])
 
     if waiting:

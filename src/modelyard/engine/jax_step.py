@@ -254,23 +254,23 @@ class TrainingStep:
     # -- one step ---------------------------------------------------------------------------------------------------
 
     def _step(
-        self, state: TrainState, data: Any, given: Any, inputs: StepInputs, seeds: Seeds
+        self, state: TrainState, data: Any, pieces: Any, inputs: StepInputs, seeds: Seeds
     ) -> tuple[TrainState, MetricTable]:
         self.network.freezing.select(self._phase)
-        where = self._where(inputs)
+        positions = self._positions(inputs)
         step = inputs.numbers[0]
         learning_rate = self._schedule(step.astype(jnp.int32))
         if self.apart:
-            pieces = PartitionSpec(None, _AXIS)
+            split = PartitionSpec(None, _AXIS)
             statistics, gradients, sums = jax.shard_map(
                 self._gradients,
                 mesh=self.layout.mesh,
-                in_specs=(PartitionSpec(), PartitionSpec(), pieces, pieces, PartitionSpec(), PartitionSpec()),
+                in_specs=(PartitionSpec(), PartitionSpec(), split, split, PartitionSpec(), PartitionSpec()),
                 out_specs=PartitionSpec(),
                 check_vma=False,
-            )(state, data, given, where, step, seeds)
+            )(state, data, pieces, positions, step, seeds)
         else:
-            statistics, gradients, sums = self._gradients(state, data, given, where, step, seeds)
+            statistics, gradients, sums = self._gradients(state, data, pieces, positions, step, seeds)
         if self.config.clip_norm is not None:
             gradients = self._clipped(gradients, self.config.clip_norm, state.slots)
         with self.network.learning_rate.set_to(learning_rate):
@@ -294,35 +294,36 @@ class TrainingStep:
 
     def _merged(self, active: list[Any], others: list[Any]) -> list[Any]:
         """Returns ``active`` for the variables that this phase trains, ``others`` for the rest."""
-        given = iter(active)
-        return [next(given) if on else other for on, other in zip(self.active, others, strict=True)]
+        remaining = iter(active)
+        return [next(remaining) if on else other for on, other in zip(self.active, others, strict=True)]
 
-    def _where(self, inputs: StepInputs) -> dict[str, Any]:
+    def _positions(self, inputs: StepInputs) -> dict[str, Any]:
         """Returns the position, row and epoch of each example of a batch, cut into pieces."""
-        _, low, high, epoch, place = inputs.numbers
+        _, low, high, epoch, first = inputs.numbers
         index = jnp.arange(inputs.rows.shape[0], dtype=jnp.uint32)
         lows = low + index
-        where = {
+        positions = {
             "low": lows,
             "high": high + (lows < low).astype(jnp.uint32),
             "rows": inputs.rows,
-            "epochs": (epoch + (place + index) // jnp.uint32(self._examples)).astype(jnp.int32),
+            "epochs": (epoch + (first + index) // jnp.uint32(self._examples)).astype(jnp.int32),
         }
         pieces = self.config.gradient_accumulation
-        return {name: value.reshape(pieces, -1) for name, value in where.items()}
+        return {name: value.reshape(pieces, -1) for name, value in positions.items()}
 
     def _gradients(
-        self, state: TrainState, data: Any, given: Any, where: Any, step: Any, seeds: Seeds
+        self, state: TrainState, data: Any, pieces: Any, positions: Any, step: Any, seeds: Seeds
     ) -> tuple[Any, Any, Any]:
         """Returns new statistics, gradients of the mean loss, and means of loss and metrics, over all pieces."""
 
-        def piece(carried: Any, inputs: Any) -> tuple[Any, Any]:
+        def add_piece(carried: Any, inputs: Any) -> tuple[Any, Any]:
             statistics, gradients, sums = carried
-            number, where, given = inputs
-            batch = given if data is None else {n: jnp.take(a, where["rows"], axis=0) for n, a in data.items()}
+            number, positions, batch = inputs
+            if data is not None:
+                batch = {name: jnp.take(array, positions["rows"], axis=0) for name, array in data.items()}
             if not self.apart:
                 batch = {name: self.layout.split(value) for name, value in batch.items()}
-            batch = self._functions.preprocess(batch, True, **where, seeds=seeds.augmentation)
+            batch = self._functions.preprocess(batch, True, **positions, seeds=seeds.augmentation)
             noise = self._noise(step, number, seeds.noise)
 
             def objective(active: list[Any]) -> tuple[Any, Any]:
@@ -336,12 +337,12 @@ class TrainingStep:
             return (statistics, new, new_sums), None
 
         count = self.config.gradient_accumulation
-        inputs = (jnp.arange(count), where, given)
+        inputs = (jnp.arange(count), positions, pieces)
         first = jax.tree.map(lambda x: x[0], inputs)
-        carried, _ = piece((state.statistics, None, None), first)
+        carried, _ = add_piece((state.statistics, None, None), first)
         if count > 1:
             rest = jax.tree.map(lambda x: x[1:], inputs)
-            carried, _ = lax.scan(piece, carried, rest, unroll=self.layout.on_cpu or 1)
+            carried, _ = lax.scan(add_piece, carried, rest, unroll=self.layout.on_cpu or 1)
         statistics, gradients, sums = carried
         if self.apart:
             gradients, sums = lax.psum((gradients, sums), _AXIS)

@@ -97,12 +97,14 @@ class ParameterServerEngine(TensorFlowEngine):
     @contextlib.contextmanager
     def variable_scope(self) -> Iterator[None]:
         """Places each variable on the server with the fewest bytes; an optimizer's slots go with their variable."""
-        held = [0] * len(self.spec[PS])
+        sizes = [0] * len(self.spec[PS])
 
         def place(make: Callable[..., Any], **options: Any) -> Any:
-            place_next_variable(self.strategy, held.index(min(held)))
+            place_next_variable(self.strategy, sizes.index(min(sizes)))
             variable = make(**options)
-            held[tf.DeviceSpec.from_string(variable.device).task] += variable.dtype.size * variable.shape.num_elements()
+            sizes[tf.DeviceSpec.from_string(variable.device).task] += (
+                variable.dtype.size * variable.shape.num_elements()
+            )
             return variable
 
         with self._explained_errors(), super().variable_scope(), tf.variable_creator_scope(place):

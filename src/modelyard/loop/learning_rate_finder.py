@@ -108,22 +108,22 @@ def find_learning_rate(
         >>> found = modelyard.find_learning_rate(model="mlp", dataset="digits", optimizer="sgd")
         >>> found.suggestion
     """
-    given = as_config(config, options)
+    config = as_config(config, options)
     if not 0 < lowest < highest < math.inf:
         raise UserError(f"lowest {lowest:g} and highest {highest:g} must be greater than 0, and lowest the smaller.")
     if steps < 10:
         raise UserError(f"steps is {steps}; at least 10 are needed.")
-    if given.checkpoint_path is not None:
+    if config.checkpoint_path is not None:
         log.warning("checkpoint_path has no effect here: the search trains new weights")
-    folder = _folder(given, output)
-    rates, losses = _measure(_range_test(given, lowest, highest, steps), steps)
+    folder = _folder(config, output)
+    rates, losses = _measure(_range_test(config, lowest, highest, steps), steps)
     found = _read(rates, losses, steps, folder)
     with whole_folder(folder) as partial:
         rows = zip(found.learning_rates, found.losses, found.smoothed, strict=True)
         lines = [f"{step},{r:.9g},{raw:.9g},{s:.9g}\n" for step, (r, raw, s) in enumerate(rows)]
         (partial / TABLE).write_text("step,learning_rate,loss,smoothed_loss\n" + "".join(lines), encoding="utf-8")
         (partial / PLOT).write_text(
-            draw(found, f"{given.model} on {given.dataset}, {given.optimizer}"), encoding="utf-8"
+            draw(found, f"{config.model} on {config.dataset}, {config.optimizer}"), encoding="utf-8"
         )
     return found
 
@@ -141,8 +141,8 @@ def smooth(losses: NDArray[np.float64], steps: int) -> NDArray[np.float64]:
 def divergence(losses: NDArray[np.float64], steps: int) -> int | None:
     """Returns the first step at which the smoothed loss is four times the best before it, or a loss is not finite."""
     wrong = np.flatnonzero(~np.isfinite(losses))
-    sound = losses[: wrong[0]] if len(wrong) else losses
-    smoothed = smooth(sound, steps)
+    finite = losses[: wrong[0]] if len(wrong) else losses
+    smoothed = smooth(finite, steps)
     best = np.minimum.accumulate(smoothed)
     over = np.flatnonzero(smoothed > best + (DIVERGED - 1) * np.abs(best))  # a custom loss may be below 0
     if len(over):
@@ -243,11 +243,11 @@ def _steepest(
     decades: NDArray[np.float64], raw: NDArray[np.float64], smoothed: NDArray[np.float64], end: int
 ) -> int | None:
     """Returns the step before ``end`` at which the smoothed loss falls fastest on its way to the minimum."""
-    sound = smoothed[:end][np.isfinite(smoothed[:end])]
-    lowest = int(sound.argmin()) if len(sound) else 0
+    finite = smoothed[:end][np.isfinite(smoothed[:end])]
+    lowest = int(finite.argmin()) if len(finite) else 0
     if lowest < 2 or not _falls(raw[: lowest + 1]):
         return None
-    slope = np.gradient(sound[: lowest + 1], decades[: lowest + 1])
+    slope = np.gradient(finite[: lowest + 1], decades[: lowest + 1])
     return int(slope.argmin()) if slope.min() < 0 else None
 
 
@@ -302,8 +302,8 @@ def _range(smoothed: list[float], raw: list[float]) -> tuple[float, float]:
     low, begin = min(raw), smoothed[0]
     high = min(max(smoothed), low + 1.8 * max(begin - low, 0.1 * abs(begin)))
     high = max(high, begin)
-    room = max(high - low, abs(high) * 0.01, 1e-9) * 0.06
-    return low - room, high + room
+    margin = max(high - low, abs(high) * 0.01, 1e-9) * 0.06
+    return low - margin, high + margin
 
 
 def _ticks(low: float, high: float) -> list[float]:

@@ -89,8 +89,8 @@ class KeepBest(Hook):
         self._ranking = ranking
         value = ranking.value(row)
         worse = [(v, s) for v, s in self._kept if ranking.is_better(value, v)]
-        room = len(self._kept) < loop.config.keep_best
-        if not (worse or room) or (value, loop.step) in self._kept:
+        is_full = len(self._kept) >= loop.config.keep_best
+        if (is_full and not worse) or (value, loop.step) in self._kept:
             return
         if not self._kept or len(worse) == len(self._kept):
             log.info("step %d  best %s so far: %.4f", loop.step, ranking.metric, value)

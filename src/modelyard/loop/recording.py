@@ -184,7 +184,7 @@ class Profiler(Hook):
 
 
 class Progress(Hook):
-    """A progress bar, where there is a terminal."""
+    """A progress bar, if there is a terminal."""
 
     order = 30
 

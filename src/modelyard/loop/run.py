@@ -66,7 +66,7 @@ class Result:
         split: the split of ``metrics``.
         metrics: ``loss``, ``accuracy`` and the other metrics of the task.
         model_step: the step of the evaluated model; the best model's for test at the end.
-        best: the best model by validation: metric, value, step, path; empty where none was kept.
+        best: the best model by validation: metric, value, step, path; empty if none was kept.
         validation: metrics of the last evaluation on validation.
         seconds: wall-clock time of training, all starts together.
         role: the role of this process; in a cluster, only chief and evaluator have metrics.
@@ -90,7 +90,7 @@ class Result:
 
 
 class SingleProcess:
-    """The part of a run that differs where it has several processes: here it is one. See `modelyard.distributed`."""
+    """The processes of a run that has one. Runs with several have a subclass, in `modelyard.distributed`."""
 
     cluster = Cluster()
 
@@ -353,11 +353,11 @@ def is_finished(directory: RunDirectory, config: Config, length: Callable[[], Ru
         length: returns the length of the run; called only if something is saved.
     """
     saved = list_checkpoints(directory.checkpoints)
-    try:
-        state = read_state(saved[max(saved)])["memory"] if saved else None
-    except CheckpointError:
+    if not saved:
         return False
-    if state is None:
+    try:
+        state = read_state(saved[max(saved)])["memory"]
+    except CheckpointError:
         return False
     total = length().total_steps
     return max(saved) >= total or stopped_by(state, config, total) is not None
