@@ -102,9 +102,8 @@ class ParameterServerEngine(TensorFlowEngine):
         def place(make: Callable[..., Any], **options: Any) -> Any:
             place_next_variable(self.strategy, sizes.index(min(sizes)))
             variable = make(**options)
-            sizes[tf.DeviceSpec.from_string(variable.device).task] += (
-                variable.dtype.size * variable.shape.num_elements()
-            )
+            server = tf.DeviceSpec.from_string(variable.device).task
+            sizes[server] += variable.dtype.size * variable.shape.num_elements()
             return variable
 
         with self._explained_errors(), super().variable_scope(), tf.variable_creator_scope(place):

@@ -29,9 +29,9 @@ def resume_config(model_dir: str | Path, options: Mapping[str, Any], source: str
     if without_effect:
         message = "has no effect here: the run's own config.yaml is the config."
         raise ConfigError(Problem(source, key, message) for key in without_effect)
-    given = {**options, "config_file": str(directory.config), "model_dir": directory.address, "resume": "must"}
+    own = {"config_file": str(directory.config), "model_dir": directory.address, "resume": "must"}
     try:
-        config = resolve(given, source=source, pick_up_files=False)
+        config = resolve({**options, **own}, source=source, pick_up_files=False)
     except ConfigError as error:
         script = started_by(read_manifest(directory))
         if script is not None:
