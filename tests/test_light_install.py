@@ -38,7 +38,7 @@ import modelyard
 from modelyard.cli import app, commands, doctor
 from modelyard.data.open_dataset import load_dataset
 from modelyard.engine.jax import JaxEngine
-from modelyard.loop import recording, run, saving
+from modelyard.loop import metric_hooks, recording, run
 for name in ("digits", "synthetic", "cifar10", sys.argv[1] + "/cifar10.npz"):
     print(load_dataset(modelyard.load_config(engine="jax", dataset=name, data_dir=sys.argv[1])).size("train"))
 """

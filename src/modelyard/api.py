@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from modelyard import storage
-from modelyard.cluster.description import CHIEF, EVALUATOR, Cluster
+from modelyard.cluster.description import CHIEF, EVALUATOR
 from modelyard.cluster.environment import find_cluster
-from modelyard.config import Config, load_config
+from modelyard.config import Config
 from modelyard.errors import ConfigError, Problem, UserError
 from modelyard.loop import run as single
-from modelyard.loop.run import Result, evaluate, find_checkpoint, resume_config
+from modelyard.loop.existing_run import evaluate, find_checkpoint, resume_config
+from modelyard.loop.run import Result, as_config
 from modelyard.run.checkpoint import step_of
 from modelyard.run.directory import open_run_folder
 from modelyard.run.manifest import read_manifest, started_by
@@ -37,9 +38,9 @@ class ExportFailedError(UserError):
         self.result, self.failures = result, list(failures)
         script = started_by(read_manifest(open_run_folder(result.model_dir)))
         program = f"python {shlex.quote(script)}" if script else "modelyard"
-        again = f"{program} export {shlex.quote(result.model_dir)} --format"
-        told = [f"the run is complete, but not its export as {form}: {why}" for form, why in failures]
-        super().__init__("\n".join([*told, "Try it again:", *(f"  {again} {form}" for form, _ in failures)]))
+        command = f"{program} export {shlex.quote(result.model_dir)} --format"
+        reasons = [f"the run is complete, but not its export as {form}: {why}" for form, why in failures]
+        super().__init__("\n".join([*reasons, "Try it again:", *(f"  {command} {form}" for form, _ in failures)]))
 
 
 def train_and_evaluate(config: Config | Mapping[str, Any] | None = None, **options: Any) -> Result:
@@ -56,12 +57,12 @@ def train_and_evaluate(config: Config | Mapping[str, Any] | None = None, **optio
         >>> result = modelyard.train_and_evaluate(model="mlp", dataset="digits", train_epochs=5)
         >>> result.metrics["accuracy"]
     """
-    return run(_as_config(config, options), evaluates=True)
+    return run(as_config(config, options), evaluates=True)
 
 
 def train(config: Config | Mapping[str, Any] | None = None, **options: Any) -> Result:
     """Trains and saves, without evaluating. Arguments as for `train_and_evaluate`."""
-    return run(_as_config(config, options), evaluates=False)
+    return run(as_config(config, options), evaluates=False)
 
 
 def resume(model_dir: str | Path, **options: Any) -> Result:
@@ -87,33 +88,22 @@ def run(config: Config, evaluates: bool) -> Result:
     """
     cluster = find_cluster(config.cluster)
     exports = cluster.me.role == EVALUATOR if cluster.has_evaluator else cluster.is_coordinator
-    if not config.export_at_end or not exports:
-        return _run_process(config, evaluates, cluster)
-    _check_exports(config)
-    result = _run_process(config, evaluates, cluster)
-    if result.role not in (CHIEF, EVALUATOR):
-        return result
-    return _exported(result, config.export_at_end, apart=not cluster.is_alone)
-
-
-def _run_process(config: Config, evaluates: bool, cluster: Cluster) -> Result:
+    formats = config.export_at_end if exports else ()
+    if formats:
+        _check_exports(config)
     if not cluster.is_alone or cluster.model_dir:  # TF_CONFIG may name the folder of a single process, too
         from modelyard.distributed.agreement import config_in_cluster
 
         config = config_in_cluster(config, cluster)
     if cluster.is_alone:
-        return single.run(config, evaluates)
-    from modelyard.distributed import run as distributed
+        result = single.run(config, evaluates)
+    else:
+        from modelyard.distributed import run as distributed
 
-    return distributed.run(config, evaluates, cluster)
-
-
-def _as_config(config: Config | Mapping[str, Any] | None, options: Mapping[str, Any]) -> Config:
-    if isinstance(config, Config):
-        if options:
-            raise TypeError("give a Config or options by name, not both; load_config(...) takes options.")
-        return config
-    return load_config(**{**(config or {}), **options})
+        result = distributed.run(config, evaluates, cluster)
+    if not formats or result.role not in (CHIEF, EVALUATOR):
+        return result
+    return _exported(result, formats, apart=not cluster.is_alone)
 
 
 def _check_exports(config: Config) -> None:

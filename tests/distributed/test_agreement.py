@@ -13,13 +13,14 @@ import pytest
 
 from modelyard.cluster.description import Cluster, Member
 from modelyard.config import Config, load_config
+from modelyard.data.open_dataset import load_dataset
 from modelyard.distributed import agreement
 from modelyard.distributed import run as distributed_run
 from modelyard.distributed.agreement import check_folder, config_in_cluster, form_group, mark_folder
 from modelyard.distributed.coordinator import Coordinator
 from modelyard.distributed.follower import Follower
 from modelyard.errors import ClusterError, ConfigError
-from modelyard.loop.run import open_dataset, stop_rules
+from modelyard.loop.hooks import stop_rules
 from modelyard.run.checkpoint import Checkpoint, write_checkpoint
 from modelyard.run.directory import RunDirectory
 from modelyard.system.network import free_port, listen
@@ -264,7 +265,7 @@ def test_all_processes_of_a_deterministic_run_have_the_threads_that_it_is_pinned
     directory = RunDirectory(tmp_path)
     recorder = Recorder()
     given = config(model_dir=str(tmp_path), **options)
-    distributed_run.Processes(recorder).join(directory, given, open_dataset(given))
+    distributed_run.Processes(recorder).join(directory, given, load_dataset(given))
     assert recorder.facts["threads"] == threads
     assert recorder.facts["optional"] == ()
 
@@ -291,7 +292,7 @@ def test_a_run_is_over_when_it_has_what_the_config_asks_for_now(
     weights = {"w": np.zeros(1, np.float32)}
     write_checkpoint(directory.checkpoints, Checkpoint(step, weights, {}, loop_state))
     recorder = Recorder()
-    distributed_run.Processes(recorder).join(directory, given, open_dataset(given))
+    distributed_run.Processes(recorder).join(directory, given, load_dataset(given))
     assert recorder.facts["optional"] == (("evaluator",) if over else ())
 
 

@@ -33,7 +33,7 @@ def by_hand(forward: Any, names: list[str]) -> Any:
 def test_views_count_as_in_the_reference_in_one_pass(names: list[str], one_by_one: bool) -> None:
     from keras import ops
 
-    from modelyard.engine.objective import averaged
+    from modelyard.engine.batch_functions import averaged
 
     kernel = np.random.default_rng(1).normal(size=(60, 4)).astype(np.float32)
     passes = []
@@ -56,7 +56,7 @@ def test_views_count_as_in_the_reference_in_one_pass(names: list[str], one_by_on
 
 
 def test_examples_that_are_no_images_are_refused() -> None:
-    from modelyard.engine.objective import views_of
+    from modelyard.engine.batch_functions import views_of
 
     with pytest.raises(DataError, match="needs images"):
         views_of(np.zeros((2, 7)), ["flip"])

@@ -7,6 +7,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -161,7 +162,8 @@ def test_memory_that_runs_out_is_told_with_the_batch_size_and_what_to_do(make: M
         engine._lowered = fail
     else:
         engine.prepare([10], ["test"])
-        given = fail if where != "fetching" else lambda state, *_: (state, Fetched())
+        table = SimpleNamespace(values=Fetched(), names=())
+        given = fail if where != "fetching" else lambda state, *_: (state, table)
         engine._programs = dict.fromkeys(engine._programs, given)
         if where == "evaluating":
             engine._programs = dict.fromkeys(engine._programs, lambda *_: {"loss": Fetched()})
@@ -195,11 +197,11 @@ def test_the_programs_do_not_depend_on_the_seed(make: Make) -> None:
         engine: Any = make(random_seed=seed, **options)
         engine._compile = lambda *_: None
         engine.prepare([10])  # brings the data to the device
-        batch = engine._placed(*next(iter(engine._evaluation_batches("test"))))
+        batch = engine._placed(*next(iter(engine.evaluation_batches("test"))))
         lowered = (
             engine._lowered("resident", 1, 0),
             engine._lowered("streamed", 1, 0),
-            engine._lowered_evaluation(*batch),
+            engine._lowered_for("evaluate", *batch),
         )
         texts.append([program.as_text() for program in lowered])
     assert texts[0] == texts[1]
@@ -266,7 +268,7 @@ def test_a_cache_that_the_user_set_up_is_left_alone(own_cache: Path, monkeypatch
     monkeypatch.setattr(jax_cache, "_own", set())
     (own_cache / "jit_f-1-cache").touch()
     text = "Error reading persistent compilation cache entry for 'jit_f': zlib.error"
-    with pytest.warns(UserWarning, match="jit_f"), jax_cache._mended_cache():
+    with pytest.warns(UserWarning, match="jit_f"), jax_cache._repaired_cache():
         warnings.warn(text, stacklevel=1)
     assert (own_cache / "jit_f-1-cache").exists()
 

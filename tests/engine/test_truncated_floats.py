@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modelyard.engine.objective import warn_of_truncated_floats
+from modelyard.engine.batch_functions import warn_of_truncated_floats
 
 
 @pytest.mark.parametrize(

@@ -499,7 +499,7 @@ def test_hooks_can_be_replaced_taken_away_and_written_by_a_user() -> None:
 def test_hooks_with_the_old_method_names_work_with_a_warning() -> None:
     calls: dict[str, Any] = {}
 
-    with pytest.warns(FutureWarning) as first:
+    with pytest.warns(DeprecationWarning, match="Before") as first:
 
         class Before(modelyard.Hook):
             """Has the names of earlier versions."""
@@ -532,7 +532,7 @@ def test_hooks_with_the_old_method_names_work_with_a_warning() -> None:
                 calls["remembered"] = memory["seen"]
 
     assert len(first) == 9, "one for each method"
-    with pytest.warns(FutureWarning, match="Old.trained is now called on_steps") as warned:
+    with pytest.warns(DeprecationWarning, match="Old.trained is now called on_steps") as warned:
 
         class Old(Before):
             """A subclass that calls its parent by the old name."""
@@ -547,7 +547,7 @@ def test_hooks_with_the_old_method_names_work_with_a_warning() -> None:
     assert calls == {"begin": 0, "reported": "train", "evaluated": "validation", "settled": 40, "end": 40}
     go(hooks="+old", train_steps=41)
     assert (calls["remembered"], calls["settled"]) == (40, 41)
-    with pytest.warns(FutureWarning):
+    with pytest.warns(DeprecationWarning, match="Interrupts.interrupted is now called on_interrupt"):
 
         class Interrupts(Old):
             def interrupted(self, loop: Any) -> None:
@@ -559,7 +559,7 @@ def test_hooks_with_the_old_method_names_work_with_a_warning() -> None:
 
 def test_the_old_names_of_hook_methods_can_still_be_called() -> None:
     from modelyard.loop.hooks import Hook
-    from modelyard.loop.stopping import EarlyStop, EarlyStopOptions
+    from modelyard.loop.metric_hooks import EarlyStop, EarlyStopOptions
 
     hook: Any = EarlyStop(EarlyStopOptions())
     hook.remember({"best": 0.5, "waited": 2})

@@ -13,7 +13,7 @@ import pytest
 import modelyard
 from conftest import Make
 from modelyard.errors import CheckpointError, ConfigError, UserError
-from modelyard.loop.start import read_initial_weights, warm_start
+from modelyard.loop.warm_start import read_initial_weights, warm_start
 from modelyard.run.checkpoint import read_checkpoint
 from weight_files import FORMATS, keras_objects
 

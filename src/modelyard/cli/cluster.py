@@ -70,7 +70,7 @@ def _config_of(words: list[str], app: typer.Typer | None) -> Config:
         options = given_options(context)
         run = context.params.get("run")
     if verb == RESUME:
-        from modelyard.loop.run import resume_config
+        from modelyard.loop.existing_run import resume_config
 
         config, _ = resume_config(str(run), options, COMMAND_LINE)
     else:

@@ -31,7 +31,7 @@ def train(config: Config, *, evaluates: bool, as_json: bool) -> None:
 
 def resume(model_dir: str, options: dict[str, Any], *, as_json: bool) -> None:
     """Goes on with a run."""
-    from modelyard.loop.run import resume_config
+    from modelyard.loop.existing_run import resume_config
 
     show_log()
     _train(*resume_config(model_dir, options, COMMAND_LINE), as_json)

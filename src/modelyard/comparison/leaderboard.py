@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from modelyard.comparison.results import RunResult, Unfinished, dataset_labels, group_by_entrant, read_results
 from modelyard.errors import RunError, UserError
-from modelyard.loop.ranking import Ranking
+from modelyard.loop.metric_hooks import Ranking
 
 BEST, TIED, WORSE, UNKNOWN = "best", "within noise", "worse", "unknown"
 SPLITS = ("test", "validation")

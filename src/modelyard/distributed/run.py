@@ -19,13 +19,14 @@ from modelyard.config import Config
 from modelyard.config.backend import import_engine, select_engine
 from modelyard.config.yaml_file import inline
 from modelyard.data.dataset import TRAIN, Dataset
+from modelyard.data.open_dataset import load_dataset
 from modelyard.distributed.agreement import check_folder, form_group, mark_folder
 from modelyard.distributed.connection import Message
 from modelyard.distributed.coordinator import Coordinator
 from modelyard.distributed.follower import Follower
 from modelyard.errors import ClusterError, Interrupted
 from modelyard.loop import run as single
-from modelyard.loop.run import Result, build, conclude, is_finished, load_engine, open_dataset, run_length
+from modelyard.loop.run import Result, build, conclude, is_finished, load_engine, run_length
 from modelyard.run.directory import RunDirectory, remote_run_folder
 from modelyard.system.log import log_to
 from modelyard.system.machine import available_cores
@@ -168,7 +169,7 @@ def _train(config: Config, group: Follower, directory: RunDirectory) -> tuple[Re
     """Trains and evaluates its part of every batch."""
     from modelyard.distributed.engine import follow
 
-    dataset = open_dataset(config)
+    dataset = load_dataset(config)
     length = run_length(config, dataset)
     group.report_ready(data=dataset.fingerprint())
     group.next_command()  # begin
@@ -198,7 +199,7 @@ def _evaluate(config: Config, group: Follower, directory: RunDirectory) -> Resul
     """Evaluates every new checkpoint, and the remaining ones if training has ended."""
     from modelyard.distributed.evaluator import CheckpointEvaluator
 
-    data = cache(lambda: open_dataset(config))
+    data = cache(lambda: load_dataset(config))
     facts = group.join(unless=lambda: is_finished(directory, config, lambda: run_length(config, data())))
     if facts is not None:
         check_folder(directory, facts.get("mark"), str(group.cluster.coordinator))

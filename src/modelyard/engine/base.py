@@ -5,40 +5,46 @@ clock. State enters and leaves it as named NumPy arrays.
 
     implement:     variable_scope, set_up, train_chunk, evaluate_batch, predict_batch, state, assign, profile, describe
     may override:  initialize, prepare, compiles_at, evaluation_batches, evaluation_sums, fetch, run_on_host
-    for callers:   model_scope, build, train, evaluate, predict, load, close
+    for callers:   model_scope, build, train, evaluate, metric_names, predict, training_batch, load, close
 """
 
 from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
+from keras import ops
 from numpy.typing import NDArray
 
 from modelyard.cluster.description import ProcessGroup
 from modelyard.compat.keras import set_precision
 from modelyard.config.durations import RunLength
 from modelyard.config.schema import Config
-from modelyard.data.augment.build import build_augmentation
+from modelyard.data.augment.build import build_augmentation, neighbours
 from modelyard.data.dataset import Arrays, Dataset
+from modelyard.data.draws import halves
 from modelyard.data.pipeline import Pipeline, share_of_batch
 from modelyard.data.preprocess import batch_preprocessing
-from modelyard.engine import evaluation
+from modelyard.engine.batch_functions import BatchFunctions
 from modelyard.engine.network import Network, averages_to_load, check_names, is_average
-from modelyard.engine.objective import BatchFunctions
-from modelyard.errors import TrainingError, UserError
+from modelyard.errors import PeerLostError, TrainingError, UserError
 from modelyard.models.schedules import build_schedule
+from modelyard.run.checkpoint import Checkpoint
 
 log = logging.getLogger("modelyard")
 StepMetrics = dict[str, NDArray[np.floating[Any]]]
 """Named metrics of a chunk of steps, one number per step."""
+_IN_FLIGHT = 2
+"""Batches that the device computes while the results of earlier ones are fetched."""
+_SHOWN_EXAMPLES = 32
 
 
 @dataclass(frozen=True)
@@ -95,13 +101,7 @@ class Engine(ABC):
             yield
 
     def build(self, network: Network, dataset: Dataset, length: RunLength) -> None:
-        """Takes the network, which was made in `model_scope`, and prepares to run it.
-
-        Args:
-            network: the task with its model and optimizer.
-            dataset: the data of all splits.
-            length: the length of the run.
-        """
+        """Takes the network, which was made in `model_scope`, and prepares to run it."""
         config = self.config
         self.network, self.dataset = network, dataset
         self.task, self.model, self.phases = network.task, network.model, network.phases
@@ -134,19 +134,84 @@ class Engine(ABC):
         return {name: np.concatenate([metrics[name] for metrics in chunks]) for name in chunks[0]}
 
     def evaluate(self, split: str, progress: Callable[[int, int], None] | None = None) -> dict[str, float]:
-        """Returns the metrics over ``split``, every example counted exactly once."""
-        return evaluation.evaluate(self, split, progress)
+        """Returns the metrics over ``split``, every example counted exactly once.
+
+        Args:
+            split: the split.
+            progress: called with the number of examples done and of all.
+        """
+        size, batch_size = self.dataset.size(split), self._evaluation_batch_size(split)
+        totals: dict[str, NDArray[np.float64]] = {}
+        waiting: deque[dict[str, Any]] = deque()
+
+        def add() -> None:
+            for name, value in self.fetch(waiting.popleft()).items():
+                totals[name] = totals.get(name, 0.0) + value.astype(np.float64)
+
+        with closing(self.evaluation_sums(split)) as batches:
+            for number, sums in enumerate(batches, start=1):
+                waiting.append(sums)
+                if len(waiting) > _IN_FLIGHT:
+                    add()
+                if progress is not None:
+                    progress(min(number * batch_size, size), size)
+        while waiting:
+            add()
+        return self._summary(totals, size)
+
+    def metric_names(self, split: str) -> list[str]:
+        """Returns the names of the metrics of ``split``, from an evaluation of its first batch."""
+        with closing(self.evaluation_sums(split)) as batches:
+            sums = self.fetch(next(batches))
+        size = min(self._evaluation_batch_size(split), self.dataset.size(split))
+        return list(self._summary({name: total.astype(np.float64) for name, total in sums.items()}, size))
+
+    def _summary(self, totals: dict[str, Any], size: int) -> dict[str, float]:
+        means = {name: total / size for name, total in totals.items()}
+        loss = float(means.pop("loss"))
+        return {"loss": loss, **self.task.summarize(means)}
+
+    def _evaluation_batch_size(self, split: str) -> int:
+        """Returns the batch size of the config, rounded up so that every replica has an equal part."""
+        size = min(self.config.eval_batch_size, self.dataset.size(split))
+        return -(-size // self.replicas) * self.replicas
 
     def predict(self, split: str, first: int = 0) -> Generator[dict[str, NDArray[Any]], None, None]:
-        """Yields the predictions for the examples of ``split`` from ``first`` on, batch by batch."""
-        return evaluation.predict(self, split, first)
+        """Yields the predictions for the examples of ``split`` from ``first`` on, batch by batch in storage order."""
+        waiting: deque[tuple[int, dict[str, Any]]] = deque()
 
-    def load(self, state: State, *, weights_only: bool = False) -> None:
-        """Loads what `state` returned.
+        def fetched() -> dict[str, NDArray[Any]]:
+            count, predictions = waiting.popleft()
+            return {name: values[:count] for name, values in self.fetch(predictions).items()}
+
+        for batch, weights in self.pipeline.evaluation(split, self._evaluation_batch_size(split), first=first):
+            waiting.append((int(weights.sum()), self.predict_batch(batch)))
+            if len(waiting) > _IN_FLIGHT:
+                yield fetched()
+        while waiting:
+            yield fetched()
+
+    def training_batch(self, step: int) -> dict[str, NDArray[Any]]:
+        """Returns the first examples of a global batch as the network receives them, augmented and preprocessed."""
+        together = neighbours(self.config.augment)
+        count = max(_SHOWN_EXAMPLES - _SHOWN_EXAMPLES % together, together)
+        examples, positions = self.pipeline.training_examples(step, count)
+        rows = self.pipeline.rows(step, 1)[0, : len(positions)].astype(np.int32)
+        epochs = (positions // self.pipeline.run.examples).astype(np.int32)
+
+        def preprocess(examples: dict[str, Any], *numbers: Any) -> dict[str, Any]:
+            batch = {name: ops.convert_to_tensor(array) for name, array in examples.items()}
+            return self.functions.preprocess(batch, True, *map(ops.convert_to_tensor, numbers))
+
+        seen = self.run_on_host(preprocess, examples, *halves(positions), rows, epochs)
+        return {name: ops.convert_to_numpy(value) for name, value in seen.items()}
+
+    def load(self, state: State | Checkpoint, *, weights_only: bool = False) -> None:
+        """Loads what `state` returned, or a checkpoint.
 
         Args:
             state: weights and optimizer slots.
-            weights_only: do not change the optimizer, except for averages of the weights, which belong to them. If
+            weights_only: leave the optimizer as it is, except for averages of the weights, which belong to them. If
                 there are no slots at all, the averages begin as the weights.
 
         Raises:
@@ -183,12 +248,8 @@ class Engine(ABC):
     def evaluate_batch(self, batch: Arrays, weights: NDArray[np.float64]) -> dict[str, Any]:
         """Returns sums over a batch of each statistic times the example's weight; they may still be on the device.
 
-        Args:
-            batch: this process's part of the batch.
-            weights: 1 for every example in it, 0 for padding.
-
-        Returns:
-            Sums over the whole batch, the parts of all processes together.
+        ``batch`` and ``weights`` are this process's part; the sums are over the parts of all processes. The weight of
+        an example is 1, that of padding is 0.
         """
 
     @abstractmethod
@@ -237,17 +298,13 @@ class Engine(ABC):
 
     def evaluation_batches(self, split: str) -> Generator[tuple[Any, Any], None, None]:
         """Yields this process's parts of batches in storage order, with weights; the last batch is padded."""
-        size = evaluation.batch_size(self, split)
-        return self.pipeline.evaluation(split, size, self.process, self.processes)
+        return self.pipeline.evaluation(split, self._evaluation_batch_size(split), self.process, self.processes)
 
     def evaluation_sums(self, split: str) -> Generator[dict[str, Any], None, None]:
         """Yields the sums of one batch after the other."""
-        batches = self.evaluation_batches(split)
-        try:
+        with closing(self.evaluation_batches(split)) as batches:
             for batch, weights in batches:
                 yield self.evaluate_batch(batch, weights)
-        finally:
-            batches.close()
 
     def fetch(self, values: dict[str, Any]) -> dict[str, NDArray[Any]]:
         """Copies results to the host."""
@@ -267,6 +324,12 @@ def check_divisible(config: Config, replicas: int) -> None:
         numbers = [n for n in range(1, replicas) if batch % (n * pieces) == 0]
         others = f", or {' or '.join(map(str, numbers[-3:]))} devices" if numbers else ""
         raise UserError(f"train_batch_size {batch} can't be divided evenly over {by}. Use {fitting}{others}.")
+
+
+def lost_peer(group: ProcessGroup, error: Exception) -> Exception:
+    """Returns the reason for an error of a process that cannot reach another one, as the process group knows it."""
+    reason = group.explain(error)
+    return reason if reason is not error else PeerLostError(f"another process of the run cannot be reached: {error}")
 
 
 def out_of_memory(config: Config) -> TrainingError:

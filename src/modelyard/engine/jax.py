@@ -20,7 +20,6 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
-from jax.sharding import Mesh
 from numpy.typing import NDArray
 
 from modelyard.cluster.description import ProcessGroup
@@ -28,11 +27,11 @@ from modelyard.compat.keras import drawn_by_numpy, seed_initializers, use_one_pa
 from modelyard.config.schema import Config
 from modelyard.data.dataset import TRAIN, Arrays
 from modelyard.data.draws import fold
-from modelyard.engine.base import Engine, State, StepMetrics, out_of_memory
+from modelyard.engine.base import Engine, State, StepMetrics, lost_peer, out_of_memory
 from modelyard.engine.jax_cache import compile_all, counted_compilations
-from modelyard.engine.jax_devices import Layout, set_up_devices
-from modelyard.engine.jax_step import StepInputs, TrainingStep, TrainState
-from modelyard.errors import PeerLostError, UserError
+from modelyard.engine.jax_devices import set_up_devices
+from modelyard.engine.jax_step import Layout, MetricTable, StepInputs, TrainingStep, TrainState, train_state
+from modelyard.errors import UserError
 from modelyard.system.machine import available_cores
 
 log = logging.getLogger("modelyard")
@@ -43,17 +42,14 @@ _COPIED_BYTES = 1 << 30
 """The state is copied for a first run only if it is smaller: a large model needs the memory."""
 _WAITING = 2
 """Batches that wait on the device for their turn, if they are streamed."""
-
-
 _UNREACHABLE = ("UNAVAILABLE", "ABORTED", "CANCELLED", "DEADLINE_EXCEEDED", "Gloo", "NCCL", "Connection")
-"""Words in XLA's errors when another process is gone."""
+"""Words in XLA's errors if another process is gone."""
 
 
 class JaxEngine(Engine):
     """Many compiled steps per call, with state that never leaves the devices."""
 
     name = "jax"
-    step: TrainingStep
 
     def __init__(self, config: Config, group: ProcessGroup | None = None) -> None:
         super().__init__(config, group)
@@ -63,7 +59,7 @@ class JaxEngine(Engine):
         self.replicas = len(every)
         self.on_cpu = every[0].platform == "cpu"
         self.threads = config.threads or available_cores()
-        self.layout = Layout(Mesh(np.array(every), ("batch",)), config.shard_parameters)
+        self.layout = Layout(every, config.shard_parameters)
         self.state_is_sharded = self.layout.shards and self.processes > 1
         if config.xla:
             log.debug("xla has no effect: JAX always compiles with XLA")
@@ -100,22 +96,17 @@ class JaxEngine(Engine):
     def set_up(self) -> None:
         """Copies the variables to the devices."""
         self.functions.views_one_by_one = True  # convolutions of a training batch's size, whose kernels XLA has
-        self.step = TrainingStep(
-            self.config, self.network, self.layout, self.functions, self.schedule, self.pipeline.run.examples
-        )
-        self._index = {
-            id(v): (part, number)
-            for part, variables in enumerate(self.step.variables)
-            for number, v in enumerate(variables)
-        }
+        rest = (self.layout, self.functions, self.schedule, self.pipeline.run.examples)
+        self._steps = [TrainingStep(self.config, self.network, phase, *rest) for phase in range(len(self.phases))]
+        variables = train_state(self.network)
+        self._index = {id(v): (part, number) for part, vs in enumerate(variables) for number, v in enumerate(vs)}
         with self._types():
-            values = [[self.layout.put_state(np.asarray(v.value)) for v in vs] for vs in self.step.variables]
-        self._state = TrainState(*values)
-        self._seeds = self.step.seeds()
+            self._state = TrainState(*([self.layout.put_state(np.asarray(v.value)) for v in vs] for vs in variables))
+        self._seeds = self._steps[0].seeds()
         self._programs: dict[str, Any] = {}
         self._is_ready = False
         self._data: dict[str, Any] | None = None
-        self._next_inputs: tuple[Any, Any] = (None, None)
+        self._last_inputs: tuple[Any, Any] = (None, None)
         self._evaluation_data: dict[str, list[tuple[dict[str, Any], Any]]] = {}
 
     # -- compiling --------------------------------------------------------------------------------------------------
@@ -132,12 +123,10 @@ class JaxEngine(Engine):
                     self.steps_per_call = _together(all_periods)
             batches = [next(iter(self.evaluation_batches(split))) for split in splits]
             began = time.perf_counter()
+            lengths = {self.steps_per_call}
+            if any(period % self.steps_per_call for period in all_periods):
+                lengths.add(1)
             with counted_compilations() as counts:
-                lengths = (
-                    {self.steps_per_call}
-                    if all(p % self.steps_per_call == 0 for p in all_periods)
-                    else {self.steps_per_call, 1}
-                )
                 self._compile("resident" if resident is not None else "streamed", lengths, batches)
             if not self.on_cpu:
                 self._run_once(batches)
@@ -152,9 +141,9 @@ class JaxEngine(Engine):
         small = sum(value.nbytes for part in self._state for value in part) < _COPIED_BYTES
         if self._data is not None and small:
             copies = jax.tree.map(jnp.copy, self._state)
-            inputs = StepInputs.of(0, self.steps_per_call, self.pipeline, self.layout)
-            self._next_inputs = ((0, self.steps_per_call), inputs)
-            np.asarray(self._program("resident", self.steps_per_call, 0)(copies, self._data, inputs, self._seeds)[1])
+            inputs = self._inputs(0, self.steps_per_call)
+            _, table = self._program("resident", self.steps_per_call, 0)(copies, self._data, inputs, self._seeds)
+            jax.block_until_ready(table)
         for batch, weights in batches:
             jax.block_until_ready(self.evaluate_batch(batch, weights))
 
@@ -164,12 +153,16 @@ class JaxEngine(Engine):
         lowered = {_name(*program): self._lowered(*program) for program in which}
         for batch, weights in batches:
             placed = self._placed(batch, weights)
-            lowered[_name("evaluate", placed[1].shape[0])] = self._lowered_for(self.step.evaluate, *placed)
+            lowered[_name("evaluate", placed[1].shape[0])] = self._lowered_for("evaluate", *placed)
         self._programs.update(zip(lowered, compile_all(list(lowered.values()), self.config.autotune), strict=True))
 
     def _program(self, kind: str, count: int, phase: int) -> Any:
-        """Returns the compiled program for ``count`` steps, on resident data or on data that is streamed."""
+        """Returns the compiled program for ``count`` steps, on "resident" or "streamed" data."""
         return self._compiled(_name(kind, count, phase), lambda: self._lowered(kind, count, phase))
+
+    def _evaluation_program(self, kind: str, size: int, *placed: Any) -> Any:
+        """Returns the compiled program that evaluates or predicts a batch of this size."""
+        return self._compiled(_name(kind, size), lambda: self._lowered_for(kind, *placed))
 
     def _compiled(self, name: str, lower: Callable[[], Any]) -> Any:
         """Returns the program of this name; compiles it if it was not compiled ahead of time."""
@@ -178,24 +171,20 @@ class JaxEngine(Engine):
         return self._programs[name]
 
     def _lowered(self, kind: str, count: int, phase: int) -> Any:
-        self.step.select(phase)
         inputs = StepInputs.shapes(count, self.config.train_batch_size, self.layout)
         state, seeds = jax.tree.map(self.layout.shape_of, (self._state, self._seeds))
         if kind == "resident":
             data: Any = jax.tree.map(self.layout.shape_of, self._data)
-            function: Callable[..., Any] = self.step.over_resident
+            function: Any = self._steps[phase].over_resident
         else:
             data = self.layout.batch_shapes(self.pipeline.features, self._piece_shape())
-            function = self.step.over_given
+            function = self._steps[phase].over_batch
         outputs = (jax.tree.map(lambda s: s.sharding, state), self.layout.everywhere)
+        return jax.jit(function, donate_argnums=0, out_shardings=outputs).lower(state, data, inputs, seeds)
 
-        def steps(*given: Any) -> Any:  # a new function: JAX may have cached the other for another phase
-            return function(*given)
-
-        return jax.jit(steps, donate_argnums=0, out_shardings=outputs).lower(state, data, inputs, seeds)
-
-    def _lowered_for(self, function: Callable[..., Any], *placed: Any) -> Any:
+    def _lowered_for(self, kind: str, *placed: Any) -> Any:
         """Lowers evaluation or prediction for arrays of these shapes."""
+        function = self._steps[0].evaluate if kind == "evaluate" else self._steps[0].predict
         shapes = jax.tree.map(self.layout.shape_of, (*self._state.evaluated, *placed))
         return jax.jit(function, out_shardings=self.layout.everywhere).lower(*shapes)
 
@@ -210,10 +199,7 @@ class JaxEngine(Engine):
                 raise out_of_memory(self.config) from error
             if self.processes == 1 or not any(word in text for word in _UNREACHABLE):
                 raise
-            reason = self.group.explain(error)
-            if reason is not error:
-                raise reason from error
-            raise PeerLostError(f"another process of the run cannot be reached: {error}") from error
+            raise lost_peer(self.group, error) from error
 
     # -- training ---------------------------------------------------------------------------------------------------
 
@@ -223,11 +209,11 @@ class JaxEngine(Engine):
             self.prepare([count])
         with self._types(), self._explained_errors():
             run = self._over_resident if self._data is not None else self._over_stream
-            tables = [np.asarray(table) for table in run(step, count)]
-        table = np.concatenate(tables)
-        return {name: table[:, column] for column, name in enumerate(self.step.metric_names)}
+            tables = run(step, count)
+            values = np.concatenate([np.asarray(table.values) for table in tables])
+        return {name: values[:, column] for column, name in enumerate(tables[0].names)}
 
-    def _over_resident(self, step: int, count: int) -> list[Any]:
+    def _over_resident(self, step: int, count: int) -> list[MetricTable]:
         tables, phase = [], self.phases.of(step)
         while count:
             length = self.steps_per_call if count >= self.steps_per_call else 1
@@ -236,21 +222,20 @@ class JaxEngine(Engine):
             self._state, table = program(self._state, self._data, inputs, self._seeds)
             tables.append(table)
             step, count = step + length, count - length
-        # While the device is busy with this chunk: the inputs of the next one.
-        self._next_inputs = (
-            (step, self.steps_per_call),
-            StepInputs.of(step, self.steps_per_call, self.pipeline, self.layout),
-        )
+        self._inputs(step, self.steps_per_call)  # of the next chunk, while the device is busy with this one
         return tables
 
     def _inputs(self, step: int, count: int) -> StepInputs:
-        known, inputs = self._next_inputs
-        return inputs if known == (step, count) else StepInputs.of(step, count, self.pipeline, self.layout)
+        """Returns the inputs of ``count`` steps from ``step`` on; keeps the last ones that it made."""
+        if self._last_inputs[0] != (step, count):
+            self._last_inputs = (step, count), StepInputs.of(step, count, self.pipeline, self.layout)
+        inputs: StepInputs = self._last_inputs[1]
+        return inputs
 
-    def _over_stream(self, step: int, count: int) -> list[Any]:
+    def _over_stream(self, step: int, count: int) -> list[MetricTable]:
         """Copies each batch to the device while those before it are trained on."""
-        tables: list[Any] = []
-        waiting: deque[Any] = deque()
+        tables: list[MetricTable] = []
+        waiting: deque[MetricTable] = deque()
         program = self._program("streamed", 1, self.phases.of(step))
         size = len(self.pipeline.share)
         while count:
@@ -258,7 +243,7 @@ class JaxEngine(Engine):
                 for number in range(length):
                     mine = {n: array[number * size : (number + 1) * size] for n, array in arrays.items()}
                     batch = {n: self.layout.put_pieces(array, self._piece_shape()) for n, array in mine.items()}
-                    inputs = StepInputs.of(step + number, 1, self.pipeline, self.layout)
+                    inputs = self._inputs(step + number, 1)
                     jax.block_until_ready(batch)  # the stream reads the next batches into the same memory
                     self._state, table = program(self._state, batch, inputs, self._seeds)
                     tables.append(table)
@@ -279,8 +264,7 @@ class JaxEngine(Engine):
         """Returns sums over a batch of each statistic times the example's weight; they may still be computed."""
         with self._types(), self._explained_errors():
             placed = self._placed(batch, weights)
-            name = _name("evaluate", placed[1].shape[0])
-            program = self._compiled(name, lambda: self._lowered_for(self.step.evaluate, *placed))
+            program = self._evaluation_program("evaluate", placed[1].shape[0], *placed)
             sums: dict[str, Any] = program(*self._state.evaluated, *placed)
             return sums
 
@@ -293,8 +277,7 @@ class JaxEngine(Engine):
         """Returns the predictions for each example of a batch; they may still be computed."""
         with self._types(), self._explained_errors():
             placed = {name: self.layout.put_batch(array) for name, array in batch.items()}
-            name = _name("predict", next(iter(placed.values())).shape[0])
-            program = self._compiled(name, lambda: self._lowered_for(self.step.predict, placed))
+            program = self._evaluation_program("predict", next(iter(placed.values())).shape[0], placed)
             found: dict[str, Any] = program(*self._state.evaluated, placed)
             return found
 

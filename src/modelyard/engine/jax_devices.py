@@ -1,31 +1,42 @@
-"""Devices, threads and processes of JAX, fixed before it starts; and the placement of arrays on the devices."""
+"""Devices, threads and processes of JAX, set up before it starts.
+
+With several processes, JAX runs a service in the coordinator. It ends a process that cannot reach the service at once,
+with a C++ trace and no reason. So followers connect through a relay of their own, which never hangs up: they learn of a
+lost process from the process group, which knows which one it is, and exit with its message.
+"""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
+import re
+import socket
+import sys
 import threading
-from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from numpy.typing import NDArray
 
 from modelyard.cluster.description import ProcessGroup
+from modelyard.compat.jax import drop_distributed_state
+from modelyard.config.backend import without_lines
 from modelyard.config.schema import Config
-from modelyard.data.dataset import Feature
 from modelyard.engine.jax_cache import use_cache
-from modelyard.engine.jax_processes import join_processes, meet
-from modelyard.errors import UserError
+from modelyard.errors import PeerLostError, UserError
 from modelyard.system.machine import available_cores
+from modelyard.system.network import connect, is_loopback, join_address, listen, split_address
 
 log = logging.getLogger("modelyard")
-_LARGE = 1 << 16
-"""The number of elements from which a parameter is worth sharding."""
+_JOINING_SECONDS = 60
+"""The time that JAX may take to connect the processes, after ours have joined."""
+_GRACE_SECONDS = 5.0
+"""The time before this process exits: a computation that waits for a process that hangs never ends by itself."""
+_PIECE = 1 << 16
+_GREETING = re.compile(rb"^\[Gloo\] Rank .*\n", re.M)
 
 
 def set_up_devices(config: Config, group: ProcessGroup) -> list[Any]:
@@ -45,12 +56,12 @@ def set_up_devices(config: Config, group: ProcessGroup) -> list[Any]:
         _before_start("jax_platforms", ",".join([*platforms, "cpu"]))
     if config.cpu_devices > max(jax.config.jax_num_cpu_devices, 1):
         _before_start("jax_num_cpu_devices", config.cpu_devices)
+    # JAX takes most of the memory of every GPU that it sees, so it sees only those that are used.
     if config.gpu_id is not None:
         _before_start("jax_cuda_visible_devices", str(config.gpu_id))
     elif config.num_gpus == "auto" and group.size == 1:
-        _before_start("jax_cuda_visible_devices", "0")  # JAX takes most of the memory of every GPU that it sees
+        _before_start("jax_cuda_visible_devices", "0")
     elif isinstance(config.num_gpus, int) and config.num_gpus > 0:
-        # JAX takes most of the memory of every GPU that it sees, so it sees only as many as are used.
         _before_start("jax_cuda_visible_devices", ",".join(map(str, range(config.num_gpus))))
     use_cache(config)
     if group.size > 1:
@@ -74,7 +85,7 @@ def wake_devices(config: Config) -> None:
     waiting = [d for d in set_up_devices(config, ProcessGroup()) if d.platform != "cpu"]
 
     def begin() -> None:
-        with contextlib.suppress(Exception):  # whoever needs them gets the error
+        with contextlib.suppress(Exception):  # the engine raises the error when it needs them
             jax.block_until_ready([jax.device_put(np.zeros(1, np.float32), d) for d in waiting])
 
     if waiting:
@@ -123,91 +134,112 @@ def _local_devices(config: Config, several: bool) -> list[Any]:
     return cpus[: config.cpu_devices]
 
 
-class Layout:
-    """The placement of a run's arrays on the devices.
+# -- several processes -------------------------------------------------------------------------------------------------
+
+
+def join_processes(config: Config, group: ProcessGroup) -> None:
+    """Joins the other processes, before JAX starts in this one.
+
+    Raises:
+        UserError: if JAX has started already.
+        PeerLostError: if they cannot connect.
+    """
+    address = group.spec["worker"][0]
+    jax.config.update("jax_enable_preemption_service", False)  # it would handle SIGTERM
+    group.grace_seconds = _GRACE_SECONDS
+    relay = Relay(address) if group.rank else None
+    host, port = split_address(address)
+    # All interfaces, since a name may resolve to a proxy's address.
+    bound = join_address(host if is_loopback(host) else "::", port) if relay is None else None
+    try:
+        jax.distributed.initialize(
+            address if relay is None else relay.address,
+            group.size,
+            group.rank,
+            initialization_timeout=_JOINING_SECONDS,
+            # Our own heartbeat notices a lost process first.
+            heartbeat_timeout_seconds=int(config.peer_timeout_secs * 3 + ProcessGroup.grace_seconds * 2),
+            shutdown_timeout_seconds=_JOINING_SECONDS,
+            coordinator_bind_address=bound,
+            cluster_detection_method="deactivate",
+        )
+    except RuntimeError as error:
+        if "must be called before" in str(error) or "only be called once" in str(error):
+            raise UserError(
+                f"JAX already runs in this process and cannot join a cluster any more: {error} Start a new process."
+            ) from error
+        raise _explained(group, error) from error
+    if relay is not None:
+        relay.holds = True
+    atexit.register(_leave, group)  # runs before JAX's own handler, which was registered earlier
+
+
+def meet(group: ProcessGroup) -> None:
+    """Connects the devices of all processes now, without the message that JAX prints at the first step.
+
+    Raises:
+        PeerLostError: if a process is gone.
+    """
+    try:
+        with without_lines(sys.stdout, 1, _GREETING):
+            multihost_utils.sync_global_devices("modelyard")
+    except jax.errors.JaxRuntimeError as error:
+        raise _explained(group, error) from error
+
+
+def _explained(group: ProcessGroup, error: Exception) -> Exception:
+    reason = group.explain(error)
+    return reason if reason is not error else PeerLostError(f"JAX could not connect the processes: {error}")
+
+
+def _leave(group: ProcessGroup) -> None:
+    """Leaves JAX's service at exit, without its barrier: our processes have already left in order.
+
+    After a loss the process exits at once: computations may wait for the process that is gone.
+    """
+    if group.failure is not None and group.lost:
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(group.failure.status)
+    drop_distributed_state()
+
+
+class Relay:
+    """Passes bytes between JAX in this process and the service in the coordinator; silent when the service is gone.
 
     Args:
-        mesh: all devices, along one axis named "batch".
-        shards: whether large parameters are sharded over the devices.
+        target: host:port of the service.
     """
 
-    def __init__(self, mesh: Mesh, shards: bool) -> None:
-        self.mesh, self.shards = mesh, shards
-        self.everywhere = NamedSharding(mesh, PartitionSpec())
-        self.sharded = NamedSharding(mesh, PartitionSpec("batch"))
-        self.sharded_pieces = NamedSharding(mesh, PartitionSpec(None, "batch"))
+    def __init__(self, target: str) -> None:
+        self._target = target
+        self._listener = listen("127.0.0.1:0")
+        self.address = join_address(*self._listener.getsockname())
+        self.holds = False
+        """Whether to hide the end of the service from JAX; before the processes have joined, JAX may retry."""
+        threading.Thread(target=self._accept, name="relay", daemon=True).start()
 
-    @property
-    def on_cpu(self) -> bool:
-        """Whether the devices are CPUs."""
-        return bool(self.mesh.devices.flat[0].platform == "cpu")
+    def _accept(self) -> None:
+        while True:
+            inner, _ = self._listener.accept()
+            try:
+                outer = connect(self._target, _JOINING_SECONDS)
+            except OSError:
+                if not self.holds:
+                    inner.close()
+                continue
+            outer.settimeout(None)
+            for source, sink, from_service in ((inner, outer, False), (outer, inner, True)):
+                sink.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                arguments = (source, sink, from_service)
+                threading.Thread(target=self._pass_on, args=arguments, name="relay", daemon=True).start()
 
-    @property
-    def replicas(self) -> int:
-        """The number of devices, over all processes."""
-        return int(self.mesh.devices.size)
-
-    def split(self, value: Any) -> Any:
-        """Inside a program: shards a batch over the devices."""
-        return jax.lax.with_sharding_constraint(value, self.sharded) if self.replicas > 1 else value
-
-    def put_everywhere(self, array: NDArray[Any]) -> Any:
-        """Copies an array to every device."""
-        return self._put(array, self.everywhere)
-
-    def put_batch(self, array: NDArray[Any]) -> Any:
-        """Shards a batch over the devices; ``array`` is this process's part of it."""
-        return self._put_part(array, self.sharded)
-
-    def put_pieces(self, array: NDArray[Any], shape: tuple[int, int]) -> Any:
-        """Shards each piece of a batch over the devices; ``array`` is this process's part of all pieces."""
-        return self._put_part(array.reshape(shape[0], -1, *array.shape[1:]), self.sharded_pieces)
-
-    def put_state(self, array: NDArray[Any]) -> Any:
-        """Copies a parameter or a slot; sharded along its longest divisible axis if it is large and `shards` is set."""
-        return self._put(array, self._state_sharding(array.shape))
-
-    def shape_of(self, value: Any) -> jax.ShapeDtypeStruct:
-        """Returns the shape, type and sharding of an array, to compile a program for it."""
-        return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=value.sharding)
-
-    def batch_shapes(self, features: Mapping[str, Feature], shape: tuple[int, int]) -> dict[str, jax.ShapeDtypeStruct]:
-        """Returns the same for a batch in pieces, before there is one."""
-        return {
-            name: jax.ShapeDtypeStruct((*shape, *feature.shape), feature.dtype, sharding=self.sharded_pieces)
-            for name, feature in features.items()
-        }
-
-    def fetch(self, value: Any) -> NDArray[Any]:
-        """Copies to the host; if other processes hold parts of it, all must call this together."""
-        if not value.is_fully_addressable and not value.is_fully_replicated:
-            value = multihost_utils.process_allgather(value, tiled=True)
-        return np.array(value)
-
-    def fetch_all(self, values: list[Any]) -> list[NDArray[Any]]:
-        """Copies many arrays to the host at once."""
-        for value in values:
-            value.copy_to_host_async()
-        return [self.fetch(value) for value in values]
-
-    def _state_sharding(self, shape: tuple[int, ...]) -> NamedSharding:
-        if not self.shards or np.prod(shape) < _LARGE:
-            return self.everywhere
-        sides = [(size, axis) for axis, size in enumerate(shape) if size % self.replicas == 0]
-        if not sides:
-            return self.everywhere
-        axis = max(sides)[1]
-        return NamedSharding(self.mesh, PartitionSpec(*[None] * axis, "batch"))
-
-    def _put(self, array: NDArray[Any], sharding: NamedSharding) -> Any:
-        """Copies an array that every process has in whole; JAX could otherwise share its memory."""
-        array = np.array(array)
-        if jax.process_count() == 1:
-            return jax.device_put(array, sharding)
-        return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
-
-    def _put_part(self, array: NDArray[Any], sharding: NamedSharding) -> Any:
-        copied = np.array(array)
-        if jax.process_count() > 1:
-            return jax.make_array_from_process_local_data(sharding, copied)
-        return jax.device_put(copied, sharding)
+    def _pass_on(self, source: socket.socket, sink: socket.socket, from_service: bool) -> None:
+        with contextlib.suppress(OSError):
+            while piece := source.recv(_PIECE):
+                sink.sendall(piece)
+        if not (from_service and self.holds):
+            with contextlib.suppress(OSError):
+                sink.shutdown(socket.SHUT_RDWR)

@@ -1,8 +1,10 @@
-"""One training step, and many, as pure functions for JAX to compile."""
+"""One training step, and many, as pure functions for JAX to compile; and the placement of their arrays on devices."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -10,17 +12,112 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 from jax import lax
-from jax.sharding import PartitionSpec
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from numpy.typing import NDArray
 
 from modelyard.config.schema import Config
 from modelyard.data.augment.build import augmentation_seeds
+from modelyard.data.dataset import Feature
 from modelyard.data.draws import fold
 from modelyard.data.pipeline import Pipeline
-from modelyard.engine.jax_devices import Layout
+from modelyard.engine.batch_functions import BatchFunctions
 from modelyard.engine.network import Network, next_average, seed_states, slot_owners
-from modelyard.engine.objective import BatchFunctions, Objective
 
 _AXIS = "batch"
+"""The name of the axis along which the devices lie."""
+_LARGE = 1 << 16
+"""The number of elements from which a parameter is worth sharding."""
+
+
+class Layout:
+    """The placement of a run's arrays on the devices.
+
+    Args:
+        devices: all devices.
+        shards: whether large parameters are sharded over the devices.
+    """
+
+    def __init__(self, devices: Sequence[Any], shards: bool) -> None:
+        self.mesh, self.shards = Mesh(np.array(devices), (_AXIS,)), shards
+        self.everywhere = NamedSharding(self.mesh, PartitionSpec())
+        self.sharded = NamedSharding(self.mesh, PartitionSpec(_AXIS))
+        self.sharded_pieces = NamedSharding(self.mesh, PartitionSpec(None, _AXIS))
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the devices are CPUs."""
+        return bool(self.mesh.devices.flat[0].platform == "cpu")
+
+    @property
+    def replicas(self) -> int:
+        """The number of devices, over all processes."""
+        return int(self.mesh.devices.size)
+
+    def split(self, value: Any) -> Any:
+        """Inside a program: shards a batch over the devices."""
+        return jax.lax.with_sharding_constraint(value, self.sharded) if self.replicas > 1 else value
+
+    def put_everywhere(self, array: NDArray[Any]) -> Any:
+        """Copies an array to every device."""
+        return self._put(array, self.everywhere)
+
+    def put_batch(self, array: NDArray[Any]) -> Any:
+        """Shards a batch over the devices; ``array`` is this process's part of it."""
+        return self._put_part(array, self.sharded)
+
+    def put_pieces(self, array: NDArray[Any], shape: tuple[int, int]) -> Any:
+        """Shards each piece of a batch over the devices; ``array`` is this process's part of all pieces."""
+        return self._put_part(array.reshape(shape[0], -1, *array.shape[1:]), self.sharded_pieces)
+
+    def put_state(self, array: NDArray[Any]) -> Any:
+        """Copies a parameter or a slot; sharded along its longest divisible axis if it is large and `shards` is set."""
+        return self._put(array, self._state_sharding(array.shape))
+
+    def shape_of(self, value: Any) -> jax.ShapeDtypeStruct:
+        """Returns the shape, type and sharding of an array, to compile a program for it."""
+        return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=value.sharding)
+
+    def batch_shapes(self, features: Mapping[str, Feature], shape: tuple[int, int]) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns the same for a batch in pieces, before there is one."""
+        return {
+            name: jax.ShapeDtypeStruct((*shape, *feature.shape), feature.dtype, sharding=self.sharded_pieces)
+            for name, feature in features.items()
+        }
+
+    def fetch(self, value: Any) -> NDArray[Any]:
+        """Copies to the host; if other processes hold parts of it, all must call this together."""
+        if not value.is_fully_addressable and not value.is_fully_replicated:
+            value = multihost_utils.process_allgather(value, tiled=True)
+        return np.array(value)
+
+    def fetch_all(self, values: list[Any]) -> list[NDArray[Any]]:
+        """Copies many arrays to the host at once."""
+        for value in values:
+            value.copy_to_host_async()
+        return [self.fetch(value) for value in values]
+
+    def _state_sharding(self, shape: tuple[int, ...]) -> NamedSharding:
+        if not self.shards or np.prod(shape) < _LARGE:
+            return self.everywhere
+        sides = [(size, axis) for axis, size in enumerate(shape) if size % self.replicas == 0]
+        if not sides:
+            return self.everywhere
+        axis = max(sides)[1]
+        return NamedSharding(self.mesh, PartitionSpec(*[None] * axis, _AXIS))
+
+    def _put(self, array: NDArray[Any], sharding: NamedSharding) -> Any:
+        """Copies an array that every process has in whole; JAX could otherwise share its memory."""
+        array = np.array(array)
+        if jax.process_count() == 1:
+            return jax.device_put(array, sharding)
+        return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+    def _put_part(self, array: NDArray[Any], sharding: NamedSharding) -> Any:
+        copied = np.array(array)
+        if jax.process_count() > 1:
+            return jax.make_array_from_process_local_data(sharding, copied)
+        return jax.device_put(copied, sharding)
 
 
 class TrainState(NamedTuple):
@@ -36,6 +133,20 @@ class TrainState(NamedTuple):
     def evaluated(self) -> tuple[list[Any], list[Any]]:
         """Weights and statistics of the model that is evaluated."""
         return self.averages or self.trained, self.statistics
+
+
+def train_state(network: Network) -> TrainState:
+    """Returns the variables of a network in the order of a state."""
+    return TrainState(network.trained, network.statistics, list(network.optimizer.variables), network.averages)
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["values"], meta_fields=["names"])
+@dataclass(frozen=True)
+class MetricTable:
+    """The metrics of one step, or of many: a row per step. A compiled program returns the names with the values."""
+
+    values: Any
+    names: tuple[str, ...]
 
 
 class StepInputs(NamedTuple):
@@ -74,47 +185,40 @@ class Seeds(NamedTuple):
 
 
 class TrainingStep:
-    """A training step of a network, and its evaluation, as pure functions.
+    """A training step of a network in one phase of fine-tuning, and its evaluation, as pure functions.
 
     Args:
         config: the resolved config.
         network: the task with its model and optimizer.
+        phase: the index of the phase.
         layout: the placement of arrays on the devices.
         functions: the functions of the task on a batch.
         schedule: the learning rate at a step.
         examples: the number of training examples.
     """
 
-    metric_names: list[str]
-
     def __init__(
         self,
         config: Config,
         network: Network,
+        phase: int,
         layout: Layout,
         functions: BatchFunctions,
         schedule: Callable[[Any], Any],
         examples: int,
     ) -> None:
-        self.config, self.layout, self.network = config, layout, network
+        self.config, self.layout, self.network, self._phase = config, layout, network, phase
         self._functions, self._schedule, self._examples = functions, schedule, examples
-        self.model, self.task, self.optimizer = network.model, network.task, network.optimizer
+        self.model, self.optimizer = network.model, network.optimizer
         self.trained, self.statistics = network.trained, network.statistics
         self.generators = seed_states(network.model)
-        self.active = [True] * len(self.trained)
-        """Which variables are trained in the phase that is traced."""
+        self.active = network.freezing.active[phase]
+        """Which of the variables are trained in this phase."""
         self._owners = slot_owners(network.optimizer, network.weights, network.slots, network.trained)
-        self.variables = TrainState(self.trained, self.statistics, list(self.optimizer.variables), network.averages)
         self._kernels = [i for i, v in enumerate(self.trained) if v.path.endswith("kernel")]
-        self._inputs = [tensor.name for tensor in self.model.inputs]
         # Batch norm over the examples of one device needs a program per device.
         self.apart = not self.config.sync_batch_norm and self.layout.replicas > 1
         self._parts = self.config.gradient_accumulation * (self.layout.replicas if self.apart else 1)
-
-    def select(self, phase: int) -> None:
-        """Selects the phase of fine-tuning whose step is traced next."""
-        self.network.freezing.select(phase)
-        self.active = self.network.freezing.active[phase]
 
     def seeds(self) -> Seeds:
         """Returns the seeds of this run."""
@@ -129,51 +233,52 @@ class TrainingStep:
 
     def over_resident(
         self, state: TrainState, data: dict[str, Any], inputs: StepInputs, seeds: Seeds
-    ) -> tuple[TrainState, Any]:
+    ) -> tuple[TrainState, MetricTable]:
         """Trains a step for each row of ``inputs``, on examples of ``data``."""
 
-        def one(state: TrainState, inputs: StepInputs) -> tuple[TrainState, Any]:
+        def one(state: TrainState, inputs: StepInputs) -> tuple[TrainState, MetricTable]:
             return self._step(state, data, None, inputs, seeds)
 
-        if inputs.rows.shape[0] == 1:
-            state, metrics = one(state, StepInputs(*(part[0] for part in inputs)))
-            return state, metrics[None]
-        state, metrics = lax.scan(one, state, inputs)
-        return state, metrics
+        if inputs.rows.shape[0] > 1:
+            return lax.scan(one, state, inputs)  # type: ignore[no-any-return]
+        state, metrics = one(state, StepInputs(*(part[0] for part in inputs)))
+        return state, MetricTable(metrics.values[None], metrics.names)
 
-    def over_given(
+    def over_batch(
         self, state: TrainState, pieces: dict[str, Any], inputs: StepInputs, seeds: Seeds
-    ) -> tuple[TrainState, Any]:
-        """Trains one step on the examples that are given, in pieces."""
+    ) -> tuple[TrainState, MetricTable]:
+        """Trains one step on a batch, which is given in pieces."""
         state, metrics = self._step(state, None, pieces, StepInputs(inputs.rows[0], inputs.numbers[0]), seeds)
-        return state, metrics[None]
+        return state, MetricTable(metrics.values[None], metrics.names)
 
     # -- one step ---------------------------------------------------------------------------------------------------
 
     def _step(
-        self, state: TrainState, data: Any, given: Any, inputs: StepInputs, seeds: Seeds
-    ) -> tuple[TrainState, Any]:
-        where = self._where(inputs)
+        self, state: TrainState, data: Any, pieces: Any, inputs: StepInputs, seeds: Seeds
+    ) -> tuple[TrainState, MetricTable]:
+        self.network.freezing.select(self._phase)
+        positions = self._positions(inputs)
         step = inputs.numbers[0]
         learning_rate = self._schedule(step.astype(jnp.int32))
         if self.apart:
-            pieces = PartitionSpec(None, _AXIS)
+            split = PartitionSpec(None, _AXIS)
             statistics, gradients, sums = jax.shard_map(
                 self._gradients,
                 mesh=self.layout.mesh,
-                in_specs=(PartitionSpec(), PartitionSpec(), pieces, pieces, PartitionSpec(), PartitionSpec()),
+                in_specs=(PartitionSpec(), PartitionSpec(), split, split, PartitionSpec(), PartitionSpec()),
                 out_specs=PartitionSpec(),
                 check_vma=False,
-            )(state, data, given, where, step, seeds)
+            )(state, data, pieces, positions, step, seeds)
         else:
-            statistics, gradients, sums = self._gradients(state, data, given, where, step, seeds)
+            statistics, gradients, sums = self._gradients(state, data, pieces, positions, step, seeds)
         if self.config.clip_norm is not None:
             gradients = self._clipped(gradients, self.config.clip_norm, state.slots)
         with self.network.learning_rate.set_to(learning_rate):
             trained, slots = self._applied(gradients, state)
-        metrics = jnp.append(sums, learning_rate.astype(sums.dtype))
+        values = jnp.append(sums.values, learning_rate.astype(sums.values.dtype))
         pairs = zip(state.averages, trained, strict=False)  # none without ema_decay
         averages = [next_average(average, weight, step, self.config.ema_decay) for average, weight in pairs]
+        metrics = MetricTable(values, (*sums.names, "learning_rate"))
         return TrainState(list(trained), statistics, list(slots), averages), metrics
 
     def _applied(self, gradients: list[Any], state: TrainState) -> tuple[list[Any], list[Any]]:
@@ -189,35 +294,36 @@ class TrainingStep:
 
     def _merged(self, active: list[Any], others: list[Any]) -> list[Any]:
         """Returns ``active`` for the variables that this phase trains, ``others`` for the rest."""
-        given = iter(active)
-        return [next(given) if on else other for on, other in zip(self.active, others, strict=True)]
+        remaining = iter(active)
+        return [next(remaining) if on else other for on, other in zip(self.active, others, strict=True)]
 
-    def _where(self, inputs: StepInputs) -> dict[str, Any]:
+    def _positions(self, inputs: StepInputs) -> dict[str, Any]:
         """Returns the position, row and epoch of each example of a batch, cut into pieces."""
-        _, low, high, epoch, place = inputs.numbers
+        _, low, high, epoch, first = inputs.numbers
         index = jnp.arange(inputs.rows.shape[0], dtype=jnp.uint32)
         lows = low + index
-        where = {
+        positions = {
             "low": lows,
             "high": high + (lows < low).astype(jnp.uint32),
             "rows": inputs.rows,
-            "epochs": (epoch + (place + index) // jnp.uint32(self._examples)).astype(jnp.int32),
+            "epochs": (epoch + (first + index) // jnp.uint32(self._examples)).astype(jnp.int32),
         }
         pieces = self.config.gradient_accumulation
-        return {name: value.reshape(pieces, -1) for name, value in where.items()}
+        return {name: value.reshape(pieces, -1) for name, value in positions.items()}
 
     def _gradients(
-        self, state: TrainState, data: Any, given: Any, where: Any, step: Any, seeds: Seeds
+        self, state: TrainState, data: Any, pieces: Any, positions: Any, step: Any, seeds: Seeds
     ) -> tuple[Any, Any, Any]:
         """Returns new statistics, gradients of the mean loss, and means of loss and metrics, over all pieces."""
 
-        def piece(carried: Any, inputs: Any) -> tuple[Any, Any]:
+        def add_piece(carried: Any, inputs: Any) -> tuple[Any, Any]:
             statistics, gradients, sums = carried
-            number, where, given = inputs
-            batch = given if data is None else {n: jnp.take(a, where["rows"], axis=0) for n, a in data.items()}
+            number, positions, batch = inputs
+            if data is not None:
+                batch = {name: jnp.take(array, positions["rows"], axis=0) for name, array in data.items()}
             if not self.apart:
                 batch = {name: self.layout.split(value) for name, value in batch.items()}
-            batch = self._functions.preprocess(batch, True, **where, seeds=seeds.augmentation)
+            batch = self._functions.preprocess(batch, True, **positions, seeds=seeds.augmentation)
             noise = self._noise(step, number, seeds.noise)
 
             def objective(active: list[Any]) -> tuple[Any, Any]:
@@ -227,17 +333,16 @@ class TrainingStep:
             active = [weight for weight, on in zip(state.trained, self.active, strict=True) if on]
             new, (statistics, new_sums) = jax.grad(objective, has_aux=True)(active)
             if gradients is not None:
-                new = jax.tree.map(jnp.add, gradients, new)
-                new_sums = new_sums + sums
+                new, new_sums = jax.tree.map(jnp.add, (gradients, sums), (new, new_sums))
             return (statistics, new, new_sums), None
 
         count = self.config.gradient_accumulation
-        inputs = (jnp.arange(count), where, given)
+        inputs = (jnp.arange(count), positions, pieces)
         first = jax.tree.map(lambda x: x[0], inputs)
-        carried, _ = piece((state.statistics, None, None), first)
+        carried, _ = add_piece((state.statistics, None, None), first)
         if count > 1:
             rest = jax.tree.map(lambda x: x[1:], inputs)
-            carried, _ = lax.scan(piece, carried, rest, unroll=self.layout.on_cpu or 1)
+            carried, _ = lax.scan(add_piece, carried, rest, unroll=self.layout.on_cpu or 1)
         statistics, gradients, sums = carried
         if self.apart:
             gradients, sums = lax.psum((gradients, sums), _AXIS)
@@ -248,11 +353,10 @@ class TrainingStep:
         mapping = [*zip(self.trained, trained, strict=True), *zip(self.statistics, statistics, strict=True)]
         mapping += [*zip(self.generators, noise, strict=True), *zip(self.optimizer.variables, slots, strict=True)]
         with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
-            outputs = self.outputs(batch, training=True)
+            outputs = self._functions.outputs(batch, training=True)
             losses = list(self.model.losses)
             kernels = [trained[i] for i in self._kernels if self.active[i]]
-            objective = Objective(self.task, self.config, self._parts)
-            total, means = objective(outputs, batch, losses, kernels)
+            total, means = self._functions.objective(outputs, batch, losses, kernels, self._parts)
             total = self.optimizer.scale_loss(total)
         changed = [scope.get_current_value(v) for v in self.statistics]
         # The others are equal on every device; their mean would differ in the last bit.
@@ -260,8 +364,7 @@ class TrainingStep:
             new is not old and jnp.issubdtype(new.dtype, jnp.floating)
             for new, old in zip(changed, statistics, strict=True)
         ]
-        self.metric_names = [*means, "learning_rate"]
-        return total, (changed, jnp.stack(list(means.values())))
+        return total, (changed, MetricTable(jnp.stack(list(means.values())), tuple(means)))
 
     def _noise(self, step: Any, piece: Any, words: Any) -> list[Any]:
         """Returns the states of the random generators: a function of seed, step, piece and, if apart, device."""
@@ -280,19 +383,13 @@ class TrainingStep:
         factor = jnp.where(jnp.isfinite(norm), jnp.minimum(most / jnp.maximum(norm, 1e-30), 1), jnp.nan)
         return [g * factor.astype(g.dtype) for g in gradients]
 
-    def outputs(self, batch: dict[str, Any], training: bool) -> Any:
-        """Returns the outputs of the network, in full precision."""
-        inputs = {name: batch[name] for name in self._inputs}
-        outputs = self.model(inputs if len(inputs) > 1 else next(iter(inputs.values())), training=training)
-        return jax.tree.map(lambda x: x.astype(keras.config.floatx()), outputs)
-
     # -- evaluation -------------------------------------------------------------------------------------------------
 
     def evaluate(self, trained: Any, statistics: Any, batch: dict[str, Any], weights: Any) -> dict[str, Any]:
         """Returns sums over a batch of each statistic times the example's weight."""
         mapping = [*zip(self.trained, trained, strict=True), *zip(self.statistics, statistics, strict=True)]
         with keras.StatelessScope(state_mapping=mapping):
-            values = self._functions.statistics(lambda seen: self.outputs(seen, training=False), batch)
+            values = self._functions.statistics(batch)
         return {
             name: jnp.tensordot(weights, value.astype(weights.dtype), axes=[[0], [0]]) for name, value in values.items()
         }
@@ -301,4 +398,4 @@ class TrainingStep:
         """Returns the predictions for each example of a batch."""
         mapping = [*zip(self.trained, trained, strict=True), *zip(self.statistics, statistics, strict=True)]
         with keras.StatelessScope(state_mapping=mapping):
-            return self._functions.predictions(lambda seen: self.outputs(seen, training=False), batch)
+            return self._functions.predictions(batch)

@@ -31,7 +31,10 @@ _AVERAGE = "/average"
 
 
 class LearningRate:
-    """Passes the learning rate of a step to Keras's optimizer, which calls it while the step is traced."""
+    """Passes the learning rate of a step to Keras's optimizers, which call it while they apply gradients.
+
+    An optimizer takes no learning rate with the gradients, so the value is set for the time of that call alone.
+    """
 
     def __init__(self) -> None:
         self._value: Any = None
@@ -52,29 +55,22 @@ class LearningRate:
 
 @dataclass(frozen=True)
 class Network:
-    """A task with its model and optimizer, and all their tensors by name.
-
-    Args:
-        task: computes loss and metrics.
-        model: the Keras model.
-        optimizer: built for the variables that are trained in any phase.
-        learning_rate: the optimizer reads it; each step sets it.
-        phases: the phases of fine-tuning.
-        freezing: the variables that are trained in each phase.
-        weights: the model's variables by name.
-        averages: averages of the trained variables, in their order; none without ema_decay.
-        slots: the optimizer's variables by name, the averages among them.
-    """
+    """A task with its model and optimizer, and all their tensors by name."""
 
     task: Task
     model: keras.Model
     optimizer: Any
+    """Built for the variables that are trained in any phase."""
     learning_rate: LearningRate
     phases: Phases
     freezing: Freezing
+    """The variables that are trained in each phase."""
     weights: dict[str, Any]
+    """The model's variables by name."""
     averages: list[Any]
+    """Averages of the trained variables, in their order; none without ema_decay."""
     slots: dict[str, Any]
+    """The optimizer's variables by name, the averages among them."""
 
     @property
     def trained(self) -> list[Any]:
@@ -105,13 +101,7 @@ class Network:
 
 
 def build_network(config: Config, task: Task, length: RunLength) -> Network:
-    """Makes the model and its optimizer. To be called in an engine's `model_scope`.
-
-    Args:
-        config: the resolved config.
-        task: the task.
-        length: the length of the run.
-    """
+    """Makes the model and its optimizer. To be called in an engine's `model_scope`."""
     phases, learning_rate = Phases(config, length), LearningRate()
     model = task.checked_network()
     optimizer = task.optimizer(config, build_optimizer(config, learning_rate, model.name))
@@ -164,16 +154,7 @@ def slot_owners(optimizer: Any, weights: dict[str, Any], slots: dict[str, Any], 
 
 
 def check_names(what: str, expected: dict[str, tuple[int, ...]], given: dict[str, NDArray[Any]]) -> None:
-    """Refuses tensors that are not those of this model.
-
-    Args:
-        what: the kind of tensors, for the message.
-        expected: the model's shapes by name.
-        given: the tensors.
-
-    Raises:
-        CheckpointError: with names that are missing, unexpected, or of another shape.
-    """
+    """Raises `CheckpointError` if tensors of the kind ``what`` are missing, unexpected, or of another shape."""
     missing = sorted(set(expected) - set(given))
     extra = sorted(set(given) - set(expected))
     shapes = [
@@ -207,12 +188,7 @@ def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def make_averages(weights: dict[str, Any], trained: Iterable[Any]) -> dict[str, Any]:
-    """Makes a variable per trained weight, named as its slot, with the same initial value.
-
-    Args:
-        weights: all weights by name.
-        trained: the weights that have gradients.
-    """
+    """Makes a variable per trained weight, named as its slot, with the same initial value."""
     names = {id(variable): name for name, variable in weights.items()}
     return {
         f"{names[id(v)]}{_AVERAGE}": keras.Variable(
@@ -223,13 +199,9 @@ def make_averages(weights: dict[str, Any], trained: Iterable[Any]) -> dict[str, 
 
 
 def next_average(average: Any, weight: Any, step: Any, decay: float) -> Any:
-    """Returns the average after a step. The decay grows over the first steps, so that the initial weights fade soon.
+    """Returns the average after ``step``, which counts from 0. ``weight`` is the weight after the step.
 
-    Args:
-        average: the average before the step.
-        weight: the weight after the step.
-        step: the step, from 0 on.
-        decay: the decay that is reached in the end.
+    The decay grows over the first steps, so that the initial weights fade soon.
     """
     t = ops.cast(step, average.dtype)
     kept = ops.minimum(ops.cast(decay, average.dtype), (1 + t) / (10 + t))
@@ -242,12 +214,9 @@ def is_average(slot: str) -> bool:
 
 
 def averages_to_load(slots: Iterable[str], weights: Arrays, optimizer: Arrays) -> Arrays:
-    """Returns the values of the averages when weights are loaded and the rest of the optimizer is not.
+    """Returns the values of the averages if weights are loaded and the rest of the optimizer is not.
 
-    Args:
-        slots: the names of the averages.
-        weights: the weights that are loaded.
-        optimizer: the slots that were saved with them; if there are none, the averages begin as the weights.
+    ``optimizer`` has the slots that were saved with the weights; if it is empty, the averages begin as the weights.
     """
     given = optimizer or {slot: weights[slot.removesuffix(_AVERAGE)] for slot in slots}
     return {slot: given[slot] for slot in slots if slot in given}

@@ -97,12 +97,13 @@ class ParameterServerEngine(TensorFlowEngine):
     @contextlib.contextmanager
     def variable_scope(self) -> Iterator[None]:
         """Places each variable on the server with the fewest bytes; an optimizer's slots go with their variable."""
-        held = [0] * len(self.spec[PS])
+        sizes = [0] * len(self.spec[PS])
 
         def place(make: Callable[..., Any], **options: Any) -> Any:
-            place_next_variable(self.strategy, held.index(min(held)))
+            place_next_variable(self.strategy, sizes.index(min(sizes)))
             variable = make(**options)
-            held[tf.DeviceSpec.from_string(variable.device).task] += variable.dtype.size * variable.shape.num_elements()
+            server = tf.DeviceSpec.from_string(variable.device).task
+            sizes[server] += variable.dtype.size * variable.shape.num_elements()
             return variable
 
         with self._explained_errors(), super().variable_scope(), tf.variable_creator_scope(place):
@@ -131,22 +132,20 @@ class ParameterServerEngine(TensorFlowEngine):
 
     def _training_batches(self, step: int, count: int) -> Iterator[tuple[dict[str, Any], Any, Any]]:
         """Yields the global batches from ``step`` on, with the row numbers of their examples and their steps."""
-        held = self.pipeline.resident(TRAIN)
-        if held is not None:
-            for number, rows in enumerate(self.pipeline.rows(step, count)):
-                yield (
-                    _tensors({name: array[rows] for name, array in held.items()}),
-                    tf.constant(rows, tf.int32),
-                    tf.constant(step + number, tf.int64),
-                )
+        all_rows = self.pipeline.rows(step, count)
+        for number, (rows, batch) in enumerate(zip(all_rows, self._host_batches(step, count, all_rows), strict=True)):
+            yield _tensors(batch), tf.constant(rows, tf.int32), tf.constant(step + number, tf.int64)
+
+    def _host_batches(self, step: int, count: int, all_rows: NDArray[Any]) -> Iterator[Arrays]:
+        resident, size = self.pipeline.resident(TRAIN), self.config.train_batch_size
+        if resident is not None:
+            yield from ({name: array[rows] for name, array in resident.items()} for rows in all_rows)
             return
-        size = self.config.train_batch_size
         while count:
             with self.pipeline.training(step, count) as (arrays, length):
-                for number, rows in enumerate(self.pipeline.rows(step, length)):
+                for first in range(0, length * size, size):
                     # Copied: the stream reads the next batches into the same memory.
-                    batch = {name: array[number * size : (number + 1) * size].copy() for name, array in arrays.items()}
-                    yield _tensors(batch), tf.constant(rows, tf.int32), tf.constant(step + number, tf.int64)
+                    yield {name: array[first : first + size].copy() for name, array in arrays.items()}
             step, count = step + length, count - length
 
     def _train_step(self, batch: dict[str, Any], numbers: Any, step: Any) -> Any:
@@ -274,7 +273,7 @@ class ParameterServerEngine(TensorFlowEngine):
     def describe(self) -> dict[str, Any]:
         """Describes devices and versions."""
         named = {role: [f"{Member(role, i)} at {a}" for i, a in enumerate(self.spec[role])] for role in (WORKER, PS)}
-        return {**super().describe(), "devices": named[WORKER], "parameter_servers": named[PS]}
+        return super().describe() | {"devices": named[WORKER], "parameter_servers": named[PS]}
 
 
 @lru_cache

@@ -22,23 +22,20 @@ from modelyard.config.weight_groups import Phase, boundaries, read_phases
 from modelyard.errors import UserError, nearest
 
 log = logging.getLogger("modelyard")
-_OF_ALL = ("until", "factor")
 _HEAD = "head"
 
 
 class Phases:
-    """Maps steps to phases. A phase depends on the step alone, so that a resumed run continues in the right one.
-
-    Args:
-        config: its option fine_tune defines the phases.
-        run: the length of the run.
-    """
+    """The phases of ``config.fine_tune``. A phase depends on the step alone, so a resumed run is in the right one."""
 
     def __init__(self, config: Config, run: RunLength) -> None:
         self.all = read_phases(config.fine_tune)
         self._starts = boundaries(self.all, run)
         # The layers that each trains, as the user wrote them.
-        self._written = [_without(call, _OF_ALL) for call in config.fine_tune]
+        self._written = [
+            Call(call.name, {key: value for key, value in call.arguments.items() if key not in ("until", "factor")})
+            for call in config.fine_tune
+        ]
         self._announced: int | None = None
 
     def __len__(self) -> int:
@@ -88,34 +85,19 @@ class Phases:
         if not self._written or phase == self._announced:
             return
         self._announced = phase
-        start = self.start(step)
-        which = f"phase {phase + 1} of {len(self)} from step {start} on: " if len(self) > 1 else "fine_tune: "
-        trained, parameters = freezing.count(phase)
-        factor = self.all[phase].factor
-        log.info(
-            "%s%s%s, %s of %s parameters are trained%s",
-            "resuming in " if step > start and len(self) > 1 else "",
-            which,
-            self._written[phase],
-            f"{trained:,}",
-            f"{parameters:,}",
-            f", learning rate × {factor:g}" if factor != 1 else "",
-        )
-
-
-def _without(call: Call, keys: Sequence[str]) -> Call:
-    return Call(call.name, {key: value for key, value in call.arguments.items() if key not in keys})
+        name, start, factor = "fine_tune", self.start(step), self.all[phase].factor
+        if len(self) > 1:
+            name = f"{'resuming in ' if step > start else ''}phase {phase + 1} of {len(self)} from step {start} on"
+        trained, parameters = (f"{number:,}" for number in freezing.count(phase))
+        factored = f", learning rate × {factor:g}" if factor != 1 else ""
+        log.info("%s: %s, %s of %s parameters are trained%s", name, self._written[phase], trained, parameters, factored)
 
 
 class Freezing:
     """The weights of ``model`` that are trained in each phase.
 
     A layer without a trained weight is frozen: its batch norm uses its moving statistics and does not change them.
-
-    Args:
-        model: the network.
-        phases: the phases in order.
-        freeze_batch_norm: freeze batch norm in all phases.
+    ``freeze_batch_norm`` freezes batch norm in all phases.
     """
 
     def __init__(self, model: keras.Model, phases: Sequence[Phase], freeze_batch_norm: bool = False) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,10 @@ from modelyard.compat.tensorflow import local_value
 from modelyard.config.schema import Config
 from modelyard.data.dataset import TRAIN, Arrays
 from modelyard.data.draws import fold
-from modelyard.engine.base import Engine, State, StepMetrics, out_of_memory
+from modelyard.engine.base import Engine, State, StepMetrics, lost_peer, out_of_memory
 from modelyard.engine.network import next_average, seed_states
-from modelyard.engine.objective import Objective
 from modelyard.engine.tensorflow_strategy import all_reduce, one_machine, set_up_devices, several_machines
-from modelyard.errors import PeerLostError, TrainingError, UserError
+from modelyard.errors import TrainingError, UserError
 
 tf.get_logger().setLevel("ERROR")  # its advice on retracing does not apply here
 _UNREACHABLE = (
@@ -66,14 +64,16 @@ class TensorFlowEngine(Engine):
 
     def set_up(self) -> None:
         """Prepares the functions to compile."""
-        self._set_batch_norm()
+        fuse_batch_norm_sync()
+        for layer in sublayers(self.model):
+            if isinstance(layer, keras.layers.BatchNormalization):
+                layer.synchronized = self.config.sync_batch_norm and self.replicas > 1
         leave_summing_to_the_engine(self.optimizer)
         # Pairs of a weight and its average; none without ema_decay.
         self._averages = list(zip(self.network.trained, self.network.averages, strict=False))
         self._seeds = seed_states(self.model)
         self._changing: dict[int, Any] = {}
         self._statistics = self.network.statistics
-        self._input_names = [tensor.name for tensor in self.model.inputs]
         self._resident: list[dict[str, Any]] | None = None
         self._train_functions: dict[int, Any] = {}
         self._active: list[Any] = []
@@ -81,12 +81,6 @@ class TensorFlowEngine(Engine):
         self._metric_names: list[str] = []
         self._evaluate_function = tf.function(self._evaluate_on_replicas, autograph=False)
         self._predict_function = tf.function(self._predict_on_replicas, autograph=False)
-
-    def _set_batch_norm(self) -> None:
-        fuse_batch_norm_sync()
-        for layer in sublayers(self.model):
-            if isinstance(layer, keras.layers.BatchNormalization):
-                layer.synchronized = self.config.sync_batch_norm and self.replicas > 1
 
     # -- training ---------------------------------------------------------------------------------------------------
 
@@ -154,10 +148,7 @@ class TensorFlowEngine(Engine):
         except _UNREACHABLE as error:
             if self.processes == 1:
                 raise
-            reason = self.group.explain(error)
-            if reason is not error:
-                raise reason from error
-            raise PeerLostError(f"another process of the run cannot be reached: {error}") from error
+            raise lost_peer(self.group, error) from error
         except tf.errors.UnimplementedError as error:
             what = str(error.message).strip().splitlines()[-1 if self.config.xla else 0]
             hints = [name for name in ("xla", "deterministic") if getattr(self.config, name)]
@@ -255,16 +246,15 @@ class TensorFlowEngine(Engine):
 
     def _gradients(self, batch: dict[str, Any], step: Any, noise: int) -> tuple[list[Any], Any]:
         """Returns gradients and sums of loss and metrics, each divided by the global batch size."""
-        objective = Objective(self.task, self.config, self.replicas * self.config.gradient_accumulation)
+        parts = self.replicas * self.config.gradient_accumulation
         seeds = [(state, self._seed_value(i, step, noise)) for i, state in enumerate(self._seeds)]
         with tf.GradientTape() as tape:
             # Within the scope nothing is assigned: the values that layers would assign are collected.
             with keras.StatelessScope(state_mapping=seeds, collect_losses=True) as scope:
-                outputs = self._outputs(batch, training=True)
+                outputs = self.functions.outputs(batch, training=True)
                 losses = list(self.model.losses)
-            total, means = objective(
-                outputs, batch, losses, [v.value for v in self._active if v.path.endswith("kernel")]
-            )
+            kernels = [v.value for v in self._active if v.path.endswith("kernel")]
+            total, means = self.functions.objective(outputs, batch, losses, kernels, parts)
             total = self.optimizer.scale_loss(total)
         gradients = tape.gradient(total, [v.value for v in self._active])
         self._assign_statistics(scope)
@@ -278,12 +268,6 @@ class TensorFlowEngine(Engine):
         clipped, _ = tf.clip_by_global_norm([g for g in gradients if g is not None], limit)
         remaining = iter(clipped)
         return [None if g is None else next(remaining) for g in gradients]
-
-    def _outputs(self, batch: dict[str, Any], training: bool) -> Any:
-        """Returns the outputs of the network, in full precision."""
-        inputs = {name: batch[name] for name in self._input_names}
-        outputs = self.model(inputs if len(inputs) > 1 else next(iter(inputs.values())), training=training)
-        return tf.nest.map_structure(lambda x: tf.cast(x, keras.config.floatx()), outputs)
 
     def _seed_value(self, generator: int, step: Any, noise: int) -> Any:
         """Returns the state of a random generator: a function of seed, step and replica, so that no two share noise."""
@@ -327,15 +311,16 @@ class TensorFlowEngine(Engine):
             name: self.strategy.reduce(tf.distribute.ReduceOp.SUM, value, axis=None) for name, value in sums.items()
         }
 
+    def _part_of_replica(self, values: Any) -> Any:
+        """Returns the part of each array that belongs to the replica that is traced."""
+        replica = _replica_number(tf.distribute.get_replica_context()) - self.process * len(self.devices)
+        share = tf.nest.flatten(values)[0].shape[0] // len(self.devices)
+        return tf.nest.map_structure(lambda value: value[replica * share : (replica + 1) * share], values)
+
     def _replica_evaluate(self, batch: dict[str, Any], weights: Any) -> dict[str, Any]:
-        replica = _replica_number(tf.distribute.get_replica_context())
-        replica -= self.process * len(self.devices)
-        share = weights.shape[0] // len(self.devices)
-        mine = slice(replica * share, (replica + 1) * share)
-        weights = weights[mine]
+        batch, weights = self._part_of_replica((batch, weights))
         with self._averaged():
-            part = {name: array[mine] for name, array in batch.items()}
-            statistics = self.functions.statistics(partial(self._outputs, training=False), part)
+            statistics = self.functions.statistics(batch)
         return {
             name: tf.tensordot(weights, tf.cast(value, tf.float64), axes=[[0], [0]])
             for name, value in statistics.items()
@@ -353,18 +338,8 @@ class TensorFlowEngine(Engine):
         }
 
     def _replica_predict(self, batch: dict[str, Any]) -> dict[str, Any]:
-        replica = _replica_number(tf.distribute.get_replica_context())
-        replica -= self.process * len(self.devices)
-        share = next(iter(batch.values())).shape[0] // len(self.devices)
-        mine = slice(replica * share, (replica + 1) * share)
         with self._averaged():
-            return self.functions.predictions(
-                partial(self._outputs, training=False), {name: array[mine] for name, array in batch.items()}
-            )
-
-    def predict_tensors(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Returns the predictions for a batch of raw examples, as tensors outside of replicas: for exports."""
-        return self.functions.predictions(partial(self._outputs, training=False), batch)
+            return self.functions.predictions(self._part_of_replica(batch))
 
     def use_averages_as_weights(self) -> None:
         """Replaces the weights by their averages, if there are any: for exports, which only predict."""

@@ -60,19 +60,19 @@ HOOKS.declare(
     summary="a profile of some steps, for TensorBoard",
 )
 HOOKS.declare(
-    "checkpoint", f"{_HERE}.saving:SaveCheckpoints", summary="checkpoints to resume from, as often as save_every says"
+    "checkpoint", f"{_HERE}.hooks:SaveCheckpoints", summary="checkpoints to resume from, as often as save_every says"
 )
-HOOKS.declare("best", f"{_HERE}.saving:KeepBest", summary="the best models by best_metric")
+HOOKS.declare("best", f"{_HERE}.metric_hooks:KeepBest", summary="the best models by best_metric")
 HOOKS.declare(
     "early_stop",
-    f"{_HERE}.stopping:EarlyStop",
+    f"{_HERE}.metric_hooks:EarlyStop",
     options=EarlyStopOptions,
     summary="stop when a validation metric no longer improves",
 )
 HOOKS.declare(
     "stop_at",
-    f"{_HERE}.stopping:StopAt",
+    f"{_HERE}.metric_hooks:StopAt",
     options=StopAtOptions,
     summary="stop when a validation metric reaches a value",
 )
-HOOKS.declare("nan_guard", f"{_HERE}.stopping:NanGuard", summary="stop with an error when the loss is NaN")
+HOOKS.declare("nan_guard", f"{_HERE}.metric_hooks:NanGuard", summary="stop with an error when the loss is NaN")

@@ -1,4 +1,4 @@
-"""The hook contract. A run calls its hooks like this:
+"""The hook contract, and the hook that saves checkpoints. A run calls its hooks like this:
 
     for hook in hooks: hook.on_begin(loop)
     while steps are left:
@@ -23,16 +23,20 @@ and on the command line ``--plugins my_hooks.py --hooks +cheer``.
 
 from __future__ import annotations
 
+import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from modelyard.config.calls import Call
 from modelyard.config.durations import InSteps
-from modelyard.config.schema import edit_hooks
-from modelyard.errors import UserError
+from modelyard.config.schema import Config, edit_hooks
+from modelyard.errors import TrainingError, UserError
 from modelyard.registry import HOOKS
 from modelyard.registry import Options as BaseOptions
+from modelyard.run.checkpoint import list_checkpoints, prune, write_checkpoint
 
 if TYPE_CHECKING:
     from modelyard.engine.base import StepMetrics
@@ -114,10 +118,8 @@ def _support_old_names(cls: type[Hook]) -> None:
     """Lets hooks written for the old method names work, and classes that call the old names of their parents."""
     for old, new in _OLD_NAMES.items():
         if old in cls.__dict__ and new not in cls.__dict__:
-            text = (
-                f"{cls.__name__}.{old} is now called {new}. Rename it; the old name will stop working in version 1.0."
-            )
-            warnings.warn(text, FutureWarning, stacklevel=3)
+            text = f"{cls.__name__}.{old} is now called {new}. Rename it; the old name stops working in version 1.0."
+            warnings.warn(text, DeprecationWarning, stacklevel=3)
             setattr(cls, new, cls.__dict__[old])
         elif new in cls.__dict__:
             setattr(cls, old, cls.__dict__[new])
@@ -138,3 +140,68 @@ def build_hooks(calls: Sequence[Call]) -> list[Hook]:
         hook.name = call.name
         hooks.append(hook)
     return sorted(hooks, key=lambda hook: hook.order)
+
+
+class SaveCheckpoints(Hook):
+    """Saves at step 0, as often as save_every says, when interrupted, and at the end."""
+
+    order = 100  # last, so that it saves the other hooks' state after this step
+
+    def __init__(self, options: BaseOptions) -> None:
+        super().__init__(options)
+        self._saved: tuple[int, int | None] = (-1, None)
+
+    def on_begin(self, loop: Trainer) -> None:
+        """Saves a new run before its first step."""
+        every = loop.config.save_every
+        self.cadence = InSteps(every.period(loop.run)) if every.seconds is None else None
+        self._saved_at = time.monotonic()
+        if loop.step in list_checkpoints(loop.directory.checkpoints):
+            self._saved = (loop.step, loop.evaluated_step)
+        else:
+            self._save(loop)
+
+    def on_boundary(self, loop: Trainer) -> None:
+        """Saves if it is due."""
+        seconds = loop.config.save_every.seconds
+        if self.cadence is not None:
+            due = self.cadence.fires_at(loop.step)
+        else:
+            due = seconds is not None and time.monotonic() - self._saved_at >= seconds
+        if due or loop.is_over:
+            self._save(loop)
+
+    def on_interrupt(self, loop: Trainer) -> None:
+        """Saves before the run ends."""
+        self._save(loop)
+
+    def _save(self, loop: Trainer) -> None:
+        if self._saved == (loop.step, loop.evaluated_step):
+            return
+        checkpoint = loop.snapshot()
+        broken = next((name for name, value in checkpoint.weights.items() if not np.isfinite(value).all()), None)
+        if broken is not None:
+            raise TrainingError(
+                f"{broken} holds values that are not finite after step {loop.step}, so that step is not saved. "
+                "The checkpoints before it are kept. Try a lower learning_rate, warmup or clip_norm."
+            )
+        self._saved, self._saved_at = (loop.step, loop.evaluated_step), time.monotonic()
+        directory, keep = loop.directory, loop.config.keep_checkpoints
+
+        def write() -> None:
+            write_checkpoint(directory.checkpoints, checkpoint)
+            prune(directory.checkpoints, keep)
+            directory.push(keep)
+
+        loop.writer.submit(write)
+
+
+def stopped_by(state: Mapping[str, Any], config: Config, total_steps: int) -> str | None:
+    """Returns why a hook has stopped the run; it stays stopped until the hooks or the number of steps change."""
+    unchanged = state.get("total_steps") == total_steps and state.get("stopped_under") == stop_rules(config)
+    return state.get("stopped") if unchanged else None
+
+
+def stop_rules(config: Config) -> list[str]:
+    """Returns the hooks that may stop the run before its last step."""
+    return [str(call) for call in config.hooks]

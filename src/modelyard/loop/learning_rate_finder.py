@@ -5,6 +5,7 @@ It trains a new model with the schedule ``range_test``, without a run folder.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Iterable, Mapping
@@ -18,10 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modelyard import storage
-from modelyard.config import Config, load_config
+from modelyard.config import Config
 from modelyard.config.calls import Call
+from modelyard.data.open_dataset import load_dataset
 from modelyard.errors import UserError
-from modelyard.loop.run import build, create_engine, open_dataset, run_length
+from modelyard.loop.run import as_config, build, create_engine, run_length
 from modelyard.system.console import bar
 from modelyard.system.files import whole_folder
 
@@ -32,13 +34,21 @@ DIVERGED = 4.0
 _CERTAIN = 4.0
 """A fall of the loss is significant if it is this many standard errors."""
 TABLE, PLOT = "learning_rates.csv", "learning_rates.svg"
-_WIDTH, _HEIGHT = 760, 440
-_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 24, 62, 56
-_STYLE = (
-    "text{font:13px sans-serif;fill:#222}.title{font-size:16px;font-weight:bold}.faint{stroke:#ddd}"
-    ".raw{fill:none;stroke:#9ab;stroke-width:1}.smooth{fill:none;stroke:#0b5cad;stroke-width:2.5}"
-    ".mark{stroke-width:1.5;stroke-dasharray:5 4}"
-)
+_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 736, 62, 384
+"""The axes of the plot."""
+_FAR_ABOVE = -1e4
+"""Far above the plot, but not too far for SVG viewers."""
+_SVG = """<svg xmlns="http://www.w3.org/2000/svg" width="760" height="440" viewBox="0 0 760 440"><style>
+text {{ font: 13px sans-serif; fill: #222 }} .title {{ font-size: 16px; font-weight: bold }} .faint {{ stroke: #ddd }}
+.raw {{ fill: none; stroke: #9ab; stroke-width: 1 }} .smooth {{ fill: none; stroke: #0b5cad; stroke-width: 2.5 }}
+.mark {{ stroke-width: 1.5; stroke-dasharray: 5 4 }}</style>
+<rect width="760" height="440" fill="white"/>
+<clipPath id="plot"><rect x="70" y="62" width="666" height="322"/></clipPath>
+{body}
+<text x="403" y="428" text-anchor="middle">learning rate</text>
+<text transform="translate(18 223) rotate(-90)" text-anchor="middle">loss of a batch</text>
+</svg>
+"""
 
 
 @dataclass(frozen=True)
@@ -98,27 +108,22 @@ def find_learning_rate(
         >>> found = modelyard.find_learning_rate(model="mlp", dataset="digits", optimizer="sgd")
         >>> found.suggestion
     """
-    if isinstance(config, Config):
-        if options:
-            raise TypeError("give a Config or options by name, not both; load_config(...) takes options.")
-        given = config
-    else:
-        given = load_config(**{**(config or {}), **options})
+    config = as_config(config, options)
     if not 0 < lowest < highest < math.inf:
         raise UserError(f"lowest {lowest:g} and highest {highest:g} must be greater than 0, and lowest the smaller.")
     if steps < 10:
         raise UserError(f"steps is {steps}; at least 10 are needed.")
-    if given.checkpoint_path is not None:
+    if config.checkpoint_path is not None:
         log.warning("checkpoint_path has no effect here: the search trains new weights")
-    folder = _folder(given, output)
-    rates, losses = _measure(_range_test(given, lowest, highest, steps), steps)
+    folder = _folder(config, output)
+    rates, losses = _measure(_range_test(config, lowest, highest, steps), steps)
     found = _read(rates, losses, steps, folder)
     with whole_folder(folder) as partial:
         rows = zip(found.learning_rates, found.losses, found.smoothed, strict=True)
         lines = [f"{step},{r:.9g},{raw:.9g},{s:.9g}\n" for step, (r, raw, s) in enumerate(rows)]
         (partial / TABLE).write_text("step,learning_rate,loss,smoothed_loss\n" + "".join(lines), encoding="utf-8")
         (partial / PLOT).write_text(
-            draw(found, f"{given.model} on {given.dataset}, {given.optimizer}"), encoding="utf-8"
+            draw(found, f"{config.model} on {config.dataset}, {config.optimizer}"), encoding="utf-8"
         )
     return found
 
@@ -136,8 +141,8 @@ def smooth(losses: NDArray[np.float64], steps: int) -> NDArray[np.float64]:
 def divergence(losses: NDArray[np.float64], steps: int) -> int | None:
     """Returns the first step at which the smoothed loss is four times the best before it, or a loss is not finite."""
     wrong = np.flatnonzero(~np.isfinite(losses))
-    sound = losses[: wrong[0]] if len(wrong) else losses
-    smoothed = smooth(sound, steps)
+    finite = losses[: wrong[0]] if len(wrong) else losses
+    smoothed = smooth(finite, steps)
     best = np.minimum.accumulate(smoothed)
     over = np.flatnonzero(smoothed > best + (DIVERGED - 1) * np.abs(best))  # a custom loss may be below 0
     if len(over):
@@ -146,23 +151,21 @@ def divergence(losses: NDArray[np.float64], steps: int) -> int | None:
 
 
 def _folder(config: Config, output: str | Path | None) -> Path:
-    if output is None and storage.is_remote(config.runs_dir):
-        raise UserError(f"runs_dir {config.runs_dir} is not on this machine; name a local folder with --output.")
-    if output is not None and storage.is_remote(str(output)):
+    if output is None:
+        if storage.is_remote(config.runs_dir):
+            raise UserError(f"runs_dir {config.runs_dir} is not on this machine; name a local folder with --output.")
+        name = f"lr-finder-{datetime.now():%Y-%m-%d-%H_%M_%S}"
+        runs = Path(config.runs_dir).expanduser()
+        paths = (runs / (f"{name}-{number}" if number > 1 else name) for number in itertools.count(1))
+        return next(path for path in paths if not path.exists())
+    if storage.is_remote(str(output)):
         raise UserError(f"{output} is not on this machine; --output names a local folder.")
-    if output is not None:
-        folder = Path(output).expanduser()
-        unexpected = [p.name for p in folder.iterdir() if p.name not in (TABLE, PLOT)] if folder.is_dir() else []
-        if unexpected or (folder.exists() and not folder.is_dir()):
-            held = f"holds {unexpected[0]}" if unexpected else "is a file"
-            raise UserError(f"{folder} {held}; name a new folder for the results with --output.")
-        return folder
-    stamp = f"lr-finder-{datetime.now():%Y-%m-%d-%H_%M_%S}"
-    place, number = Path(config.runs_dir).expanduser() / stamp, 1
-    while place.exists():
-        number += 1
-        place = place.with_name(f"{stamp}-{number}")
-    return place
+    folder = Path(output).expanduser()
+    unexpected = [p.name for p in folder.iterdir() if p.name not in (TABLE, PLOT)] if folder.is_dir() else []
+    if unexpected or (folder.exists() and not folder.is_dir()):
+        reason = f"holds {unexpected[0]}" if unexpected else "is a file"
+        raise UserError(f"{folder} {reason}; name a new folder for the results with --output.")
+    return folder
 
 
 def _range_test(config: Config, lowest: float, highest: float, steps: int) -> Config:
@@ -191,7 +194,7 @@ def _first_phase(calls: tuple[Call, ...]) -> tuple[Call, ...]:
 
 def _measure(config: Config, steps: int) -> tuple[list[float], list[float]]:
     """Trains until the end or until it diverges; returns the learning rate and the loss of each step."""
-    dataset = open_dataset(config)
+    dataset = load_dataset(config)
     engine = create_engine(config)
     build(engine, config, dataset, run_length(config, dataset))
     engine.initialize()
@@ -218,22 +221,15 @@ def _read(rates: list[float], losses: list[float], steps: int, folder: Path) -> 
     raw = np.array(losses, np.float64)
     wrong = np.flatnonzero(~np.isfinite(raw))
     raw = raw[: wrong[0] + 1] if len(wrong) else raw  # later losses mean nothing
-    at = divergence(raw, steps)
     smoothed = smooth(raw, steps)
-    steepest = _steepest(np.log10(rates), raw, smoothed, len(raw) if at is None else at)
+    at = divergence(raw, steps)
+    index = _steepest(np.log10(rates), raw, smoothed, len(raw) if at is None else at)
     diverged = None if at is None else rates[at]
     tenth = None if diverged is None else diverged / 10
-    known = [rate for rate in (None if steepest is None else rates[steepest], tenth) if rate is not None]
-    return LearningRates(
-        tuple(rates[: len(raw)]),
-        tuple(raw.tolist()),
-        tuple(smoothed.tolist()),
-        None if steepest is None else rates[steepest],
-        diverged,
-        tenth,
-        min(known) if known else None,
-        str(folder),
-    )
+    steepest = None if index is None else rates[index]
+    suggestion = min((rate for rate in (steepest, tenth) if rate is not None), default=None)
+    curve = tuple(rates[: len(raw)]), tuple(raw.tolist()), tuple(smoothed.tolist())
+    return LearningRates(*curve, steepest, diverged, tenth, suggestion, str(folder))
 
 
 def _falls(losses: NDArray[np.float64]) -> bool:
@@ -247,11 +243,11 @@ def _steepest(
     decades: NDArray[np.float64], raw: NDArray[np.float64], smoothed: NDArray[np.float64], end: int
 ) -> int | None:
     """Returns the step before ``end`` at which the smoothed loss falls fastest on its way to the minimum."""
-    sound = smoothed[:end][np.isfinite(smoothed[:end])]
-    lowest = int(sound.argmin()) if len(sound) else 0
+    finite = smoothed[:end][np.isfinite(smoothed[:end])]
+    lowest = int(finite.argmin()) if len(finite) else 0
     if lowest < 2 or not _falls(raw[: lowest + 1]):
         return None
-    slope = np.gradient(sound[: lowest + 1], decades[: lowest + 1])
+    slope = np.gradient(finite[: lowest + 1], decades[: lowest + 1])
     return int(slope.argmin()) if slope.min() < 0 else None
 
 
@@ -259,34 +255,35 @@ def _steepest(
 
 
 def draw(found: LearningRates, title: str) -> str:
-    """Plots the loss over the learning rate, on a logarithmic scale, with the suggestion."""
+    """Plots the loss over the learning rate as SVG, on a logarithmic scale, with the suggestion."""
     rates, smoothed = found.learning_rates, [loss for loss in found.smoothed if math.isfinite(loss)]
-    most = 1e4  # far above the plot, but not too far for SVG viewers
     first, last = math.log10(rates[0]), math.log10(rates[-1])
     low, high = _range(smoothed, [loss for loss in found.losses if math.isfinite(loss)])
 
     def x(rate: float) -> float:
-        return _LEFT + (math.log10(rate) - first) / max(last - first, 1e-9) * (_WIDTH - _LEFT - _RIGHT)
+        return _LEFT + (math.log10(rate) - first) / max(last - first, 1e-9) * (_RIGHT - _LEFT)
 
     def y(loss: float) -> float:
-        return _HEIGHT - _BOTTOM - (loss - low) / (high - low) * (_HEIGHT - _TOP - _BOTTOM)
+        return _BOTTOM - (loss - low) / (high - low) * (_BOTTOM - _TOP)
 
-    def line(losses: Iterable[float], kind: str) -> str:
-        points = " ".join(
-            f"{x(r):.1f},{max(y(v), -most):.1f}" for r, v in zip(rates, losses, strict=True) if math.isfinite(v)
-        )
+    def curve(losses: Iterable[float], kind: str) -> str:
+        pairs = [(x(r), max(y(v), _FAR_ABOVE)) for r, v in zip(rates, losses, strict=True) if math.isfinite(v)]
+        points = " ".join(f"{right:.1f},{down:.1f}" for right, down in pairs)
         return f'<polyline class="{kind}" clip-path="url(#plot)" points="{points}"/>'
+
+    def vertical(at: float, attributes: str) -> str:
+        return f'<line {attributes} x1="{at:.1f}" x2="{at:.1f}" y1="{_TOP}" y2="{_BOTTOM}"/>'
 
     parts = [f'<text class="title" x="{_LEFT}" y="26">{escape(title)}</text>']
     for decade in range(math.ceil(first - 0.01), math.floor(last + 0.01) + 1):
         at = x(10.0**decade)
-        parts.append(f'<line class="faint" x1="{at:.1f}" x2="{at:.1f}" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}"/>')
-        parts.append(f'<text x="{at:.1f}" y="{_HEIGHT - _BOTTOM + 20}" text-anchor="middle">{10.0**decade:g}</text>')
+        parts.append(vertical(at, 'class="faint"'))
+        parts.append(f'<text x="{at:.1f}" y="{_BOTTOM + 20}" text-anchor="middle">{10.0**decade:g}</text>')
     for value in _ticks(low, high):
         at = y(value)
-        parts.append(f'<line class="faint" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
+        parts.append(f'<line class="faint" x1="{_LEFT}" x2="{_RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
         parts.append(f'<text x="{_LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{value:.4g}</text>')
-    parts += [line(found.losses, "raw"), line(found.smoothed, "smooth")]
+    parts += [curve(found.losses, "raw"), curve(found.smoothed, "smooth")]
     marks = (("steepest", found.steepest, "#187a2f"), ("a tenth of divergence", found.tenth, "#b3261e"))
     for number, (name, rate, colour) in enumerate(marks):
         if rate is None:
@@ -294,21 +291,8 @@ def draw(found: LearningRates, title: str) -> str:
         text = f"{name}: {rate:.2g}" + (" (suggested)" if rate == found.suggestion else "")
         parts.append(f'<text style="fill:{colour}" x="{_LEFT + 280 * number}" y="46">{text}</text>')
         if rates[0] <= rate <= rates[-1]:
-            at = x(rate)
-            ends = f'x1="{at:.1f}" x2="{at:.1f}" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}"'
-            parts.append(f'<line class="mark" stroke="{colour}" {ends}/>')
-    middle = (_LEFT + _WIDTH - _RIGHT) / 2
-    parts.append(f'<text x="{middle}" y="{_HEIGHT - 12}" text-anchor="middle">learning rate</text>')
-    up = (_TOP + _HEIGHT - _BOTTOM) / 2
-    parts.append(f'<text transform="translate(18 {up}) rotate(-90)" text-anchor="middle">loss of a batch</text>')
-    body = "\n".join(parts)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" '
-        f'viewBox="0 0 {_WIDTH} {_HEIGHT}"><style>{_STYLE}</style>\n'
-        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>\n'
-        f'<clipPath id="plot"><rect x="{_LEFT}" y="{_TOP}" width="{_WIDTH - _LEFT - _RIGHT}" '
-        f'height="{_HEIGHT - _TOP - _BOTTOM}"/></clipPath>\n{body}\n</svg>\n'
-    )
+            parts.append(vertical(x(rate), f'class="mark" stroke="{colour}"'))
+    return _SVG.format(body="\n".join(parts))
 
 
 def _range(smoothed: list[float], raw: list[float]) -> tuple[float, float]:
@@ -318,8 +302,8 @@ def _range(smoothed: list[float], raw: list[float]) -> tuple[float, float]:
     low, begin = min(raw), smoothed[0]
     high = min(max(smoothed), low + 1.8 * max(begin - low, 0.1 * abs(begin)))
     high = max(high, begin)
-    room = max(high - low, abs(high) * 0.01, 1e-9) * 0.06
-    return low - room, high + room
+    margin = max(high - low, abs(high) * 0.01, 1e-9) * 0.06
+    return low - margin, high + margin
 
 
 def _ticks(low: float, high: float) -> list[float]:

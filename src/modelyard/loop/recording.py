@@ -115,9 +115,7 @@ class TensorBoard(Hook):
             if self.options.graph:
                 writer.graph(loop.engine.model)
             if self.options.images:
-                from modelyard.engine.evaluation import training_batch
-
-                images = loop.engine.task.summary_images(training_batch(loop.engine, 0))
+                images = loop.engine.task.summary_images(loop.engine.training_batch(0))
                 if images is not None:
                     writer.images(0, "train/images", np.asarray(images))
             writer.flush()
@@ -186,7 +184,7 @@ class Profiler(Hook):
 
 
 class Progress(Hook):
-    """A progress bar, where there is a terminal."""
+    """A progress bar, if there is a terminal."""
 
     order = 30
 

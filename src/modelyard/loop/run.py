@@ -1,48 +1,51 @@
-"""A run, from its config to its result: the stages, in order."""
+"""A run, from its config to its result: the stages, in order.
+
+Modules that import Keras are imported in functions, because the engine of the config decides on Keras's backend first.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import math
+import os
+import shutil
 import threading
-from collections.abc import Callable, Mapping
+import uuid
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from modelyard import storage
 from modelyard.cluster.description import CHIEF, EVALUATOR, Cluster
-from modelyard.config import Config, resolve
+from modelyard.config import Config, load_config
 from modelyard.config.backend import choose_engine, import_engine, select_engine
 from modelyard.config.durations import RunLength
+from modelyard.config.schema import COMPONENTS, CORE_FIELDS, is_path
+from modelyard.config.yaml_file import inline
 from modelyard.data.dataset import TEST, TRAIN, VALIDATION, Dataset
-from modelyard.errors import CheckpointError, ConfigError, Problem, RunError
-from modelyard.loop.start import (
-    find_folder,
-    log_machine,
-    read_initial_weights,
-    record_start,
-    refuse_changes,
-    remove_if_nothing_started,
-    resolve_run_config,
-    warm_start,
-)
+from modelyard.data.open_dataset import load_dataset
+from modelyard.errors import ChangedConfigError, CheckpointError, ConfigError, DataError, Problem, RunError
+from modelyard.loop.hooks import SaveCheckpoints, build_hooks, stopped_by
+from modelyard.loop.warm_start import read_initial_weights, warm_start
 from modelyard.registry import ENGINES
-from modelyard.run.checkpoint import (
-    Checkpoint,
-    list_best,
-    list_checkpoints,
-    load_latest,
-    read_checkpoint,
-    read_loop_state,
-    select_checkpoint,
-    step_of,
+from modelyard.run.checkpoint import Checkpoint, list_best, list_checkpoints, load_latest, read_loop_state, step_of
+from modelyard.run.directory import (
+    RunDirectory,
+    differences,
+    new_run_path,
+    path_options,
+    remote_run_folder,
+    run_options,
+    write_config,
 )
-from modelyard.run.directory import RunDirectory, open_run_folder
-from modelyard.run.manifest import log_result, read_manifest, started_by
+from modelyard.run.manifest import log_result, log_start, read_manifest, write_manifest
+from modelyard.system.files import explain
 from modelyard.system.log import log_to
-from modelyard.system.machine import gpus
+from modelyard.system.machine import gpus, hardware, versions
+from modelyard.system.pid_file import holders
 
 if TYPE_CHECKING:
     from modelyard.engine.base import Engine
@@ -62,7 +65,7 @@ class Result:
         split: the split of ``metrics``.
         metrics: ``loss``, ``accuracy`` and the other metrics of the task.
         model_step: the step of the evaluated model; the best model's for test at the end.
-        best: the best model by validation: metric, value, step, path; empty where none was kept.
+        best: the best model by validation: metric, value, step, path; empty if none was kept.
         validation: metrics of the last evaluation on validation.
         seconds: wall-clock time of training, all starts together.
         role: the role of this process; in a cluster, only chief and evaluator have metrics.
@@ -86,7 +89,7 @@ class Result:
 
 
 class SingleProcess:
-    """The part of a run that differs where it has several processes: here it is one. See `modelyard.distributed`."""
+    """The processes of a run that has one. Runs with several have a subclass, in `modelyard.distributed`."""
 
     cluster = Cluster()
 
@@ -124,7 +127,7 @@ def run(config: Config, evaluates: bool, processes: SingleProcess | None = None)
         config = resolve_run_config(directory, config)
         checkpoint = load_latest(directory.checkpoints)
         warm = None if checkpoint is not None else read_initial_weights(config)
-        dataset = open_dataset(config)
+        dataset = load_dataset(config)
         if evaluates:
             _check_validation(config, dataset, cluster)
         processes.join(directory, config, dataset)
@@ -142,7 +145,7 @@ def run(config: Config, evaluates: bool, processes: SingleProcess | None = None)
 
         # 3. Weights: of the newest checkpoint, from elsewhere, or new.
         if checkpoint is not None:
-            load_state(engine, checkpoint)
+            engine.load(checkpoint)
         else:
             engine.initialize()
             if warm is not None:
@@ -152,8 +155,13 @@ def run(config: Config, evaluates: bool, processes: SingleProcess | None = None)
         # 4. Training.
         if cluster.has_evaluator:
             log.info("the evaluator evaluates what is saved: every %s (save_every)", config.save_every)
-        evaluates_here = evaluates and not cluster.has_evaluator
-        trainer = _trainer(config, engine, directory, length, run_id, evaluates_here, checkpoint, processes)
+        hooks = processes.hooks(build_hooks(config.hooks))
+        if not any(isinstance(hook, SaveCheckpoints) for hook in hooks):
+            log.warning("the hook checkpoint is off: nothing is saved, and this run can't be resumed")
+        from modelyard.loop.trainer import Trainer
+
+        evaluates = evaluates and not cluster.has_evaluator
+        trainer = Trainer(config, engine, directory, length, run_id, hooks, evaluates, checkpoint, processes.signal)
         try:
             trainer.train()
         except Exception as error:
@@ -175,33 +183,133 @@ def _check_validation(config: Config, dataset: Dataset, cluster: Cluster) -> Non
     dataset.size(VALIDATION)
 
 
-def _trainer(
-    config: Config,
-    engine: Engine,
-    directory: RunDirectory,
-    length: RunLength,
-    run_id: str,
-    evaluates: bool,
-    checkpoint: Checkpoint | None,
-    processes: SingleProcess,
-) -> Trainer:
-    from modelyard.loop.hooks import build_hooks
-    from modelyard.loop.trainer import Trainer
-
-    hooks = processes.hooks(build_hooks(config.hooks))
-    if not any(hook.name == "checkpoint" for hook in hooks):
-        log.warning("the hook checkpoint is off: nothing is saved, and this run can't be resumed")
-    return Trainer(config, engine, directory, length, run_id, hooks, evaluates, checkpoint, processes.signal)
+def as_config(config: Config | Mapping[str, Any] | None, options: Mapping[str, Any]) -> Config:
+    """Returns the config of a public function, which takes a `Config`, a dictionary, or options by name."""
+    if not isinstance(config, Config):
+        return load_config(**{**(config or {}), **options})
+    if options:
+        raise TypeError("give a Config or options by name, not both; load_config(...) takes options.")
+    return config
 
 
-# -- the stages -----------------------------------------------------------------------------------------------------
+# -- folder and config -----------------------------------------------------------------------------------------------
 
 
-def open_dataset(config: Config) -> Dataset:
-    """Opens the dataset of the run."""
-    from modelyard.data.open_dataset import load_dataset
+def find_folder(config: Config) -> RunDirectory:
+    """Returns the run folder, new or existing."""
+    _refuse_remote_best(config)
+    address = new_run_path(config)
+    best = Path(config.best_model_dir).expanduser().absolute() if config.best_model_dir else None
+    if isinstance(address, Path):
+        directory = RunDirectory(address, best)
+    else:
+        directory = remote_run_folder(address, storage.cache_folder(config.cache_dir))
+    path = directory.address
+    if directory.exists():
+        if config.resume == "never":
+            raise RunError(f"{path} exists, and resume is 'never'. Name another --model_dir, or set resume to 'auto'.")
+        if directory.mirror is not None:
+            directory.create()
+        return directory
+    if config.resume == "must":
+        raise RunError(f"there is no run in {path} to resume, and resume is 'must'.")
+    if directory.path.exists() and not directory.path.is_dir():
+        raise RunError(f"{path} is a file; --model_dir must name a folder.")
+    unexpected = directory.unexpected_files()
+    if unexpected:
+        raise RunError(
+            f"{path} is not empty and not a run folder (it holds {', '.join(unexpected[:3])}). Name another."
+        )
+    directory.create()
+    if best is not None:
+        with explain(best, "make the folder of the best models"):
+            best.mkdir(parents=True, exist_ok=True)
+    return directory
 
-    return load_dataset(config)
+
+def _refuse_remote_best(config: Config) -> None:
+    """Refuses best_model_dir with cloud storage: there, the best models are in the run folder."""
+    best, run = config.best_model_dir, config.model_dir or config.runs_dir
+    if best is not None and (storage.is_remote(best) or storage.is_remote(run)):
+        message = f"{best!r} is not supported with cloud storage: the best models of a run at a URL are in its best/."
+        raise ConfigError([Problem(config.origin("best_model_dir"), "best_model_dir", message)])
+
+
+@contextlib.contextmanager
+def remove_if_nothing_started(directory: RunDirectory) -> Iterator[None]:
+    """Removes the folder if the block fails before anything is written, unless a launcher has its log there."""
+    try:
+        yield
+    except BaseException:
+        if any(holder.pid != os.getpid() for holder in holders(directory.logs)):
+            raise
+        if not directory.exists() and not directory.unexpected_files() and not list_checkpoints(directory.checkpoints):
+            shutil.rmtree(directory.path, ignore_errors=True)
+        raise
+
+
+def resolve_run_config(directory: RunDirectory, config: Config) -> Config:
+    """Returns the config to run with, after checking that an existing run can be resumed with it.
+
+    Raises:
+        ConfigError: with the options that differ and must not.
+    """
+    config = with_absolute_paths(config, directory)
+    if not directory.exists():
+        return config
+    threads = run_options(directory).get("threads")
+    if config.threads == 0 and isinstance(threads, int):  # pinned for a deterministic run
+        config = config.model_copy(update={"threads": threads})
+    try:
+        refuse_changes(directory, config)
+    except ConfigError:
+        if max(list_checkpoints(directory.checkpoints), default=0) or list_checkpoints(directory.best):
+            raise
+        log.info("nothing was trained in %s yet; starting over with the new config", directory.address)
+        directory.start_over()
+    return config
+
+
+def with_absolute_paths(config: Config, directory: RunDirectory | None = None) -> Config:
+    """Returns the config with absolute paths, so that the run can be resumed from another folder."""
+
+    def absolute(path: str | None) -> str | None:
+        return path if path is None or storage.is_remote(path) else str(Path(path).expanduser().absolute())
+
+    paths = {key: config.component_options[key] for key in path_options(config) if key in config.component_options}
+    update: dict[str, Any] = {
+        "data_dir": absolute(config.data_dir),
+        "checkpoint_path": absolute(config.checkpoint_path),
+        "cache_dir": absolute(config.cache_dir),
+        "dataset": absolute(config.dataset) if is_path(config.dataset) else config.dataset,
+        "plugins": tuple(str(Path(p).absolute()) if p.endswith(".py") else p for p in config.plugins),
+        "component_options": {**config.component_options, **{key: absolute(path) for key, path in paths.items()}},
+    }
+    if config.best_model_dir is not None and directory is not None:
+        update["best_model_dir"] = str(directory.best)
+    return config.model_copy(update=update)
+
+
+def refuse_changes(directory: RunDirectory, config: Config) -> None:
+    """Logs what ``config`` changes in an existing run.
+
+    Raises:
+        ConfigError: if an option differs that must not.
+    """
+    changed = differences(directory, config)
+    refused = [(key, there, here) for key, there, here, free in changed if not free]
+    if refused:
+        parts = [key for key, _, _ in refused if key in COMPONENTS]
+        raise ChangedConfigError(
+            Problem(config.origin(key), key, f"is {inline(here)} here, {inline(there)} in the run {directory.address}.")
+            for key, there, here in refused
+            if key in CORE_FIELDS or not parts  # for another model, its options need not be listed
+        )
+    for key, there, here, _ in changed:
+        log.info("%s: %s, was %s when the run was last started", key, inline(here), inline(there))
+
+
+# -- data, engine and model -------------------------------------------------------------------------------------------
 
 
 def create_engine(config: Config) -> Engine:
@@ -244,25 +352,14 @@ def is_finished(directory: RunDirectory, config: Config, length: Callable[[], Ru
         length: returns the length of the run; called only if something is saved.
     """
     saved = list_checkpoints(directory.checkpoints)
-    try:
-        state = read_loop_state(saved[max(saved)]) if saved else None
-    except CheckpointError:
+    if not saved:
         return False
-    if state is None:
+    try:
+        state = read_loop_state(saved[max(saved)])
+    except CheckpointError:
         return False
     total = length().total_steps
     return max(saved) >= total or stopped_by(state, config, total) is not None
-
-
-def stopped_by(state: Mapping[str, Any], config: Config, total_steps: int) -> str | None:
-    """Returns why a hook has stopped the run; it stays stopped until the hooks or the number of steps change."""
-    unchanged = state.get("total_steps") == total_steps and state.get("stopped_under") == stop_rules(config)
-    return state.get("stopped") if unchanged else None
-
-
-def stop_rules(config: Config) -> list[str]:
-    """Returns the hooks that may stop the run before its last step."""
-    return [str(call) for call in config.hooks]
 
 
 def build(engine: Engine, config: Config, dataset: Dataset, length: RunLength) -> None:
@@ -276,11 +373,108 @@ def build(engine: Engine, config: Config, dataset: Dataset, length: RunLength) -
     log.info("model %s: %s parameters", config.model, f"{engine.model.count_params():,}")
 
 
-def load_state(engine: Engine, checkpoint: Checkpoint, weights_only: bool = False) -> None:
-    """Loads a checkpoint into the engine."""
-    from modelyard.engine.base import State
+# -- log, manifest and journal ----------------------------------------------------------------------------------------
 
-    engine.load(State(checkpoint.weights, checkpoint.optimizer), weights_only=weights_only)
+
+def log_machine(directory: RunDirectory, config: Config, dataset: Dataset, engine: Engine) -> None:
+    """Logs versions, machine, devices, data and options."""
+    machine = hardware()
+    log.info("run folder %s", directory.address)
+    log.info("versions: %s", ", ".join(f"{name} {version}" for name, version in versions().items()))
+    log.info("machine: %s, %d cores, %s GiB memory", machine["cpu"], machine["cores"], machine["memory_gib"])
+    log.info("GPUs: %s", "; ".join(machine["gpus"]) or "none")
+    log.info("devices: %s, %d threads", ", ".join(engine.describe()["devices"]), engine.threads)
+    log.info("dataset %s: %s", config.dataset, ", ".join(f"{n:,} {split}" for split, n in dataset.sizes().items()))
+    log.info("options other than the defaults: %s", _listed(config.changed()) or "none")
+    log.debug("all options: %s", _listed(config.flat()))
+    for note in config.notes:
+        log.info("%s", note)
+
+
+def record_start(
+    directory: RunDirectory,
+    config: Config,
+    dataset: Dataset,
+    engine: Engine,
+    run: RunLength,
+    checkpoint: Checkpoint | None,
+    evaluates: bool,
+) -> str:
+    """Writes config, manifest and journal, once all checks have passed. Returns the id of the run.
+
+    Raises:
+        DataError: if the data is not the data that the run started with.
+    """
+    step = checkpoint.step if checkpoint is not None else 0
+    before = read_manifest(directory)
+    fingerprint = dataset.fingerprint()
+    known = before.get("dataset", {}).get("fingerprint")
+    if known is not None and known != fingerprint:
+        raise DataError(
+            f"the data of {config.dataset!r} is not the data this run started with: {_sizes(dataset.sizes())}, "
+            f"was {_sizes(before['dataset'].get('sizes', {}))} (fingerprint {fingerprint[:12]}, was {known[:12]}). "
+            "Restore the old data, or start a new run."
+        )
+    if checkpoint is not None:
+        log.info("resuming at step %d of %d", step, run.total_steps)
+        _log_inexact_resume(config, engine, run, checkpoint, before)
+    else:
+        log.info("%d steps of %d examples", run.total_steps, run.batch_size)
+    # Threads decide the last bits, so a deterministic run pins them.
+    write_config(directory, config.model_copy(update={"threads": engine.threads}) if config.deterministic else config)
+    from modelyard.models.data_info import record_data
+
+    described = {"fingerprint": fingerprint, "sizes": dataset.sizes(), "classes": list(dataset.classes)[:1000]}
+    before.update(
+        run_id=before.get("run_id") or uuid.uuid4().hex,
+        evaluates=evaluates,
+        model=_size_of(engine),
+        data=record_data(config, dataset, engine.task.data),
+    )
+    manifest = write_manifest(directory, config, described, engine.describe(), step, before)
+    if step < run.total_steps:
+        log_start(directory.journal, directory.name, config, step)
+    return str(manifest["run_id"])
+
+
+def _size_of(engine: Engine) -> dict[str, int | None]:
+    """Returns parameters and FLOPs of the model; None if they cannot be counted from its shapes."""
+    from modelyard.models.flops import flops
+
+    computed = None
+    with contextlib.suppress(Exception):  # a user's model may do anything, and this is information only
+        computed = flops(engine.model)
+    return {"parameters": int(engine.model.count_params()), "flops": computed}
+
+
+def _sizes(sizes: dict[str, int]) -> str:
+    return ", ".join(f"{count:,} {split}" for split, count in sizes.items()) or "unknown"
+
+
+def _log_inexact_resume(
+    config: Config, engine: Engine, run: RunLength, checkpoint: Checkpoint, manifest: dict[str, Any]
+) -> None:
+    state = checkpoint.loop_state
+    if state.get("total_steps", run.total_steps) != run.total_steps:
+        log.info(
+            "the run now has %d steps, it had %d; the learning-rate schedule%s the new number",
+            run.total_steps,
+            state["total_steps"],
+            " and phases given in percent follow" if len(config.fine_tune) > 1 else " follows",
+        )
+    if not config.deterministic:
+        return
+    now = {"threads": engine.threads, "replicas": engine.replicas, **versions()}
+    last = manifest.get("starts") or [{}]
+    then = last[-1].get("versions", {}) | {name: state[name] for name in ("threads", "replicas") if name in state}
+    for name in sorted(set(now) & set(then)):
+        if now[name] != then[name]:
+            inexact = "the result may not be bit-identical to that of an uninterrupted run"
+            log.warning("%s: %s, was %s; %s", name, now[name], then[name], inexact)
+
+
+def _listed(options: dict[str, Any]) -> str:
+    return ", ".join(f"{key}={inline(value)}" for key, value in options.items())
 
 
 def conclude(directory: RunDirectory, trainer: Trainer, cluster: Cluster) -> Result:
@@ -293,7 +487,7 @@ def conclude(directory: RunDirectory, trainer: Trainer, cluster: Cluster) -> Res
         split, metrics = TEST, {k: float(v) for k, v in trainer.last_test.items()}
         model_step = best.get("step", trainer.step)
     elif not validation:
-        split, metrics = TRAIN, trainer.last_report
+        split, metrics = TRAIN, trainer.last_log
     seconds = round(trainer.seconds, 2)
     result = Result(directory.address, trainer.step, split, metrics, model_step, best, validation, seconds, role)
     shown: dict[str, Any] = {f"{split} {name}": value for name, value in metrics.items()}
@@ -311,79 +505,3 @@ def best_of(directory: RunDirectory) -> dict[str, Any]:
     won = read_loop_state(paths[0])["best"]
     path = directory.address_of(paths[0])
     return {"metric": won["metric"], "value": won["value"], "step": step_of(paths[0]), "path": path}
-
-
-# -- runs that exist ------------------------------------------------------------------------------------------------
-
-
-def resume_config(model_dir: str | Path, options: Mapping[str, Any], source: str = "Python") -> tuple[Config, bool]:
-    """Returns the config to resume a run with, and whether that run evaluates."""
-    directory = open_run_folder(model_dir, options.get("cache_dir"))
-    without_effect = sorted(
-        {"config_file", "config_set", "hyperparameter_file", "hyperparameter_set", "recipe"} & set(options)
-    )
-    if without_effect:
-        message = "has no effect here: the run's own config.yaml is the config."
-        raise ConfigError(Problem(source, key, message) for key in without_effect)
-    given = {**options, "config_file": str(directory.config), "model_dir": directory.address, "resume": "must"}
-    try:
-        config = resolve(given, source=source, pick_up_files=False)
-    except ConfigError as error:
-        script = started_by(read_manifest(directory))
-        if script is not None:
-            error.add_hint(
-                f"This run was started by the script {script}: use `python {script} resume …`, or --plugins."
-            )
-        raise
-    return config, bool(read_manifest(directory).get("evaluates", True))
-
-
-def find_checkpoint(
-    model_dir: str | Path, checkpoint: str | int | None, options: Mapping[str, Any], source: str
-) -> tuple[RunDirectory, Config, Path]:
-    """Returns a run folder, its config, and a checkpoint folder: best, latest or a step; None is best if there is one.
-
-    Raises:
-        UserError: if there is no run or no such checkpoint, or options would change what was trained.
-    """
-    directory = open_run_folder(model_dir, options.get("cache_dir"))
-    config, _ = resume_config(model_dir, options, source)
-    refuse_changes(directory, config)
-    path = select_checkpoint(directory.checkpoints, directory.best, checkpoint)
-    directory.download_weights(path)
-    return directory, config, path
-
-
-def evaluate(
-    model_dir: str | Path,
-    *,
-    checkpoint: str | int | None = None,
-    split: str = VALIDATION,
-    source: str = "Python",
-    **options: Any,
-) -> Result:
-    """Evaluates a checkpoint of a run, every example counted once.
-
-    Args:
-        model_dir: the run folder.
-        checkpoint: best, latest or a step; by default best if there is one.
-        split: validation, test or train.
-        source: where the options come from, for error messages.
-        **options: options that do not change what was trained, such as eval_batch_size or engine.
-    """
-    directory, config, path = find_checkpoint(model_dir, checkpoint, options, source)
-    loaded = read_checkpoint(path)
-    dataset = open_dataset(config)
-    known = read_manifest(directory).get("dataset", {}).get("fingerprint")
-    if known != dataset.fingerprint():
-        log.warning("the data of %s is not the data this run was trained on", config.dataset)
-    dataset.size(split)
-    engine = create_engine(config)
-    build(engine, config, dataset, run_length(config, dataset))
-    load_state(engine, loaded, weights_only=True)
-    from modelyard.system.console import bar
-
-    with bar(f"evaluating on {split}", dataset.size(split)) as progress:
-        metrics = engine.evaluate(split, progress)
-    engine.close()
-    return Result(str(model_dir), loaded.step, split, metrics, loaded.step, best=best_of(directory))

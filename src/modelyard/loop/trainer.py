@@ -21,10 +21,8 @@ from modelyard.config.durations import Duration, InSteps, RunLength
 from modelyard.config.schema import Config
 from modelyard.data.dataset import TEST, TRAIN, VALIDATION
 from modelyard.engine.base import Engine, State, StepMetrics
-from modelyard.engine.evaluation import metric_names
 from modelyard.errors import CheckpointError, Interrupted, UserError, unknown
-from modelyard.loop.hooks import Hook
-from modelyard.loop.run import stop_rules, stopped_by
+from modelyard.loop.hooks import Hook, stop_rules, stopped_by
 from modelyard.run.checkpoint import BackgroundWriter, Checkpoint, list_best, read_checkpoint
 from modelyard.run.directory import RunDirectory
 from modelyard.run.metrics import read_metrics
@@ -35,7 +33,7 @@ log = logging.getLogger("modelyard")
 
 
 class EvaluationAbandonedError(Exception):
-    """A signal came during an evaluation: saving is more urgent."""
+    """A signal interrupts an evaluation: saving is more urgent."""
 
 
 class Pace:
@@ -51,9 +49,9 @@ class Pace:
         self.seconds = 0.0
         self._steps_per_call = self._length = 1
 
-    def prepared(self, engine: Engine) -> None:
+    def prepared(self, steps_per_call: int) -> None:
         """Begins with chunks of the engine's `steps_per_call`."""
-        self._steps_per_call = self._length = engine.steps_per_call
+        self._steps_per_call = self._length = steps_per_call
 
     def length(self, compiles: bool) -> int:
         """Returns the steps of the next chunk; as few as possible if it compiles first."""
@@ -76,13 +74,12 @@ class Trainer:
 
     Args:
         config: the resolved config.
-        engine: built, with its state at ``step``.
+        engine: the engine, with the state of ``checkpoint``.
         directory: the locked run folder.
         run: the length of the run.
         run_id: the id of the run.
-        hooks: in the order they are called.
-        evaluates: whether to evaluate, on validation during training and on test at the end; without a validation
-            split, only at the end.
+        hooks: the hooks in the order they are called.
+        evaluates: whether to evaluate, on validation during training and on test at the end.
         checkpoint: the checkpoint to resume from; None for a new run.
         other_signal: returns a signal that reached another process of the run.
     """
@@ -100,15 +97,14 @@ class Trainer:
         other_signal: Callable[[], int | None] = lambda: None,
     ) -> None:
         self.config, self.engine, self.directory, self.run, self.run_id = config, engine, directory, run, run_id
-        self.hooks = list(hooks)
-        self.total_steps = run.total_steps
+        self.hooks, self.total_steps = list(hooks), run.total_steps
         self.pace = Pace()
         self.writer = BackgroundWriter()
         self.last_test: dict[str, Any] = {}
-        self.last_report: dict[str, float] = {}
+        self.last_log: dict[str, float] = {}
         self._evaluates = evaluates and VALIDATION in engine.dataset.sizes()
         self._tests = evaluates and config.test_at_end
-        self._report_cadence = InSteps(config.log_every.period(run))
+        self._log_cadence = InSteps(config.log_every.period(run))
         every = config.eval_every or Duration.parse(f"{config.epochs_between_evals} epochs")
         self._evaluation_cadence = InSteps(every.period(run))
         self._evaluated_at = -math.inf
@@ -117,8 +113,8 @@ class Trainer:
         self._own_signal: int | None = None
         self._other_signal = other_signal
         self._loaded: Checkpoint | None = None
-        """The checkpoint that is evaluated, where another process trains."""
-        self._snapshot: Checkpoint | None = None
+        """The checkpoint that is evaluated, if another process trains."""
+        self._snapshot: tuple[int, State] | None = None
         state = checkpoint.loop_state if checkpoint is not None else {}
         self.step = checkpoint.step if checkpoint is not None else 0
         self._window: dict[str, float] = dict(state.get("window", {}))
@@ -141,7 +137,7 @@ class Trainer:
         with self._session():
             if self._evaluates and self.owes_evaluation and not self.is_over:
                 self._evaluate()
-                self._boundary()
+                self._call_hooks("on_boundary")
             while not self.is_over and self._signal is None:
                 self._train_chunk()
             if self.is_over:
@@ -151,7 +147,7 @@ class Trainer:
         """Evaluates checkpoints of another process as they come, then tests the best if the config says so.
 
         Args:
-            checkpoints: yields checkpoints, or None where it only waited.
+            checkpoints: yields checkpoints, or None after a wait.
 
         Raises:
             Interrupted: on SIGTERM or Ctrl-C.
@@ -162,16 +158,13 @@ class Trainer:
                 if self._signal is not None:
                     break
                 if checkpoint is not None:
-                    self._evaluate_checkpoint(checkpoint)
+                    self.step, self._loaded = checkpoint.step, checkpoint
+                    self.engine.load(checkpoint, weights_only=True)
+                    with contextlib.suppress(EvaluationAbandonedError):
+                        self.evaluate(VALIDATION)
             self.writer.flush()
             if self._tests and self._signal is None:
                 self._test_the_best()
-
-    def _evaluate_checkpoint(self, checkpoint: Checkpoint) -> None:
-        self.step, self._loaded = checkpoint.step, checkpoint
-        self.engine.load(State(checkpoint.weights, checkpoint.optimizer), weights_only=True)
-        with contextlib.suppress(EvaluationAbandonedError):
-            self.evaluate(VALIDATION)
 
     @contextlib.contextmanager
     def _session(self) -> Iterator[None]:
@@ -184,12 +177,11 @@ class Trainer:
                     self._prepare()
                 for hook in self.hooks:
                     begun.append(hook)
-                    self._call(hook, hook.on_begin)
+                    self._call(hook, "on_begin")
                 self._started = time.monotonic()  # from here on it is training that takes time
                 yield
                 if self._signal is not None:
-                    for hook in self.hooks:
-                        self._call(hook, hook.on_interrupt)
+                    self._call_hooks("on_interrupt")
                     self.writer.flush()
                     raise Interrupted(self._signal, self.step, self.directory.address)
             except BaseException:
@@ -200,7 +192,7 @@ class Trainer:
 
     def _prepare(self) -> None:
         """Compiles, before the clock runs."""
-        periods = [self.total_steps, self._report_cadence.period]
+        periods = [self.total_steps, self._log_cadence.period]
         splits = []
         if self._evaluates:
             periods.append(self._evaluation_cadence.period)
@@ -208,7 +200,7 @@ class Trainer:
         if self._tests and TEST in self.engine.dataset.sizes():
             splits.append(TEST)
         self.engine.prepare(periods, splits)
-        self.pace.prepared(self.engine)
+        self.pace.prepared(self.engine.steps_per_call)
 
     @property
     def _signal(self) -> int | None:
@@ -234,7 +226,7 @@ class Trainer:
         """Raises if no evaluation measures ``metric``, before training and not after the first epoch. For hooks."""
         if not self._evaluates or metric in ("auto", "loss"):
             return
-        known = metric_names(self.engine, VALIDATION)
+        known = self.engine.metric_names(VALIDATION)
         if metric not in known:
             raise UserError(f"{wanted_by}: {unknown('metric', metric, known)}")
 
@@ -257,10 +249,8 @@ class Trainer:
         """Returns the state of the run at this step, to be saved. For hooks."""
         if self._loaded is not None:
             return self._loaded
-        if self._snapshot is None or self._snapshot.step != self.step:
-            state = self.engine.state()
-            self._snapshot = Checkpoint(self.step, state.weights, state.optimizer)
-        saved = self._snapshot
+        if self._snapshot is None or self._snapshot[0] != self.step:
+            self._snapshot = self.step, self.engine.state()
         loop_state = {
             "run": self.run_id,
             "window": dict(self._window),
@@ -276,11 +266,12 @@ class Trainer:
             "total_steps": self.total_steps,
             "hooks": {hook.name: kept for hook in self.hooks if (kept := hook.state_dict())},
         }
-        return Checkpoint(saved.step, saved.weights, saved.optimizer, loop_state)
+        state = self._snapshot[1]
+        return Checkpoint(self.step, state.weights, state.optimizer, loop_state)
 
     def _train_chunk(self) -> None:
         """Trains to the next boundary, or as far as keeps the loop responsive, and calls the hooks."""
-        boundaries = [self.total_steps, self._report_cadence.next_after(self.step), *self.engine.phases.periods]
+        boundaries = [self.total_steps, self._log_cadence.next_after(self.step), *self.engine.phases.periods]
         if self._evaluates:
             boundaries.append(self._evaluation_cadence.next_after(self.step))
         boundaries += [at for hook in self.hooks if (at := hook.next_step(self)) is not None]
@@ -292,24 +283,24 @@ class Trainer:
         self.pace.add(count, time.perf_counter() - began, compiles)
         self.step += count
         self._add_to_window(metrics)
-        for hook in self.hooks:
-            self._call(hook, hook.on_steps, metrics)
-        if self._report_cadence.fires_at(self.step) or self.is_over:
+        self._call_hooks("on_steps", metrics)
+        if self._log_cadence.fires_at(self.step) or self.is_over:
             self._log(metrics)
         if self._evaluates and self._evaluation_due():
             self._evaluate()
-        self._boundary()
+        self._call_hooks("on_boundary")
 
-    def _call(self, hook: Hook, method: Callable[..., None], *arguments: Any) -> None:
+    def _call_hooks(self, event: str, *arguments: Any) -> None:
+        """Calls the method ``event`` of every hook."""
+        for hook in self.hooks:
+            self._call(hook, event, *arguments)
+
+    def _call(self, hook: Hook, event: str, *arguments: Any) -> None:
         try:
-            method(self, *arguments)
+            getattr(hook, event)(self, *arguments)
         except Exception as error:
             error.add_note(f"This happened in the hook {hook.name!r}, at step {self.step}.")
             raise
-
-    def _boundary(self) -> None:
-        for hook in self.hooks:
-            self._call(hook, hook.on_boundary)
 
     def _add_to_window(self, metrics: StepMetrics) -> None:
         # Step by step, so that the sum does not depend on how the steps were cut into chunks.
@@ -321,14 +312,12 @@ class Trainer:
         self._window_steps += len(next(iter(metrics.values())))
 
     def _log(self, metrics: StepMetrics) -> None:
-        """Reports means since the last report; the learning rate is the last one."""
+        """Logs means since the last log row; the learning rate is the last one."""
         means = {name: total / self._window_steps for name, total in self._window.items()}
         means["learning_rate"] = float(metrics["learning_rate"][-1])
         self._window, self._window_steps = {}, 0
-        self.last_report = means
-        row = self._row(TRAIN, means)
-        for hook in self.hooks:
-            self._call(hook, hook.on_log, row)
+        self.last_log = means
+        self._call_hooks("on_log", self._row(TRAIN, self.step, means))
 
     def _evaluation_due(self) -> bool:
         if self.is_over:
@@ -349,12 +338,12 @@ class Trainer:
     def _after_the_last_step(self) -> None:
         if self._evaluates and self.evaluated_step != self.step:  # the run was trained without evaluation before
             self._evaluate()
-            self._boundary()
+            self._call_hooks("on_boundary")
         if self._tests and self._signal is None:
             self._test_the_best()
 
     def _test_the_best(self) -> None:
-        """Evaluates the best model, or the last where none is kept, on the test split; once."""
+        """Evaluates the best model, or the last if none is kept, on the test split; once."""
         if TEST not in self.engine.dataset.sizes():
             log.info("there is no test split to evaluate on")
             return
@@ -367,7 +356,7 @@ class Trainer:
             self.last_test = self.evaluate(TEST, step)
 
     def _load_best(self) -> int:
-        """Loads the best model that can be read, or leaves the last one there; returns its step."""
+        """Loads the best model that can be read, or keeps the last one; returns its step."""
         if self._evaluates:
             self.writer.flush()
         for path in list_best(self.directory.best):
@@ -376,7 +365,7 @@ class Trainer:
             except CheckpointError as error:
                 log.warning("%s The next best is used.", error)
                 continue
-            self.engine.load(State(checkpoint.weights, checkpoint.optimizer))
+            self.engine.load(checkpoint)
             return checkpoint.step
         return self.step
 
@@ -395,26 +384,22 @@ class Trainer:
                 show(done, size)
 
             metrics = self.engine.evaluate(split, progress)
-        row = self._row(split, metrics)
-        if step is not None:
-            row.update(step=step, epoch=round(float(step / self.run.steps_per_epoch), 6))
         if split == VALIDATION:
             self.last_evaluation = dict(metrics)
-        for hook in self.hooks:
-            self._call(hook, hook.on_evaluation, split, row)
+        self._call_hooks("on_evaluation", split, self._row(split, self.step if step is None else step, metrics))
         return metrics
 
-    def _row(self, split: str, metrics: dict[str, float]) -> dict[str, Any]:
+    def _row(self, split: str, step: int, metrics: dict[str, float]) -> dict[str, Any]:
         return {
-            "step": self.step,
-            "epoch": round(self.epoch, 6),
+            "step": step,
+            "epoch": round(float(step / self.run.steps_per_epoch), 6),
             "split": split,
             **{name: float(np.asarray(value)) for name, value in metrics.items()},
             "seconds": round(self.seconds, 3),
         }
 
     def _finish(self, begun: list[Hook]) -> None:
-        """Ends every hook that began, and the writing; raises the first error."""
+        """Ends every hook that began, and the writer; raises the first error."""
         errors: list[Exception] = []
         closings: list[Callable[[], None]] = [partial(hook.on_end, self) for hook in begun]
         for close in (*closings, self.writer.close):

@@ -14,9 +14,11 @@ from modelyard.config.durations import RunLength
 from modelyard.config.schema import Config
 from modelyard.data.dataset import LABEL, TEST, Dataset, Feature
 from modelyard.data.decoded import DecodedDataset
+from modelyard.data.open_dataset import load_dataset
 from modelyard.data.preprocess import with_example_preprocessing
 from modelyard.data.raw_examples import ArrayExamples, RawExamples
-from modelyard.loop.run import create_engine, find_checkpoint, load_state, open_dataset
+from modelyard.loop.existing_run import find_checkpoint
+from modelyard.loop.run import create_engine
 from modelyard.run.checkpoint import Checkpoint, read_checkpoint
 from modelyard.run.directory import RunDirectory
 from modelyard.run.manifest import read_manifest
@@ -76,7 +78,7 @@ class OpenRun:
         if kept is None:
             from modelyard.models.task_types import build_task
 
-            dataset = open_dataset(self.config)
+            dataset = load_dataset(self.config)
             kept = record_data(self.config, dataset, build_task(self.config, dataset).data)
         return read_recorded_data(kept)
 
@@ -104,7 +106,7 @@ class OpenRun:
         with engine.model_scope():
             network = build_network(self.config, task_for(self.config, kept.data, kept.label), length)
         engine.build(network, dataset, length)
-        load_state(engine, self.checkpoint, weights_only=True)
+        engine.load(self.checkpoint, weights_only=True)
         return engine, dataset
 
 

@@ -142,10 +142,10 @@ class CheckExamples:
 
 def check_examples(model: Exportable) -> CheckExamples:
     """Returns examples of the run's data, or random ones if the data can't be opened."""
-    from modelyard.loop.run import open_dataset
+    from modelyard.data.open_dataset import load_dataset
 
     try:
-        dataset = open_dataset(model.run.config)
+        dataset = load_dataset(model.run.config)
     except (UserError, OSError) as error:
         log.warning("the data of the run can't be opened (%s): the export is checked on random images", error)
         images, stored, origin = _random_images(model), None, "random images"

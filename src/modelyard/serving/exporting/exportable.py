@@ -72,7 +72,7 @@ class Exportable:
 
     def predict(self, image: Tensor) -> dict[str, Tensor]:
         """Returns named predictions for a batch of raw images, as tensors."""
-        found = self.engine.predict_tensors({IMAGE: image})
+        found = self.engine.functions.predictions({IMAGE: image})
         if type(self.engine.task).predictions is Classifier.predictions:
             # keras.ops.argmax inspects the bits of floats, which neither ONNX nor TensorFlow Lite can.
             found = {**found, CLASS: tf.argmax(found["probabilities"], axis=-1)}

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from modelyard.compat.keras import all_layers
 from modelyard.data.dataset import IMAGE
-from modelyard.engine.objective import averaged
+from modelyard.engine.batch_functions import averaged
 from modelyard.errors import UserError
 from modelyard.serving.exporting.exportable import Exportable
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import keras
@@ -22,46 +22,6 @@ from modelyard.errors import DataError
 from modelyard.models.task import Batch, Task, Tensor
 
 log = logging.getLogger("modelyard")
-
-
-@dataclass(frozen=True)
-class Objective:
-    """Computes the loss of a part of a global batch; the sum over the parts is the loss of the whole.
-
-    Args:
-        task: computes loss and metrics of each example.
-        config: batch size and regularisation.
-        parts: the number of parts of a global batch.
-    """
-
-    task: Task
-    config: Config
-    parts: int
-
-    def __call__(
-        self, outputs: Tensor, batch: Batch, losses: list[Tensor], kernels: list[Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Returns the value to differentiate, and the part's contributions to the means of loss and metrics.
-
-        Args:
-            outputs: the outputs of the network, in full precision.
-            batch: the examples of this part.
-            losses: the losses that layers add, of the part and not of each example.
-            kernels: the weights that l2_regularization applies to.
-        """
-        size = self.config.train_batch_size
-        loss = ops.sum(self.task.loss(outputs, batch)) / size
-        total = loss
-        for extra in losses:
-            total = total + ops.cast(extra, loss.dtype) / self.parts
-        if self.config.l2_regularization and kernels:
-            squares = sum(ops.cast(ops.sum(ops.square(kernel)), loss.dtype) for kernel in kernels)
-            total = total + squares * (0.5 * self.config.l2_regularization / self.parts)
-        means = {"loss": loss}
-        for name, value in self.task.metrics(outputs, batch).items():
-            if len(value.shape) == 1:
-                means[name] = ops.sum(ops.cast(value, loss.dtype)) / size
-        return total, means
 
 
 class BatchFunctions:
@@ -77,7 +37,7 @@ class BatchFunctions:
     def __init__(
         self, config: Config, network: Network, augment: Callable[..., Batch], prepare: Callable[[Batch, bool], Batch]
     ) -> None:
-        self._config, self._network, self._task = config, network, network.task
+        self._config, self._model, self._task = config, network.model, network.task
         self._augment, self._prepare = augment, prepare
         self.views_one_by_one = False
         """Whether the views of test-time augmentation go through the network one after the other."""
@@ -92,39 +52,68 @@ class BatchFunctions:
         epochs: Any = None,
         seeds: Any = None,
     ) -> Batch:
-        """Returns a batch as the network sees it: augmented for training, then preprocessed by the user, then the task.
+        """Returns a batch as the network receives it: augmented, preprocessed by the user, then by the task.
 
         Args:
             batch: named tensors.
-            training: whether this is a training step.
-            low, high: for training, the two 32-bit halves of each example's position in the stream.
-            rows: for training, the number of each example in its split.
-            epochs: for training, the epoch that each example's position belongs to.
-            seeds: the seeds of the augmentation, if they are not to be compiled into the program.
+            training: whether this is a training step. Only then is the batch augmented and weighted.
+            low, high: the two 32-bit halves of each example's position in the stream.
+            rows: the index of each example in its split.
+            epochs: the epoch of each example's position.
+            seeds: the seeds of the augmentation, if they are inputs of the program.
         """
         if training:
             batch = self._augment(batch, low, high, rows, epochs, seeds)
         batch = self._task.preprocess(self._prepare(batch, training), training)
-        warn_of_truncated_floats(self._task, self._network.model, batch)
+        warn_of_truncated_floats(self._task, self._model, batch)
         return self._task.weigh(batch) if training else batch
 
-    def statistics(self, forward: Callable[[Batch], Any], batch: Batch) -> dict[str, Tensor]:
-        """Returns loss and metrics of each example of a raw batch, for evaluation.
+    def objective(
+        self, outputs: Tensor, batch: Batch, losses: list[Tensor], kernels: list[Tensor], parts: int
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns the value to differentiate, and contributions to the means of loss and metrics.
+
+        Each is that of a part of the global batch; the sum over the parts is that of the whole.
 
         Args:
-            forward: from a batch to the network's outputs.
-            batch: named tensors.
+            outputs: the outputs of the network, in full precision.
+            batch: the examples of this part.
+            losses: the losses that layers add, for the part and not per example.
+            kernels: the weights that l2_regularization applies to.
+            parts: the number of parts of a global batch.
         """
-        outputs, seen = self._outputs(forward, batch)
+        size = self._config.train_batch_size
+        loss = ops.sum(self._task.loss(outputs, batch)) / size
+        total = loss
+        for extra in losses:
+            total = total + ops.cast(extra, loss.dtype) / parts
+        if self._config.l2_regularization and kernels:
+            squares = sum(ops.cast(ops.sum(ops.square(kernel)), loss.dtype) for kernel in kernels)
+            total = total + squares * (0.5 * self._config.l2_regularization / parts)
+        means = {"loss": loss}
+        for name, value in self._task.metrics(outputs, batch).items():
+            if len(value.shape) == 1:
+                means[name] = ops.sum(ops.cast(value, loss.dtype)) / size
+        return total, means
+
+    def outputs(self, batch: Batch, training: bool) -> Any:
+        """Returns the outputs of the network for a preprocessed batch, in full precision."""
+        inputs = {tensor.name: batch[tensor.name] for tensor in self._model.inputs}
+        outputs = self._model(inputs if len(inputs) > 1 else next(iter(inputs.values())), training=training)
+        return keras.tree.map_structure(lambda x: ops.cast(x, keras.config.floatx()), outputs)
+
+    def statistics(self, batch: Batch) -> dict[str, Tensor]:
+        """Returns loss and metrics per example of a raw batch, for evaluation."""
+        outputs, seen = self._evaluated(batch)
         return {"loss": self._task.loss(outputs, seen), **self._task.metrics(outputs, seen)}
 
-    def predictions(self, forward: Callable[[Batch], Any], batch: Batch) -> dict[str, Any]:
+    def predictions(self, batch: Batch) -> dict[str, Any]:
         """Returns the task's predictions for a raw batch."""
-        return self._task.predictions(*self._outputs(forward, batch))
+        return self._task.predictions(*self._evaluated(batch))
 
-    def _outputs(self, forward: Callable[[Batch], Any], batch: Batch) -> tuple[Any, Batch]:
+    def _evaluated(self, batch: Batch) -> tuple[Any, Batch]:
         seen = self.preprocess(batch, False)
-        names = self._config.test_time_augmentation
+        forward, names = partial(self.outputs, training=False), self._config.test_time_augmentation
         return averaged(forward, seen, names, one_by_one=self.views_one_by_one), seen
 
 
@@ -164,12 +153,12 @@ def views_of(images: Any, names: Sequence[str]) -> list[tuple[Any, float]]:
 
 
 def averaged(forward: Callable[[Batch], Any], batch: Batch, names: Sequence[str], *, one_by_one: bool = False) -> Any:
-    """Returns the outputs of ``forward`` for a batch, averaged over the views of its images that ``names`` asks for.
+    """Returns the outputs of ``forward`` for a batch, averaged over views of its images.
 
     Args:
         forward: from a batch to outputs (or a nest of them) whose first axis is the batch; called once.
         batch: named tensors, among them the images.
-        names: "flip", "shift", both or none.
+        names: the views: "flip", "shift", both or none.
         one_by_one: send the views through the network in a loop, each as a batch, not all in one batch.
     """
     if not names:
@@ -190,12 +179,10 @@ def averaged(forward: Callable[[Batch], Any], batch: Batch, names: Sequence[str]
 
 
 def _shifted(images: Any) -> list[Any]:
-    # Slices put together, not a reflecting pad, which backends don't have for every type.
-    rows = [
-        ops.concatenate([images[:, 1:2], images[:, :-1]], axis=1),
-        ops.concatenate([images[:, 1:], images[:, -2:-1]], axis=1),
-    ]
+    # Slices are joined, since backends don't have a reflecting pad for every type.
+    down = ops.concatenate([images[:, 1:2], images[:, :-1]], axis=1)
+    up = ops.concatenate([images[:, 1:], images[:, -2:-1]], axis=1)
     return [
-        ops.concatenate([rows[0][:, :, 1:2], rows[0][:, :, :-1]], axis=2),
-        ops.concatenate([rows[1][:, :, 1:], rows[1][:, :, -2:-1]], axis=2),
+        ops.concatenate([down[:, :, 1:2], down[:, :, :-1]], axis=2),
+        ops.concatenate([up[:, :, 1:], up[:, :, -2:-1]], axis=2),
     ]

@@ -1,4 +1,4 @@
-"""What stands between JAX in a follower and its service in the lead."""
+"""The relay between JAX in a follower and its service in the coordinator."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def service() -> Iterator[socket.socket]:
 
 def connected(service: socket.socket, holds: bool) -> tuple[socket.socket, socket.socket]:
     """Both ends of a connection through a relay."""
-    from modelyard.engine.jax_processes import Relay
+    from modelyard.engine.jax_devices import Relay
 
     relay = Relay(join_address(*service.getsockname()))
     mine = connect(relay.address, 10)

@@ -1,0 +1,91 @@
+"""A run that exists: its config to resume with, one of its checkpoints, its evaluation."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from modelyard.config import Config, resolve
+from modelyard.data.dataset import VALIDATION
+from modelyard.data.open_dataset import load_dataset
+from modelyard.errors import ConfigError, Problem
+from modelyard.loop.run import Result, best_of, build, create_engine, refuse_changes, run_length
+from modelyard.run.checkpoint import read_checkpoint, select_checkpoint
+from modelyard.run.directory import RunDirectory, open_run_folder
+from modelyard.run.manifest import read_manifest, started_by
+from modelyard.system.console import bar
+
+log = logging.getLogger("modelyard")
+
+
+def resume_config(model_dir: str | Path, options: Mapping[str, Any], source: str = "Python") -> tuple[Config, bool]:
+    """Returns the config to resume a run with, and whether that run evaluates."""
+    directory = open_run_folder(model_dir, options.get("cache_dir"))
+    without_effect = sorted(
+        {"config_file", "config_set", "hyperparameter_file", "hyperparameter_set", "recipe"} & set(options)
+    )
+    if without_effect:
+        message = "has no effect here: the run's own config.yaml is the config."
+        raise ConfigError(Problem(source, key, message) for key in without_effect)
+    own = {"config_file": str(directory.config), "model_dir": directory.address, "resume": "must"}
+    try:
+        config = resolve({**options, **own}, source=source, pick_up_files=False)
+    except ConfigError as error:
+        script = started_by(read_manifest(directory))
+        if script is not None:
+            error.add_hint(
+                f"This run was started by the script {script}: use `python {script} resume …`, or --plugins."
+            )
+        raise
+    return config, bool(read_manifest(directory).get("evaluates", True))
+
+
+def find_checkpoint(
+    model_dir: str | Path, checkpoint: str | int | None, options: Mapping[str, Any], source: str
+) -> tuple[RunDirectory, Config, Path]:
+    """Returns a run folder, its config, and a checkpoint folder: best, latest or a step; None is best if there is one.
+
+    Raises:
+        UserError: if there is no run or no such checkpoint, or options would change what was trained.
+    """
+    directory = open_run_folder(model_dir, options.get("cache_dir"))
+    config, _ = resume_config(model_dir, options, source)
+    refuse_changes(directory, config)
+    path = select_checkpoint(directory.checkpoints, directory.best, checkpoint)
+    directory.download_weights(path)
+    return directory, config, path
+
+
+def evaluate(
+    model_dir: str | Path,
+    *,
+    checkpoint: str | int | None = None,
+    split: str = VALIDATION,
+    source: str = "Python",
+    **options: Any,
+) -> Result:
+    """Evaluates a checkpoint of a run, every example counted once.
+
+    Args:
+        model_dir: the run folder.
+        checkpoint: best, latest or a step; by default best if there is one.
+        split: validation, test or train.
+        source: where the options come from, for error messages.
+        **options: options that do not change what was trained, such as eval_batch_size or engine.
+    """
+    directory, config, path = find_checkpoint(model_dir, checkpoint, options, source)
+    loaded = read_checkpoint(path)
+    dataset = load_dataset(config)
+    known = read_manifest(directory).get("dataset", {}).get("fingerprint")
+    if known != dataset.fingerprint():
+        log.warning("the data of %s is not the data this run was trained on", config.dataset)
+    dataset.size(split)
+    engine = create_engine(config)
+    build(engine, config, dataset, run_length(config, dataset))
+    engine.load(loaded, weights_only=True)
+    with bar(f"evaluating on {split}", dataset.size(split)) as progress:
+        metrics = engine.evaluate(split, progress)
+    engine.close()
+    return Result(str(model_dir), loaded.step, split, metrics, loaded.step, best=best_of(directory))

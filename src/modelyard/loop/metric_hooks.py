@@ -1,0 +1,194 @@
+"""Hooks that watch a metric: keep the best models, stop early, stop at a value, stop at NaN."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from modelyard.data.dataset import VALIDATION
+from modelyard.errors import RunError, TrainingError, UserError, unknown
+from modelyard.loop.catalog import EarlyStopOptions, StopAtOptions
+from modelyard.loop.hooks import Hook
+from modelyard.run.checkpoint import Checkpoint, folder_name, list_best, read_loop_state, write_checkpoint
+from modelyard.system.files import remove_folder, remove_partial
+
+if TYPE_CHECKING:
+    from modelyard.engine.base import StepMetrics
+    from modelyard.loop.trainer import Trainer
+
+log = logging.getLogger("modelyard")
+_LESS_IS_BETTER = ("loss", "error", "perplexity", "distance", "mae", "mse", "rmse")
+_NOT_METRICS = ("step", "epoch", "split", "seconds")
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """A metric and its direction, ``mode`` "max" or "min"."""
+
+    metric: str
+    mode: str
+
+    @classmethod
+    def choose(cls, metric: str, mode: str, row: Mapping[str, Any]) -> Ranking:
+        """Resolves ``auto``: accuracy if there is one, else the loss; lower is better for losses and errors."""
+        names = [name for name in row if name not in _NOT_METRICS]
+        if metric == "auto":
+            metric = "accuracy" if "accuracy" in row else "loss"
+        if metric not in names:
+            raise UserError(unknown("metric", metric, names))
+        if mode == "auto":
+            mode = "min" if any(word in metric for word in _LESS_IS_BETTER) else "max"
+        return cls(metric, mode)
+
+    def value(self, row: Mapping[str, Any]) -> float:
+        """Returns the metric in an evaluation row."""
+        return float(row[self.metric])
+
+    def key(self, value: float) -> float:
+        """Returns a sort key: the best first, NaN last."""
+        if math.isnan(value):
+            return math.inf
+        return -value if self.mode == "max" else value
+
+    def is_better(self, value: float, than: float, by: float = 0.0) -> bool:
+        """Returns whether ``value`` is better by more than ``by``."""
+        return self.key(value) < self.key(than) - by
+
+
+class KeepBest(Hook):
+    """Keeps the best models by validation metric. Their folders are the record, so a restart loses none."""
+
+    order = 50
+    needs_training, needs_evaluation = False, True
+
+    def on_begin(self, loop: Trainer) -> None:
+        """Reads the best models of earlier starts."""
+        loop.check_metric(loop.config.best_metric, "best_metric")
+        folder = loop.directory.best
+        self._kept: list[tuple[float, int]] = []
+        self._ranking: Ranking | None = None
+        if any(read_loop_state(path).get("run") != loop.run_id for path in list_best(folder)):
+            raise RunError(
+                f"{folder} holds the best models of another run. Name another --best_model_dir, or move them away."
+            )
+        remove_partial(folder)
+        for path in list_best(folder):
+            won = read_loop_state(path)["best"]
+            self._kept.append((float(won["value"]), int(won["step"])))
+
+    def on_evaluation(self, loop: Trainer, split: str, row: dict[str, Any]) -> None:
+        """Keeps this model if it is among the best."""
+        if split != VALIDATION:
+            return
+        ranking = self._ranking or Ranking.choose(loop.config.best_metric, loop.config.best_mode, row)
+        self._ranking = ranking
+        value = ranking.value(row)
+        worse = [(v, s) for v, s in self._kept if ranking.is_better(value, v)]
+        is_full = len(self._kept) >= loop.config.keep_best
+        if (is_full and not worse) or (value, loop.step) in self._kept:
+            return
+        if not self._kept or len(worse) == len(self._kept):
+            log.info("step %d  best %s so far: %.4f", loop.step, ranking.metric, value)
+        self._kept = [(v, s) for v, s in self._kept if s != loop.step]
+        self._kept = sorted([*self._kept, (value, loop.step)], key=lambda k: ranking.key(k[0]))
+        self._kept, dropped = self._kept[: loop.config.keep_best], self._kept[loop.config.keep_best :]
+        won = {"metric": ranking.metric, "mode": ranking.mode, "value": value, "step": loop.step}
+        snapshot = loop.snapshot()
+        state = {**snapshot.loop_state, "best": won, "metrics": {k: row[k] for k in row if isinstance(row[k], float)}}
+        checkpoint = Checkpoint(snapshot.step, snapshot.weights, snapshot.optimizer, state)
+        directory = loop.directory
+
+        def write() -> None:
+            write_checkpoint(directory.best, checkpoint)
+            for _, step in dropped:
+                path = directory.best / folder_name(step)
+                if path.is_dir():
+                    remove_folder(path)
+            directory.push()
+
+        loop.writer.submit(write)
+
+
+class _StopsOnMetric(Hook):
+    """Stops when a validation metric asks for it."""
+
+    options: EarlyStopOptions | StopAtOptions
+    order = 60
+    needs_evaluation = True
+
+    def on_begin(self, loop: Trainer) -> None:
+        """Checks that the metric exists."""
+        loop.check_evaluates(f"hook {self.name}")
+        loop.check_metric(self.options.metric, f"hook {self.name}")
+
+    def on_evaluation(self, loop: Trainer, split: str, row: dict[str, Any]) -> None:
+        """Stops if the metric gives a reason to."""
+        if split == VALIDATION:
+            ranking = Ranking.choose(self.options.metric, self.options.mode, row)
+            reason = self._reason_to_stop(ranking, ranking.value(row))
+            if reason is not None:
+                loop.stop(reason)
+
+    def _reason_to_stop(self, ranking: Ranking, value: float) -> str | None:
+        raise NotImplementedError
+
+
+class EarlyStop(_StopsOnMetric):
+    """Stops when a validation metric has not improved for some evaluations."""
+
+    options: EarlyStopOptions
+
+    def __init__(self, options: EarlyStopOptions) -> None:
+        super().__init__(options)
+        self._best: float | None = None
+        self._waited = 0
+
+    def _reason_to_stop(self, ranking: Ranking, value: float) -> str | None:
+        if self._best is None or ranking.is_better(value, self._best, self.options.min_delta):
+            self._best, self._waited = value, 0
+            return None
+        self._waited += 1
+        if self._waited < self.options.patience:
+            return None
+        return f"{ranking.metric} has not improved on {self._best:.4f} for {self._waited} evaluations"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the best value and the evaluations since then."""
+        return {"best": self._best, "waited": self._waited}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues counting."""
+        self._best, self._waited = state["best"], state["waited"]
+
+
+class StopAt(_StopsOnMetric):
+    """Stops when a validation metric reaches a value."""
+
+    options: StopAtOptions
+
+    def _reason_to_stop(self, ranking: Ranking, value: float) -> str | None:
+        if ranking.is_better(self.options.value, value):
+            return None
+        return f"{ranking.metric} {value:.4f} has reached {self.options.value:g}"
+
+
+class NanGuard(Hook):
+    """Stops with an error when the loss is NaN or infinite, before it is saved."""
+
+    order = -20
+
+    def on_steps(self, loop: Trainer, metrics: StepMetrics) -> None:
+        """Checks the loss of every step."""
+        bad = np.flatnonzero(~np.isfinite(metrics["loss"]))
+        if len(bad):
+            first = int(bad[0])
+            step = loop.step - len(metrics["loss"]) + first + 1
+            raise TrainingError(
+                f"the loss became {float(metrics['loss'][first])} at step {step}. The checkpoints before it are kept. "
+                "Try a lower learning_rate, warmup, clip_norm, or a wider precision."
+            )
