@@ -224,7 +224,7 @@ def read_bare(folder: Path) -> Reader:
     import cv2
     import simplejpeg
 
-    from modelyard.data.augment.crop_box import SCALARS, crop_box
+    from modelyard.data.draws import SCALARS, crop_box
 
     cv2.setNumThreads(0)
     files = [path.read_bytes() for path in _jpegs(folder)]

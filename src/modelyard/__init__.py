@@ -13,9 +13,8 @@ if TYPE_CHECKING:
     from modelyard.comparison.leaderboard import Leaderboard, leaderboard
     from modelyard.comparison.matrix import MatrixResult, matrix
     from modelyard.config import Config, load_config
-    from modelyard.data.dataset import ArrayDataset, DataContext, Dataset, Feature
+    from modelyard.data.dataset import ArrayDataset, DataContext, Dataset, Feature, GeneratorDataset
     from modelyard.data.manage import convert, data_info, fetch, show_data, verify_data
-    from modelyard.data.sources.generator import GeneratorDataset
     from modelyard.errors import UserError
     from modelyard.launcher.local import launch, stop
     from modelyard.launcher.submit import submit
@@ -44,8 +43,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "modelyard.cli.app": ("main",),
     "modelyard.config": ("Config", "load_config"),
-    "modelyard.data.dataset": ("ArrayDataset", "DataContext", "Dataset", "Feature"),
-    "modelyard.data.sources.generator": ("GeneratorDataset",),
+    "modelyard.data.dataset": ("ArrayDataset", "DataContext", "Dataset", "Feature", "GeneratorDataset"),
     "modelyard.data.manage": ("convert", "data_info", "fetch", "show_data", "verify_data"),
     "modelyard.errors": ("UserError",),
     "modelyard.launcher.local": ("launch", "stop"),

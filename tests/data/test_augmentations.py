@@ -249,7 +249,7 @@ def plain_warp(image: Array, matrix: NDArray[np.float64]) -> NDArray[np.float64]
 
 
 def test_warp_agrees_with_plain_numpy() -> None:
-    from modelyard.data.augment.pixels import warp
+    from modelyard.data.augment.geometry import warp
 
     matrices = np.random.default_rng(1).normal(np.eye(2, 3), [0.3, 0.3, 3], (8, 2, 3))
     made = warp(
@@ -287,7 +287,7 @@ def test_rotation_takes_every_angle_of_its_range() -> None:
 
 
 def test_a_crop_is_the_box_resized_by_bilinear_sampling() -> None:
-    from modelyard.data.augment.pixels import resize_boxes
+    from modelyard.data.augment.geometry import resize_boxes
 
     boxes = np.array([[0, 0, 12, 10], [2, 3, 5, 4], [11, 9, 1, 1], [0, 4, 12, 6], [3, 0, 2, 10]], np.float32)
     made = resize_boxes(ops.convert_to_tensor(IMAGES[:5]), *(ops.convert_to_tensor(v) for v in boxes.T.copy()))
@@ -303,8 +303,7 @@ def test_a_crop_is_the_box_resized_by_bilinear_sampling() -> None:
 
 
 def test_random_resized_crop_takes_the_boxes_of_the_host() -> None:
-    from modelyard.data.augment.crop_box import crop_box
-    from modelyard.data.draws import HOST, Draws, fold
+    from modelyard.data.draws import HOST, Draws, crop_box, fold
 
     ramp = np.broadcast_to(np.arange(40, dtype=np.float32)[:, None, None], (40, 30, 1))
     made, _ = augmented("random_resized_crop(scale=[0.1, 0.5])", images=many(ramp, 50))

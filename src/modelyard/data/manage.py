@@ -17,10 +17,10 @@ from modelyard.data.dataset import IMAGE, LABEL, TRAIN, VALIDATION, Dataset, lab
 from modelyard.data.decoded import DecodedDataset, raw_examples_of
 from modelyard.data.open_dataset import load_dataset, open_dataset
 from modelyard.data.records.convert import ConvertReport, convert_items
-from modelyard.data.records.converted import DATASET_JSON, read_dataset_json
+from modelyard.data.records.converted import read_dataset_json
 from modelyard.data.records.items import RecordExamples, describe_record
+from modelyard.data.sources.files import kind_of
 from modelyard.data.sources.remote import local_tree
-from modelyard.data.splits import are_classes
 from modelyard.data.verify import VerifyReport, verify, verify_folder
 from modelyard.errors import DataError
 from modelyard.storage import cache_folder, is_remote
@@ -74,7 +74,7 @@ def convert(
     if not isinstance(dataset, DecodedDataset):
         processes = 1  # the examples are in this process
     items = raw_examples_of(dataset)
-    if not all(are_classes(each.labels) for each in items.values()):
+    if not all(each.label_kind == "class" for each in items.values()):
         raise DataError(f"the labels of {source} are no classes, and records hold one class an example. Train from it.")
     told = {"dataset": source, "split_seed": config.split_seed, "validation_fraction": validation_fraction}
     with bar("converting", sum(dataset.sizes().values())) as progress:
@@ -133,7 +133,7 @@ def data_info(source: str, origin: str = "Python", **options: Any) -> dict[str, 
         "source": source,
         "classes": list(dataset.classes),
         "splits": splits,
-        "image": None if image is None else {"shape": list(image.shape), "dtype": image.dtype},
+        "image": None if image is None else image.as_json(),
         "sizes": _sizes(dataset),
         "record": _record(dataset),
         "fingerprint": dataset.fingerprint(),
@@ -152,7 +152,7 @@ def verify_data(source: str, origin: str = "Python", **options: Any) -> VerifyRe
     cache = cache_folder(config.cache_dir)
     folder = local_tree(source, cache) if is_remote(source) else Path(source).expanduser()
     threads = config.input_threads or available_cores()
-    if is_path(source) and (folder / DATASET_JSON).is_file():
+    if is_path(source) and kind_of(folder) == "converted":
         examples = sum(split.examples for split in read_dataset_json(folder).splits.values())
         with bar("verifying", examples) as progress:
             return verify_folder(folder, cache=cache, threads=threads, progress=_counted(progress))

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 _ORDER_DOMAIN = 0x6F72646572  # keeps these draws apart from other uses of the same seed
 _BLOCK_DOMAIN = 0x626C6F636B
 _WINDOW_DOMAIN = 0x77696E646F77
+_SPLIT_DOMAIN = 0x73706C6974
 
 BLOCK = 256
 """So many neighbours in storage stay together in the first of two levels."""
@@ -43,6 +44,33 @@ def raw_draws(seed: int, domain: int, number: int, count: int, part: int = 0) ->
 def permutation(seed: int, domain: int, number: int, size: int, part: int = 0) -> NDArray[np.int64]:
     """A permutation of ``size`` things: the order of random keys, equal keys by index."""
     return np.argsort(raw_draws(seed, domain, number, size, part), kind="stable").astype(np.int64)
+
+
+def stratified(labels: NDArray[np.generic], fraction: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns the indices of the larger and of the smaller part; the smaller has ``fraction`` of every class.
+
+    A class with a single example stays in the larger part, unless all classes have a single example.
+    """
+    chosen = []
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        count = min(round(len(members) * fraction), len(members) - 1)
+        chosen.append(members[permutation(seed, _SPLIT_DOMAIN, int(label), len(members))[:count]])
+    smaller = np.sort(np.concatenate(chosen))
+    if len(smaller) == 0 and len(labels) > 1:
+        order = permutation(seed, _SPLIT_DOMAIN, -1, len(labels))
+        _, classes, counts = np.unique(labels, return_inverse=True, return_counts=True)
+        spare = counts[classes[order]] > 1
+        smaller = order[spare][:1] if spare.any() else order[:1]
+    larger = np.setdiff1d(np.arange(len(labels)), smaller)
+    return larger.astype(np.int64), smaller.astype(np.int64)
+
+
+def random_parts(count: int, fraction: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns what `stratified` returns, for examples without classes. Neither part is empty."""
+    order = permutation(seed, _SPLIT_DOMAIN, -1, count)
+    smaller = min(max(round(count * fraction), 1), count - 1)
+    return np.sort(order[smaller:]), np.sort(order[:smaller])
 
 
 class Order:

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 from modelyard.config.durations import RunLength
 from modelyard.config.schema import Config
-from modelyard.data.augment.crop_box import SCALARS, crop_box
 from modelyard.data.dataset import ID, TRAIN, Arrays, Crop, Dataset, Feature
-from modelyard.data.draws import HOST, Draws, fold, halves
+from modelyard.data.draws import HOST, SCALARS, Draws, crop_box, fold, halves
 from modelyard.data.order import Order
 from modelyard.data.stream import Stream, places_for, read_all
 from modelyard.errors import UserError

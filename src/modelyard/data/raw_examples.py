@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from modelyard.data.dataset import Feature, LabelKind, label_kind
 from modelyard.errors import DataError
 
 RawExample = bytes | NDArray[np.generic]
@@ -30,6 +31,11 @@ class RawExamples(ABC):
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def label_kind(self) -> LabelKind:
+        """The kind of the labels."""
+        return label_kind(Feature(self.labels.shape[1:], self.labels.dtype.name))
 
     @cached_property
     def ids(self) -> NDArray[np.int64]:

@@ -17,7 +17,6 @@ from modelyard.data.images import decode as decode_image
 from modelyard.data.raw_examples import RawExample, RawExamples
 from modelyard.data.records.converted import DATASET_JSON, LABELS, ConvertedInfo, ShardInfo, read_dataset_json
 from modelyard.data.records.items import RecordExamples
-from modelyard.data.splits import are_classes
 from modelyard.errors import DataError
 from modelyard.system.files import explain
 
@@ -175,7 +174,7 @@ def _verify_split(
         for problem in items.index_problems():
             report.add(problem)
     found = report.splits[name] = SplitReport(len(items), _histogram(items, len(classes)))
-    outside = (items.labels < 0) | (items.labels >= len(classes)) if are_classes(items.labels) else np.zeros(0, bool)
+    outside = (items.labels < 0) | (items.labels >= len(classes)) if items.label_kind == "class" else np.zeros(0, bool)
     for worst in np.flatnonzero(outside).tolist():
         label = int(items.labels[worst])
         report.add(f"{items.name(worst)}: label {label} is out of range, there are {len(classes)} classes.")
@@ -235,7 +234,7 @@ def _digest(stored: RawExample) -> int:
 
 
 def _histogram(items: RawExamples, classes: int) -> list[int]:
-    if not are_classes(items.labels):
+    if items.label_kind != "class":
         return []
     sound = items.labels[(items.labels >= 0) & (items.labels < classes)]
     counts: list[int] = np.bincount(sound, minlength=classes).tolist()
@@ -265,7 +264,7 @@ def _find_repeated(
                 f"{len(both):,} of {len(digests[other]):,} {other} examples are also in {one}, the first: "
                 f"{splits[other].name(index)} is {splits[one].name(twin)}."
             )
-    if not all(are_classes(items.labels) for items in splits.values()):
+    if not all(items.label_kind == "class" for items in splits.values()):
         return
     labels = np.concatenate([items.labels for items in splits.values()]) if splits else np.empty(0, np.int32)
     every = np.concatenate(list(digests.values())) if digests else np.empty(0, np.uint64)

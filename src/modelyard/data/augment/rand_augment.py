@@ -17,7 +17,7 @@ from keras import ops
 
 from modelyard.data.augment.build import Batch, ImageInfo
 from modelyard.data.augment.colour import to_grey
-from modelyard.data.augment.pixels import warp
+from modelyard.data.augment.geometry import warp
 from modelyard.data.catalog import RandAugmentOptions
 from modelyard.data.dataset import IMAGE
 from modelyard.data.draws import Draws
