@@ -399,7 +399,7 @@ def test_cutout_may_be_grey_and_wholly_inside() -> None:
     assert (grey.sum(axis=(1, 2)) == 16).all()
     tops, lefts = grey.any(axis=2).argmax(axis=1), grey.any(axis=1).argmax(axis=1)
     assert (set(tops), set(lefts)) == (set(range(9)), set(range(7)))
-    with pytest.raises(DataError, match="no room inside images of 12×10"):
+    with pytest.raises(DataError, match="does not fit into images of 12×10"):
         augmented("cutout(size=11, inside=true)", images=many(np.full((12, 10, 3), 255, np.uint8)))
 
 
@@ -480,7 +480,7 @@ def test_an_odd_share_of_the_batch_is_refused_where_neighbours_are_mixed(name: s
 
 def test_mixing_needs_classes() -> None:
     nameless = ArrayDataset({"train": {"image": IMAGES, "id": LABELS}})
-    with pytest.raises(DataError, match="'mixup' mixes labels, but these examples have no class"):
+    with pytest.raises(DataError, match="'mixup' mixes labels, but the labels of these examples are not classes"):
         build_augmentation(calls("mixup"), nameless, 0)
 
 

@@ -139,7 +139,7 @@ class Draws:
         return (ops.concatenate(parts, axis=1)[:, :count] + np.float32(0.5)) * np.float32(2**-16)
 
     def normal(self, count: int) -> Any:
-        """Returns as many from the standard normal distribution, cut at ±4.4."""
+        """Returns as many numbers of the standard normal distribution, cut at ±4.4."""
         ops = self._ops
         table = ops.convert_to_tensor(_normal_table())
         parts = [ops.take(table, ops.cast(half, self._index_type), axis=0) for half in self._field(count)]

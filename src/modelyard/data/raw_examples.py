@@ -39,24 +39,20 @@ class RawExamples(ABC):
 
     @cached_property
     def ids(self) -> NDArray[np.int64]:
-        """A number per example, which derived splits keep."""
+        """A number per example. Derived splits keep it."""
         return np.arange(len(self), dtype=np.int64)
 
     @abstractmethod
     def load(self, index: int) -> RawExample:
-        """Returns the image file or the values of one example.
-
-        Raises:
-            DataError: if it can't be read or is damaged, with its name.
-        """
+        """Returns one example. A `DataError` with its name is raised if it is damaged."""
 
     @abstractmethod
     def name(self, index: int) -> str:
-        """Returns the path of an example, or a file and a position in it; for messages and tables."""
+        """Returns the path of an example, or a file and a position in it."""
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """Returns a hash that changes when the examples change; does not read them all."""
+        """Returns a hash that changes when the examples change. It need not read all of them."""
 
 
 class FileExamples(RawExamples):

@@ -101,7 +101,8 @@ def files(options: FilesOptions, context: DataContext) -> Dataset:
         raise DataError(
             "which files? Give the path as --dataset PATH, or --train_files (and --eval_files, --test_files)."
         )
-    found = _at_path(context.source, options, context) if context.source else _by_split(patterns, options, context)
+    paths = {TRAIN: context.source} if context.source else patterns
+    found = _read({split: _local(path, options, context) for split, path in paths.items()}, options, context)
     _refuse_unused("arrays" if isinstance(found, ArrayDataset) else found.kind, options)
     classes = _named_classes(options, found.classes, context)
     if isinstance(found, ArrayDataset):
@@ -115,83 +116,66 @@ def files(options: FilesOptions, context: DataContext) -> Dataset:
     return DecodedDataset(splits, classes, image).with_validation(context)
 
 
-def _at_path(source: str, options: FilesOptions, context: DataContext) -> Source | ArrayDataset:
-    path = _local(source, options, context)
-    match kind_of(path):
-        case "npz":
-            return read_npz(path, context)
-        case "npy":
-            folder = path if path.is_dir() else path.parent
-            if not (folder / "x_train.npy").is_file():
-                raise DataError(
-                    f"{path} is one array. Name arrays x_train.npy, y_train.npy and so on, and give their folder."
-                )
-            return read_npy_folder(folder, context)
-        case "csv":
-            return _of_csv({path: read_csv(path, options)}, options)
-        case "records":
-            return _of_records({TRAIN: _matching(path)}, options, context)
-        case "converted":
-            from modelyard.data.records.converted import open_converted
+def _read(paths: dict[str, Path], options: FilesOptions, context: DataContext) -> Source | ArrayDataset:
+    """Reads what is at one path, if the dataset is given by path, or the files of each split, all of one kind."""
+    kinds = {kind_of(path) for path in paths.values()}
+    if kinds == {"records"}:
+        return _of_records({split: _matching(path) for split, path in paths.items()}, options, context)
+    if kinds == {"csv"}:
+        return _of_csv(paths, options, one_split=not context.source)
+    if context.source:
+        return _at_path(paths[TRAIN], context)
+    if kinds == {"folder"}:
+        return _of_images({split: (path, images_by_class(path)) for split, path in paths.items()})
+    if kinds == {"pattern"}:
+        return _of_images({split: _images_of_pattern(path) for split, path in paths.items()})
+    raise DataError(
+        f"the files of all splits must be of one kind: folders per class, .csv files, records "
+        f"({', '.join(RECORD_ENDINGS)}) or patterns of images such as 'photos/*/*.jpg'. "
+        f"Given: {', '.join(map(str, paths.values()))}."
+    )
 
-            return Source("converted", *open_converted(path, context.cache_dir))
-        case "folder":
-            return _of_folder(path)
-        case "file":
+
+def _at_path(path: Path, context: DataContext) -> Source | ArrayDataset:
+    kind = kind_of(path)
+    if kind == "npz":
+        return read_npz(path, context)
+    if kind == "npy":
+        folder = path if path.is_dir() else path.parent
+        if not (folder / "x_train.npy").is_file():
             raise DataError(
-                f"unsupported file type: {path}. Supported: folders of images, converted folders, .csv, .npz and .npy "
-                f"files, records ({', '.join(RECORD_ENDINGS)})."
+                f"{path} is one array. Name arrays x_train.npy, y_train.npy and so on, and give their folder."
             )
-        case "pattern" | "missing":
-            raise DataError(f"there is no folder {path}.")
+        return read_npy_folder(folder, context)
+    if kind == "folder":
+        return _of_folder(path)
+    if kind == "converted":
+        from modelyard.data.records.converted import open_converted
+
+        return Source("converted", *open_converted(path, context.cache_dir))
+    if kind == "file":
+        raise DataError(
+            f"unsupported file type: {path}. Supported: folders of images, converted folders, .csv, .npz and .npy "
+            f"files, records ({', '.join(RECORD_ENDINGS)})."
+        )
+    raise DataError(f"there is no folder {path}.")
 
 
 def _of_folder(path: Path) -> Source:
     from modelyard.data.records.converted import SETTINGS
 
     folders = split_folders(path)
-    if folders:
-        if TRAIN not in folders:
-            raise DataError(f"{path} has no folder train; it has: {', '.join(f.name for f in folders.values())}.")
-        return _of_images({split: (folder, images_by_class(folder)) for split, folder in folders.items()})
-    if (path / SETTINGS).is_file():
+    if folders and TRAIN not in folders:
+        raise DataError(f"{path} has no folder train; it has: {', '.join(f.name for f in folders.values())}.")
+    if not folders and (path / SETTINGS).is_file():
         raise DataError(f"the conversion into {path} is not finished. To resume it, repeat its `modelyard convert`.")
     records = [p for p in sorted(path.iterdir()) if _is_record_name(p.name) and p.is_file()]
-    if records:
+    if not folders and records:
         raise DataError(
             f"{path} holds records. Give the files of each split: --dataset {PATH_DATASET} "
             f"--train_files '{path}/train*' --eval_files '{path}/validation*', for example; here: {records[0].name} …"
         )
-    return _of_images({TRAIN: (path, images_by_class(path))})
-
-
-def _by_split(patterns: dict[str, str], options: FilesOptions, context: DataContext) -> Source:
-    """Reads a folder, a file or a pattern for each split, all of one kind."""
-    paths = {split: _local(pattern, options, context) for split, pattern in patterns.items()}
-    kinds = {"folder" if path.is_dir() else kind_of(path) for path in paths.values()}
-    if kinds == {"records"}:
-        return _of_records({split: _matching(path) for split, path in paths.items()}, options, context)
-    if kinds == {"csv"}:
-        rows: dict[Path, dict[str, CsvRows]] = {}
-        for split, path in paths.items():
-            found = read_csv(path, options, split)
-            others = [name for name in found if name != split]
-            if others:
-                raise DataError(
-                    f"{path} is given as the {split} files, but its column {options.split_column!r} also names "
-                    f"{' and '.join(others)}. Give it as --dataset {path}."
-                )
-            rows[path] = {**rows.get(path, {}), **found}
-        return _of_csv(rows, options)
-    if kinds == {"folder"}:
-        return _of_images({split: (path, images_by_class(path)) for split, path in paths.items()})
-    if kinds == {"pattern"}:
-        return _of_images({split: _images_of_pattern(path) for split, path in paths.items()})
-    listed = ", ".join(f"{path}" for path in paths.values())
-    raise DataError(
-        f"the files of all splits must be of one kind: folders per class, .csv files, records "
-        f"({', '.join(RECORD_ENDINGS)}) or patterns of images such as 'photos/*/*.jpg'. Given: {listed}."
-    )
+    return _of_images({s: (folder, images_by_class(folder)) for s, folder in (folders or {TRAIN: path}).items()})
 
 
 def _of_images(found: dict[str, tuple[Path, Labelled]]) -> Source:
@@ -204,11 +188,20 @@ def _of_images(found: dict[str, tuple[Path, Labelled]]) -> Source:
     return Source("folder", splits, tuple(classes))
 
 
-def _of_csv(tables: dict[Path, dict[str, CsvRows]], options: FilesOptions) -> Source:
-    splits = [(split, rows) for table in tables.values() for split, rows in table.items()]
+def _of_csv(paths: dict[str, Path], options: FilesOptions, one_split: bool) -> Source:
+    splits: dict[str, CsvRows] = {}
+    for split, path in paths.items():
+        found = read_csv(path, options, split)
+        others = [name for name in found if name != split]
+        if one_split and others:
+            raise DataError(
+                f"{path} is given as the {split} files, but its column {options.split_column!r} also names "
+                f"{' and '.join(others)}. Give it as --dataset {path}."
+            )
+        splits.update(found)
     names = label_columns(options)
     if options.label_kind == "class":
-        classes = sorted_classes({str(number): rows.class_names for number, (_, rows) in enumerate(splits)})
+        classes = sorted_classes({split: rows.class_names for split, rows in splits.items()})
     else:  # columns are classes that apply or not, or values; a single value needs no name
         classes = names if options.label_kind == "flags" or len(names) > 1 else []
     numbers = {name: number for number, name in enumerate(classes)}
@@ -221,7 +214,7 @@ def _of_csv(tables: dict[Path, dict[str, CsvRows]], options: FilesOptions) -> So
             return targets.astype(np.uint8)
         return targets[:, 0] if targets.shape[1] == 1 else targets
 
-    return Source("csv", {split: rows.examples(labels(rows)) for split, rows in splits}, tuple(classes))
+    return Source("csv", {split: rows.examples(labels(rows)) for split, rows in splits.items()}, tuple(classes))
 
 
 def _of_records(paths: dict[str, list[Path]], options: FilesOptions, context: DataContext) -> Source:
