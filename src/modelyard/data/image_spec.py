@@ -2,10 +2,7 @@
 
 The dataset of a run, `predict`, `serve` and the check of exports all call `ImageSpec.write`. The run folder and
 modelyard.json of an export record the spec, so serving decodes as training did. An export holds the same arithmetic as
-TensorFlow operations (`serving/exporting/decoding.py`).
-
-**To add an image format**, add it to `IMAGE_FORMATS`. Pillow decodes it. For a faster decoder, extend `fill` and
-`decode` in `images.py`, as for JPEG.
+TensorFlow operations. To add an image format, add it to `IMAGE_FORMATS`: Pillow decodes it.
 """
 
 from __future__ import annotations

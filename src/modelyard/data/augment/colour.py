@@ -28,10 +28,13 @@ def _symmetric(draws: Draws, amount: float) -> Any:
 
 
 class _Values:
-    """The base of augmentations that need to know the range of values."""
+    """The base of augmentations that depend on the range of values."""
 
     info: ImageInfo
     needs_colour = False
+
+    def __init__(self, options: AmountOptions | HueOptions) -> None:
+        self.amount = options.amount
 
     def prepare(self, info: ImageInfo) -> None:
         if self.needs_colour and info.shape[2] != 3:
@@ -42,9 +45,6 @@ class _Values:
 class Brightness(_Values):
     """Adds one number per example to all pixels."""
 
-    def __init__(self, options: AmountOptions) -> None:
-        self.amount = options.amount
-
     def __call__(self, batch: Batch, draws: Draws) -> Batch:
         """Returns the augmented batch."""
         shift = _symmetric(draws, self.amount * self.info.scale)
@@ -53,9 +53,6 @@ class Brightness(_Values):
 
 class Contrast(_Values):
     """Moves values away from the mean of their channel, or towards it, by one factor per example."""
-
-    def __init__(self, options: AmountOptions) -> None:
-        self.amount = options.amount
 
     def __call__(self, batch: Batch, draws: Draws) -> Batch:
         """Returns the augmented batch."""
@@ -69,9 +66,6 @@ class Saturation(_Values):
 
     needs_colour = True
 
-    def __init__(self, options: AmountOptions) -> None:
-        self.amount = options.amount
-
     def __call__(self, batch: Batch, draws: Draws) -> Batch:
         """Returns the augmented batch."""
         images = ops.cast(batch[IMAGE], "float32")
@@ -83,9 +77,6 @@ class Hue(_Values):
     """Rotates colours on the circle of hues; the lightest and darkest channel of a pixel keep their values."""
 
     needs_colour = True
-
-    def __init__(self, options: HueOptions) -> None:
-        self.amount = options.amount
 
     def __call__(self, batch: Batch, draws: Draws) -> Batch:
         """Returns the augmented batch."""
@@ -110,11 +101,11 @@ class Noise(_Values):
     """Adds normal noise to every value."""
 
     def __init__(self, options: NoiseOptions) -> None:
-        self.spread = options.spread
+        self.amount = options.spread
 
     def __call__(self, batch: Batch, draws: Draws) -> Batch:
         """Returns the augmented batch."""
         images = ops.cast(batch[IMAGE], "float32")
         _, height, width, channels = images.shape
         noise = ops.reshape(draws.normal(height * width * channels), (-1, height, width, channels))
-        return {**batch, IMAGE: self.info.clip(images + noise * (self.spread * self.info.scale))}
+        return {**batch, IMAGE: self.info.clip(images + noise * (self.amount * self.info.scale))}

@@ -42,51 +42,30 @@ class CsvRows:
         return FileExamples(self.folder, self.paths, labels)
 
 
-def read_csv(path: Path, options: FilesOptions, split: str = TRAIN) -> dict[str, CsvRows]:
+def read_csv(
+    path: Path, options: FilesOptions, split: str = TRAIN, *, to_predict: bool = False, check_images: bool = True
+) -> dict[str, CsvRows]:
     """Reads the rows of each split.
 
     Args:
         path: the file; its first line names the columns.
         options: which columns hold what.
         split: the split of rows that name none.
+        to_predict: whether all rows are of ``split``, and labels may be missing. Only class names are read then.
+        check_images: whether a missing image is an error.
 
     Raises:
         DataError: with the line, for a missing column, a missing image, or a value that is not a number.
     """
-    return _read(path, options, split, labelled=True, check_images=True)
-
-
-def read_csv_to_predict(path: Path, options: FilesOptions) -> CsvRows:
-    """Reads all rows in order. Labels may be missing; only class names are read.
-
-    Raises:
-        DataError: like `read_csv`.
-    """
-    return _read(path, options, TRAIN, labelled=False, check_images=True)[TRAIN]
-
-
-def image_paths(path: Path, options: FilesOptions) -> list[str]:
-    """Returns the paths of the images that a file lists. They are not checked."""
-    return _read(path, options, TRAIN, labelled=False, check_images=False)[TRAIN].paths
-
-
-def label_columns(options: FilesOptions, columns: Sequence[str] = ()) -> list[str]:
-    """Returns the names of the label columns: one of class names, any number of others."""
-    if options.label_kind == "class" or options.label_column in columns:
-        return [options.label_column]
-    return [name.strip() for name in options.label_column.split(",") if name.strip()]
-
-
-def _read(path: Path, options: FilesOptions, split: str, *, labelled: bool, check_images: bool) -> dict[str, CsvRows]:
     found: dict[str, CsvRows] = {}
     lines = _lines(path)
     _, names = next(lines)
-    columns = _columns(path, names, options, labelled)
+    columns = _columns(path, names, options, to_predict)
     for line, row in lines:
         where = f"{path}:{line}"
-        named = row[columns.split].strip().lower() if labelled and columns.split is not None else ""
+        named = row[columns.split].strip().lower() if columns.split is not None and not to_predict else ""
         rows = found.setdefault(_split(named, where) if named else split, CsvRows(path.parent))
-        _add_labels(rows, [(names[n], row[n].strip()) for n in columns.labels], options.label_kind, labelled, where)
+        _add_labels(rows, [(names[n], row[n].strip()) for n in columns.labels], options.label_kind, to_predict, where)
         if columns.image is None:
             rows.values.append(_numbers([(names[n], row[n]) for n in columns.values], where))
             continue
@@ -100,6 +79,13 @@ def _read(path: Path, options: FilesOptions, split: str, *, labelled: bool, chec
     if not found:
         raise DataError(f"{path} holds no rows below its first line.")
     return found
+
+
+def label_columns(options: FilesOptions, columns: Sequence[str] = ()) -> list[str]:
+    """Returns the names of the label columns: one of class names, any number of others."""
+    if options.label_kind == "class" or options.label_column in columns:
+        return [options.label_column]
+    return [name.strip() for name in options.label_column.split(",") if name.strip()]
 
 
 def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -133,7 +119,7 @@ class _Columns:
     values: list[int]
 
 
-def _columns(path: Path, names: Sequence[str], options: FilesOptions, labelled: bool) -> _Columns:
+def _columns(path: Path, names: Sequence[str], options: FilesOptions, to_predict: bool) -> _Columns:
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise DataError(f"{path}:1: two columns are named {twice[0]!r}.")
@@ -148,11 +134,11 @@ def _columns(path: Path, names: Sequence[str], options: FilesOptions, labelled: 
             )
         return names.index(name)
 
-    labels = [number(name, "label_column") for name in label_columns(options, names) if labelled or name in names]
+    labels = [number(name, "label_column") for name in label_columns(options, names) if name in names or not to_predict]
     split = None
     if options.split_column in names and options.split_column:  # pandas writes a column without a name
         split = names.index(options.split_column)
-    elif labelled and options.split_column not in ("", FilesOptions.model_fields["split_column"].default):
+    elif not to_predict and options.split_column not in ("", FilesOptions.model_fields["split_column"].default):
         split = number(options.split_column, "split_column")
     if not options.value_columns:
         return _Columns(labels, split, number(options.image_column, "image_column"), [])
@@ -160,7 +146,7 @@ def _columns(path: Path, names: Sequence[str], options: FilesOptions, labelled: 
         values = [i for i in range(len(names)) if i not in (*labels, split)]
     else:
         values = [number(name, "value_columns") for name in options.value_columns]
-        leaks = [i for i in values if labelled and i in (*labels, split)]
+        leaks = [i for i in values if i in (*labels, split) and not to_predict]
         if leaks:
             raise DataError(
                 f"{path}:1: the column {names[leaks[0]]!r} is {'the label' if leaks[0] in labels else 'the split'}; as "
@@ -178,12 +164,12 @@ def _split(named: str, where: str) -> str:
     return split
 
 
-def _add_labels(rows: CsvRows, cells: list[tuple[str, str]], kind: str, required: bool, where: str) -> None:
-    if required and not all(text for _, text in cells):
+def _add_labels(rows: CsvRows, cells: list[tuple[str, str]], kind: str, to_predict: bool, where: str) -> None:
+    if not to_predict and not all(text for _, text in cells):
         raise DataError(f"{where}: the label is empty.")
     if kind == "class":
         rows.class_names += [text for _, text in cells]
-    elif required:
+    elif not to_predict:
         numbers = _numbers(cells, where)
         wrong = np.flatnonzero(~np.isin(numbers, (0, 1)))
         if kind == "flags" and len(wrong):

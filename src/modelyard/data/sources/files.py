@@ -21,7 +21,7 @@ from modelyard.data.catalog import FilesOptions
 from modelyard.data.dataset import TEST, TRAIN, VALIDATION, ArrayDataset, DataContext, Dataset
 from modelyard.data.image_spec import IMAGE_SUFFIXES, ImageOptions
 from modelyard.data.raw_examples import ArrayExamples, FileExamples, RawExamples
-from modelyard.data.sources.csv_file import CsvRows, image_paths, label_columns, read_csv, read_csv_to_predict
+from modelyard.data.sources.csv_file import CsvRows, label_columns, read_csv
 from modelyard.data.sources.folder import (
     Labelled,
     files_in,
@@ -283,7 +283,7 @@ def read_to_predict(sources: Sequence[str], options: FilesOptions, cache: Path) 
     paths = [Path(source).expanduser() for source in sources]
     kinds = [kind_of(path) for path in paths]
     if kinds == ["csv"]:
-        rows = read_csv_to_predict(paths[0], options)
+        rows = read_csv(paths[0], options, to_predict=True)[TRAIN]
         return FilesToPredict(rows.examples(), rows.class_names or None)
     if kinds == ["npz"]:
         values, labels = read_npz_to_predict(paths[0])
@@ -333,8 +333,12 @@ def _local(path: str, options: FilesOptions, context: DataContext) -> Path:
     """Returns a path on this machine. Files in cloud storage are copied to the cache."""
     if not is_remote(path):
         return Path(path).expanduser()
+
+    def images(table: Path) -> list[str]:
+        return read_csv(table, options, to_predict=True, check_images=False)[TRAIN].paths
+
     lists_images = path.lower().endswith(".csv") and not options.value_columns
-    return local_tree(path, context.cache_dir, (lambda copy: image_paths(copy, options)) if lists_images else None)
+    return local_tree(path, context.cache_dir, images if lists_images else None)
 
 
 def _is_pattern(path: Path) -> bool:
