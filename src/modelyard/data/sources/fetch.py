@@ -15,7 +15,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 from urllib.parse import urlsplit
 
 from modelyard.errors import DataError, unknown
@@ -228,27 +228,18 @@ def _response(source: Source, start: int, timeout: float) -> Any:
     if start:
         request.add_header("Range", f"bytes={start}-")
     try:
-        return _opener().open(request, timeout=timeout)
+        return urllib.request.build_opener(_NoFtp).open(request, timeout=timeout)
     except urllib.error.HTTPError as error:
         raise _unreachable(source, f"the server answered {error.code} {error.reason}") from error
     except (OSError, http.client.HTTPException) as error:
         raise _unreachable(source, str(getattr(error, "reason", None) or error)) from error
 
 
-def _opener() -> urllib.request.OpenerDirector:
-    """`build_opener` would follow redirections to ftp too."""
-    opener = urllib.request.OpenerDirector()
-    for handler in (
-        urllib.request.ProxyHandler,
-        urllib.request.UnknownHandler,
-        urllib.request.HTTPHandler,
-        urllib.request.HTTPSHandler,
-        urllib.request.HTTPDefaultErrorHandler,
-        urllib.request.HTTPRedirectHandler,
-        urllib.request.HTTPErrorProcessor,
-    ):
-        opener.add_handler(handler())
-    return opener
+class _NoFtp(urllib.request.FTPHandler):
+    """Refuses redirections to FTP."""
+
+    def ftp_open(self, req: urllib.request.Request) -> NoReturn:
+        raise urllib.error.URLError("unknown url type: ftp")
 
 
 def _unreachable(source: Source, why: str) -> DataError:
