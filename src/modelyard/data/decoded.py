@@ -154,7 +154,7 @@ class DecodedDataset(Dataset):
 
 
 class _DatasetExamples(RawExamples):
-    """The examples of any dataset, as it returns them."""
+    """The examples of any dataset."""
 
     def __init__(self, dataset: Dataset, split: str) -> None:
         self.dataset, self.split = dataset, split
@@ -165,16 +165,12 @@ class _DatasetExamples(RawExamples):
         self.labels = np.asarray(labels)
 
     def load(self, index: int) -> RawExample:
-        """Reads one example."""
-        value = self.dataset.read(self.split, np.array([index]))[IMAGE][0]
-        return np.asarray(value)
+        return np.asarray(self.dataset.read(self.split, np.array([index]))[IMAGE][0])
 
     def name(self, index: int) -> str:
-        """Returns its name in the dataset."""
         return self.dataset.name(self.split, index)
 
     def fingerprint(self) -> str:
-        """Hashes the fingerprint of the dataset and the split."""
         return hashlib.sha256(f"{self.dataset.fingerprint()}/{self.split}".encode()).hexdigest()
 
 

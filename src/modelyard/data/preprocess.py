@@ -83,7 +83,6 @@ class _PreprocessedDataset(Dataset):
 
     @property
     def stored(self) -> Dataset:
-        """The dataset before preprocessing."""
         return self._dataset
 
     @property
@@ -130,7 +129,6 @@ class _PreprocessedDataset(Dataset):
         return example
 
     def fingerprint(self) -> str:
-        """Hashes the fingerprint of the dataset, the calls, and their code."""
         digest = hashlib.sha256(self._dataset.fingerprint().encode())
         for name, step in self._steps:
             try:

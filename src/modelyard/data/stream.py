@@ -69,9 +69,8 @@ class Stream:
         self._pieces = -(-batch_size // PIECE)
         self._change = threading.Condition()
         self._workers: list[threading.Thread] = []
-        self._generation = 0  # a jump to another batch starts a new one; results of older ones are dropped
         self._first = 0  # the batch that the caller wants next
-        self._start = 0  # the first batch of the generation
+        self._start = 0  # the batch at which reading began; -1 while nothing is read
         self._claimed = 0  # pieces given to threads since then
         self._missing: dict[int, int] = {}
         self._failed: dict[int, BaseException] = {}
@@ -133,15 +132,14 @@ class Stream:
 
     def _stop_reading(self) -> None:
         """Waits, with the lock held, until no thread writes into the buffers."""
-        self._generation += 1
-        self._missing, self._failed = {}, {}
         self._first = self._start = -1
         while self._running:
             self._change.wait()
+        self._missing, self._failed = {}, {}
 
     def _work(self) -> None:
         while (claim := self._claim()) is not None:
-            generation, batch, piece = claim
+            batch, piece = claim
             start = piece * PIECE
             stop = min(start + PIECE, self._batch_size)
             base = batch % self._slots * self._batch_size
@@ -153,15 +151,14 @@ class Stream:
                 error = raised
             with self._change:
                 self._running -= 1
-                if generation == self._generation:
-                    self._missing[batch] -= 1
-                    if error is not None:
-                        self._failed.setdefault(batch, error)
-                if generation != self._generation or not self._missing[batch]:
+                self._missing[batch] -= 1
+                if error is not None:
+                    self._failed.setdefault(batch, error)
+                if not self._missing[batch] or not self._running:
                     self._change.notify_all()
 
-    def _claim(self) -> tuple[int, int, int] | None:
-        """Waits for a free slot; returns generation, batch and piece to read, or None if the stream is closed."""
+    def _claim(self) -> tuple[int, int] | None:
+        """Waits for a free slot; returns the batch and piece to read, or None if the stream is closed."""
         with self._change:
             while not self._closed:
                 batch = self._start + self._claimed // self._pieces
@@ -171,7 +168,7 @@ class Stream:
                     self._missing.setdefault(batch, self._pieces)
                     self._claimed += 1
                     self._running += 1
-                    return self._generation, batch, piece
+                    return batch, piece
                 self._change.wait()
         return None
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from modelyard.data.catalog import FilesOptions
 from modelyard.data.dataset import TRAIN
 from modelyard.data.raw_examples import ArrayExamples, FileExamples, RawExamples
-from modelyard.data.sources.folder import SPLIT_NAMES
+from modelyard.data.sources.folder import SPLIT_NAMES, split_named
 from modelyard.errors import DataError, unknown
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -63,7 +63,7 @@ def read_csv(
     columns = _columns(path, names, options, to_predict)
     for line, row in lines:
         where = f"{path}:{line}"
-        named = row[columns.split].strip().lower() if columns.split is not None and not to_predict else ""
+        named = row[columns.split].strip() if columns.split is not None and not to_predict else ""
         rows = found.setdefault(_split(named, where) if named else split, CsvRows(path.parent))
         _add_labels(rows, [(names[n], row[n].strip()) for n in columns.labels], options.label_kind, to_predict, where)
         if columns.image is None:
@@ -158,7 +158,7 @@ def _columns(path: Path, names: Sequence[str], options: FilesOptions, to_predict
 
 
 def _split(named: str, where: str) -> str:
-    split = next((split for split, names in SPLIT_NAMES.items() if named in names), None)
+    split = split_named(named)
     if split is None:
         raise DataError(f"{where}: {unknown('split', named, [n for names in SPLIT_NAMES.values() for n in names])}")
     return split

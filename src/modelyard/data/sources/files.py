@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -178,14 +178,20 @@ def _of_folder(path: Path) -> Source:
     return _of_images({s: (folder, images_by_class(folder)) for s, folder in (folders or {TRAIN: path}).items()})
 
 
-def _of_images(found: dict[str, tuple[Path, Labelled]]) -> Source:
-    classes = sorted_classes({split: [name for _, name in labelled] for split, (_, labelled) in found.items()})
+def _class_indices(names: Mapping[str, Sequence[str]]) -> tuple[tuple[str, ...], dict[str, NDArray[np.int32]]]:
+    """Returns the classes of all splits, and the indices of the names of each split."""
+    classes = sorted_classes(names)
     numbers = {name: number for number, name in enumerate(classes)}
+    return tuple(classes), {split: np.array([numbers[n] for n in named], np.int32) for split, named in names.items()}
+
+
+def _of_images(found: dict[str, tuple[Path, Labelled]]) -> Source:
+    classes, labels = _class_indices({s: [name for _, name in labelled] for s, (_, labelled) in found.items()})
     splits: dict[str, RawExamples] = {
-        split: FileExamples(root, [path for path, _ in labelled], [numbers[name] for _, name in labelled])
+        split: FileExamples(root, [path for path, _ in labelled], labels[split])
         for split, (root, labelled) in found.items()
     }
-    return Source("folder", splits, tuple(classes))
+    return Source("folder", splits, classes)
 
 
 def _of_csv(paths: dict[str, Path], options: FilesOptions, one_split: bool) -> Source:
@@ -199,22 +205,19 @@ def _of_csv(paths: dict[str, Path], options: FilesOptions, one_split: bool) -> S
                 f"{' and '.join(others)}. Give it as --dataset {path}."
             )
         splits.update(found)
-    names = label_columns(options)
     if options.label_kind == "class":
-        classes = sorted_classes({split: rows.class_names for split, rows in splits.items()})
-    else:  # columns are classes that apply or not, or values; a single value needs no name
-        classes = names if options.label_kind == "flags" or len(names) > 1 else []
-    numbers = {name: number for number, name in enumerate(classes)}
-
-    def labels(rows: CsvRows) -> NDArray[Any]:
-        if options.label_kind == "class":
-            return np.array([numbers[name] for name in rows.class_names], np.int32)
-        targets = np.stack(rows.targets)
+        classes, labels = _class_indices({split: rows.class_names for split, rows in splits.items()})
+        return Source("csv", {split: rows.examples(labels[split]) for split, rows in splits.items()}, classes)
+    examples = {}
+    for split, rows in splits.items():
+        targets: NDArray[Any] = np.stack(rows.targets)
         if options.label_kind == "flags":
-            return targets.astype(np.uint8)
-        return targets[:, 0] if targets.shape[1] == 1 else targets
-
-    return Source("csv", {split: rows.examples(labels(rows)) for split, rows in splits.items()}, tuple(classes))
+            targets = targets.astype(np.uint8)
+        elif targets.shape[1] == 1:
+            targets = targets[:, 0]
+        examples[split] = rows.examples(targets)
+    names = label_columns(options)  # of the classes that apply or not, or of the values; a single value needs none
+    return Source("csv", examples, tuple(names if options.label_kind == "flags" or len(names) > 1 else ()))
 
 
 def _of_records(paths: dict[str, list[Path]], options: FilesOptions, context: DataContext) -> Source:
@@ -225,16 +228,13 @@ def _of_records(paths: dict[str, list[Path]], options: FilesOptions, context: Da
         splits = {
             split: RecordExamples(p, features, context.cache_dir, progress=progress) for split, p in paths.items()
         }
-    texts = {split: examples.class_names for split, examples in splits.items() if examples.class_names is not None}
-    if not texts:
+    if all(examples.class_names is None for examples in splits.values()):
         highest = max((int(examples.labels.max()) for examples in splits.values() if len(examples)), default=-1)
         return Source("records", dict(splits), tuple(str(i) for i in range(highest + 1)))
-    classes = sorted_classes(texts)
-    numbers = {name: number for number, name in enumerate(classes)}
-    for examples in splits.values():
-        table = np.array([numbers[name] for name in examples.class_names or ()], np.int32)
-        examples.labels = table[examples.labels]
-    return Source("records", dict(splits), tuple(classes))
+    classes, indices = _class_indices({split: examples.class_names or () for split, examples in splits.items()})
+    for split, examples in splits.items():
+        examples.labels = indices[split][examples.labels]
+    return Source("records", dict(splits), classes)
 
 
 def _feature_map(options: FilesOptions) -> FeatureMap:

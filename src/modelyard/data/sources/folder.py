@@ -18,9 +18,13 @@ SPLIT_NAMES = {
     VALIDATION: ("validation", "valid", "val", "eval", "dev"),
     TEST: ("test", "testing"),
 }
-
 Labelled = list[tuple[str, str]]
 """Paths and class names, in storage order."""
+
+
+def split_named(name: str) -> str | None:
+    """Returns the split that a folder or a cell names, if it does."""
+    return next((split for split, names in SPLIT_NAMES.items() if name.lower() in names), None)
 
 
 def split_folders(folder: Path) -> dict[str, Path]:
@@ -32,7 +36,7 @@ def split_folders(folder: Path) -> dict[str, Path]:
     found: dict[str, Path] = {}
     others = []
     for path in _folders(folder):
-        split = next((s for s, names in SPLIT_NAMES.items() if path.name.lower() in names), None)
+        split = split_named(path.name)
         if split is None:
             others.append(path.name)
         elif split in found:
