@@ -150,7 +150,7 @@ def test_help_of_every_data_command_comes_without_heavy_imports() -> None:
         (["convert", "--record_image", "x"], ["record_image: has no effect here", "these are folder"]),
         (["convert", "--to", "s3://bucket/records"], ["s3://bucket/records is not on this machine"]),
         (["data", "info", "digitss"], ["there is no dataset 'digitss'", "'digits'"]),
-        (["data", "info", "digits", "--record-image", "x"], ["record_image: has no effect here"]),
+        (["data", "info", "digits", "--record-image", "x"], ["record_image: has no use here"]),
         (["data", "info", "digits", "photos"], ["photos: is not an option"]),
         (["data", "verify", "./nowhere"], ["there is no folder nowhere"]),
         (["data", "verify", "nowhere.csv"], ["there is no file nowhere.csv"]),
