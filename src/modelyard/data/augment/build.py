@@ -100,7 +100,10 @@ def build_augmentation(
             except Exception as error:
                 error.add_note(f"This happened in the augmentation {calls[number].name!r}.")
                 raise
-        return {**batch, IMAGE: _in_type(batch[IMAGE], dtype)}
+        images = batch[IMAGE]
+        if dtype == "uint8" and images.dtype != dtype:
+            images = ops.clip(ops.round(images), 0, 255)
+        return {**batch, IMAGE: ops.cast(images, dtype)}
 
     return augment
 
@@ -131,9 +134,3 @@ def _check_share(name: str, step: Augmentation, share: int) -> None:
             f"augmentation {name!r} mixes {group} neighbours in the batch, so each device's share of it must be a "
             f"multiple of {group}; it is {share}. Change train_batch_size or gradient_accumulation."
         )
-
-
-def _in_type(images: Any, dtype: str) -> Any:
-    if dtype == "uint8" and images.dtype != dtype:
-        images = ops.clip(ops.round(images), 0, 255)
-    return ops.cast(images, dtype)

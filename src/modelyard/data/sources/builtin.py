@@ -109,7 +109,7 @@ _IDX_FILES = {
 
 def mnist(options: Options, context: DataContext) -> Dataset:
     """MNIST from its IDX files, plain or .gz."""
-    return _idx("mnist", context, tuple(str(i) for i in range(10)))
+    return _idx("mnist", context, tuple("0123456789"))
 
 
 def fashion_mnist(options: Options, context: DataContext) -> Dataset:
