@@ -165,7 +165,7 @@ Reader = tuple[Callable[[], int], Callable[[], None]]
 def read_modelyard(folder: Path) -> Reader:
     """The stream that training reads: order, records, checksums, crops, batches."""
     from modelyard.data.pipeline import STREAM_BYTES
-    from modelyard.data.stream import places_for
+    from modelyard.data.stream import slots_for
 
     pipeline = _pipeline(str(folder / "records"), SIZE)
     step = 0
@@ -179,7 +179,7 @@ def read_modelyard(folder: Path) -> Reader:
 
     def skip() -> None:
         # Skip what the threads read ahead while others were measured.
-        for _ in range(places_for(pipeline.features, BATCH, STREAM_BYTES)):
+        for _ in range(slots_for(pipeline.features, BATCH, STREAM_BYTES)):
             read()
 
     return read, skip
@@ -224,7 +224,7 @@ def read_bare(folder: Path) -> Reader:
     import cv2
     import simplejpeg
 
-    from modelyard.data.augment.crop_box import SCALARS, crop_box
+    from modelyard.data.draws import SCALARS, crop_box
 
     cv2.setNumThreads(0)
     files = [path.read_bytes() for path in _jpegs(folder)]

@@ -13,12 +13,11 @@ if TYPE_CHECKING:
     from modelyard.comparison.leaderboard import Leaderboard, leaderboard
     from modelyard.comparison.matrix import MatrixResult, matrix
     from modelyard.config import Config, load_config
-    from modelyard.data.dataset import ArrayDataset, DataContext, Dataset, Feature
+    from modelyard.data.dataset import ArrayDataset, DataContext, Dataset, Feature, GeneratorDataset
     from modelyard.data.inspection import data_info, verify_data
     from modelyard.data.records.convert import convert
     from modelyard.data.sheet import show_data
     from modelyard.data.sources.fetch import fetch
-    from modelyard.data.sources.generator import GeneratorDataset
     from modelyard.errors import UserError
     from modelyard.launcher.local import launch, stop
     from modelyard.launcher.submit import submit
@@ -48,8 +47,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "modelyard.cli.app": ("main",),
     "modelyard.config": ("Config", "load_config"),
-    "modelyard.data.dataset": ("ArrayDataset", "DataContext", "Dataset", "Feature"),
-    "modelyard.data.sources.generator": ("GeneratorDataset",),
+    "modelyard.data.dataset": ("ArrayDataset", "DataContext", "Dataset", "Feature", "GeneratorDataset"),
     "modelyard.data.inspection": ("data_info", "verify_data"),
     "modelyard.data.records.convert": ("convert",),
     "modelyard.data.sheet": ("show_data",),

@@ -249,7 +249,7 @@ def plain_warp(image: Array, matrix: NDArray[np.float64]) -> NDArray[np.float64]
 
 
 def test_warp_agrees_with_plain_numpy() -> None:
-    from modelyard.data.augment.pixels import warp
+    from modelyard.data.augment.geometry import warp
 
     matrices = np.random.default_rng(1).normal(np.eye(2, 3), [0.3, 0.3, 3], (8, 2, 3))
     made = warp(
@@ -287,7 +287,7 @@ def test_rotation_takes_every_angle_of_its_range() -> None:
 
 
 def test_a_crop_is_the_box_resized_by_bilinear_sampling() -> None:
-    from modelyard.data.augment.pixels import resize_boxes
+    from modelyard.data.augment.geometry import resize_boxes
 
     boxes = np.array([[0, 0, 12, 10], [2, 3, 5, 4], [11, 9, 1, 1], [0, 4, 12, 6], [3, 0, 2, 10]], np.float32)
     made = resize_boxes(ops.convert_to_tensor(IMAGES[:5]), *(ops.convert_to_tensor(v) for v in boxes.T.copy()))
@@ -303,8 +303,7 @@ def test_a_crop_is_the_box_resized_by_bilinear_sampling() -> None:
 
 
 def test_random_resized_crop_takes_the_boxes_of_the_host() -> None:
-    from modelyard.data.augment.crop_box import crop_box
-    from modelyard.data.draws import HOST, Draws, fold
+    from modelyard.data.draws import HOST, Draws, crop_box, fold
 
     ramp = np.broadcast_to(np.arange(40, dtype=np.float32)[:, None, None], (40, 30, 1))
     made, _ = augmented("random_resized_crop(scale=[0.1, 0.5])", images=many(ramp, 50))
@@ -400,7 +399,7 @@ def test_cutout_may_be_grey_and_wholly_inside() -> None:
     assert (grey.sum(axis=(1, 2)) == 16).all()
     tops, lefts = grey.any(axis=2).argmax(axis=1), grey.any(axis=1).argmax(axis=1)
     assert (set(tops), set(lefts)) == (set(range(9)), set(range(7)))
-    with pytest.raises(DataError, match="no room inside images of 12×10"):
+    with pytest.raises(DataError, match="does not fit into images of 12×10"):
         augmented("cutout(size=11, inside=true)", images=many(np.full((12, 10, 3), 255, np.uint8)))
 
 
@@ -481,7 +480,7 @@ def test_an_odd_share_of_the_batch_is_refused_where_neighbours_are_mixed(name: s
 
 def test_mixing_needs_classes() -> None:
     nameless = ArrayDataset({"train": {"image": IMAGES, "id": LABELS}})
-    with pytest.raises(DataError, match="'mixup' mixes labels, but these examples have no class"):
+    with pytest.raises(DataError, match="'mixup' mixes labels, but the labels of these examples are not classes"):
         build_augmentation(calls("mixup"), nameless, 0)
 
 

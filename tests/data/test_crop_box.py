@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from modelyard.data.augment.crop_box import SCALARS, crop_box
-from modelyard.data.draws import HOST, Draws
+from modelyard.data.draws import HOST, SCALARS, Draws, crop_box
 
 WORDS = np.arange(20_000, dtype=np.uint32)
 UNIFORM = Draws(1, WORDS, np.zeros_like(WORDS), ops=HOST).uniform(4).T.copy()

@@ -116,9 +116,7 @@ def test_the_host_draws_the_same_bits(kind: str) -> None:
 
 def test_draws_on_the_host_import_no_keras() -> None:
     program = "import sys, numpy as np; from modelyard.data.draws import HOST, Draws; n = np.zeros(1, np.uint32); "
-    program += (
-        "from modelyard.data.augment.crop_box import crop_box; crop_box(Draws(0, n, n, ops=HOST).uniform(4)[0], 9, 9); "
-    )
+    program += "from modelyard.data.draws import crop_box; crop_box(Draws(0, n, n, ops=HOST).uniform(4)[0], 9, 9); "
     program += "sys.exit('keras' in sys.modules)"
     assert subprocess.run([sys.executable, "-W", "error", "-c", program], check=False, timeout=60).returncode == 0
 

@@ -198,7 +198,7 @@ def test_a_file_that_is_there_is_not_downloaded_again(server: Server, tmp_path: 
 
 def test_a_page_instead_of_the_file_leaves_nothing(server: Server, tmp_path: Path) -> None:
     server.files[f"/{ARCHIVE}"] = b"<html>please log in</html>"
-    with pytest.raises(DataError, match=r"offers 26 bytes where 1,000,000 belong"):
+    with pytest.raises(DataError, match=r"offers 26 bytes, not 1,000,000"):
         fetch("cifar10", tmp_path, sources=server.sources())
     assert names(tmp_path / "cifar10") == []
 

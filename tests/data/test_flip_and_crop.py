@@ -65,7 +65,7 @@ def test_words_of_rows_are_the_same_on_the_host() -> None:
 
 
 def test_without_knowing_the_examples_an_alternating_flip_says_so() -> None:
-    with pytest.raises(DataError, match="which examples"):
+    with pytest.raises(DataError, match="needs the rows and epochs"):
         run("flip_left_right(alternate=true)")
 
 

@@ -294,7 +294,7 @@ def test_a_small_file_that_claims_to_be_huge_is_refused_at_once_and_without_its_
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_an_image_of_more_pixels_than_are_allowed_is_told_its_size() -> None:
-    with pytest.raises(DataError, match=r"it claims to be 13100×13100 pixels; the most is 170,000,000"):
+    with pytest.raises(DataError, match=r"it declares 13100×13100 pixels; the limit is 170,000,000"):
         decode(png(4, 4, 8, 2, bytes(52), (13100, 13100)), 3, "it")
 
 
@@ -477,7 +477,7 @@ def test_stored_values_may_lack_the_axis_of_channels() -> None:
 
 @pytest.mark.parametrize("shape", [(5,), (5, 5, 2), (0, 5, 3), (2, 5, 5, 3)])
 def test_stored_values_of_no_use_are_named(shape: tuple[int, ...]) -> None:
-    with pytest.raises(DataError, match=r"it\.jpg has (shape|2 channels where 3 are needed)"):
+    with pytest.raises(DataError, match=r"it\.jpg has (shape|2 channels; 3 are needed)"):
         filled(np.zeros(shape, np.uint8), 4, 4)
 
 
@@ -544,5 +544,5 @@ def test_files_that_would_start_a_program_are_no_images(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize(("stored", "wanted"), [(4, 3), (3, 4), (1, 4), (2, 1)])
 def test_numbers_of_channels_that_do_not_fit_are_named(stored: int, wanted: int) -> None:
-    with pytest.raises(DataError, match=f"has {stored} channels where {wanted} are needed"):
+    with pytest.raises(DataError, match=f"has {stored} channels; {wanted} are needed"):
         filled(np.zeros((5, 5, stored), np.uint8), 5, 5, channels=wanted)

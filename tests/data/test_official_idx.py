@@ -10,7 +10,7 @@ import pytest
 from modelyard.config import load_config
 from modelyard.data.dataset import Dataset
 from modelyard.data.open_dataset import load_dataset
-from modelyard.data.sources.official import FASHION_CLASSES
+from modelyard.data.sources.builtin import FASHION_CLASSES
 from modelyard.errors import DataError
 
 NAMES = {
@@ -93,14 +93,14 @@ WHOLE = content("train-images-idx3-ubyte", (30, 28, 28))
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        (WHOLE[:-1], "is cut off or damaged: 23519 bytes of data where 23520 belong"),
-        (WHOLE + b"\0", "is cut off or damaged"),
-        (WHOLE[:10], "is no IDX file"),
-        (b"", "is no IDX file"),
-        (b"\0\0\x0d" + WHOLE[3:], "is no IDX file of bytes"),
-        (b"<html>not found</html>", "is no IDX file"),
-        (b"\0\0\x08\0\0", "is no IDX file"),
-        (b"\0\0\x08\x03" + b"\xff" * 12 + b"\0" * 100, "is cut off or damaged"),
+        (WHOLE[:-1], "is truncated or damaged: it has 23519 bytes of data, not 23520"),
+        (WHOLE + b"\0", "is truncated or damaged"),
+        (WHOLE[:10], "is not an IDX file"),
+        (b"", "is not an IDX file"),
+        (b"\0\0\x0d" + WHOLE[3:], "is not an IDX file of bytes"),
+        (b"<html>not found</html>", "is not an IDX file"),
+        (b"\0\0\x08\0\0", "is not an IDX file"),
+        (b"\0\0\x08\x03" + b"\xff" * 12 + b"\0" * 100, "is truncated or damaged"),
         (content("train-images-idx3-ubyte", (29, 28, 28)), "holds 29 images, .* 30 labels"),
     ],
 )

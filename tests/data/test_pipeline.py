@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 import modelyard
 from modelyard.config.durations import RunLength
 from modelyard.data import pipeline as module
-from modelyard.data.augment.crop_box import SCALARS, crop_box
 from modelyard.data.dataset import ArrayDataset, Arrays, Dataset
-from modelyard.data.draws import HOST, Draws, fold, halves
+from modelyard.data.draws import HOST, SCALARS, Draws, crop_box, fold, halves
 from modelyard.data.images import fill
 from modelyard.data.open_dataset import load_dataset
 from modelyard.data.order import Order

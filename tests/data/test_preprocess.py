@@ -133,9 +133,9 @@ ODD: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("shape", r"uint8 of shape \(3, 4, 1\) as image of 9 \(train\); .*it gave uint8 of shape \(4, 4, 1\)"),
-        ("missing", r"gave nothing as image of 9 \(train\)"),
-        ("type", r"gave float64 of .* it gave uint8"),
+        ("shape", r"uint8 of shape \(3, 4, 1\) as image of 9 \(train\); .*it returned uint8 of shape \(4, 4, 1\)"),
+        ("missing", r"returned nothing as image of 9 \(train\)"),
+        ("type", r"returned float64 of .* it returned uint8"),
     ],
 )
 def test_an_example_unlike_the_first_is_named(register: Callable[..., None], change: str, message: str) -> None:

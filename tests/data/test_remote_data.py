@@ -240,7 +240,7 @@ def test_people_see_how_a_large_file_comes(tmp_path: Path, url: str, monkeypatch
     monkeypatch.setattr(console, "console", lambda: Console(file=out, force_terminal=True, width=200))
     storage.write_bytes(f"{url}/a.npz", b"x" * 1000)
     local_tree(f"{url}/a.npz", tmp_path / "cache")
-    assert f"bringing {url}/a.npz" in out.getvalue()
+    assert f"copying {url}/a.npz" in out.getvalue()
     assert "1000/1000" in out.getvalue()
     out.truncate(0)
     out.seek(0)

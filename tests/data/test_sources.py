@@ -287,7 +287,7 @@ def test_a_folder_of_any_name_is_a_folder(tmp_path: Path, name: str) -> None:
 
 def test_a_file_of_no_known_kind_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.xyz").write_text("")
-    with pytest.raises(DataError, match=r"a\.xyz is no kind of file I know"):
+    with pytest.raises(DataError, match=r"unsupported file type: .*a\.xyz"):
         load("./a.xyz")
 
 
@@ -362,7 +362,7 @@ def test_a_byte_order_mark_spaces_and_quotes_are_no_obstacle(pets: Path) -> None
         ([], {}, "is empty; its first line must name the columns"),
         ([("path", "label", "split"), ("images/0.png", "a", "val")], {}, "there are no training examples"),
         ([("x", "label"), ("1", "a")], {"value_columns": "y"}, r"no column 'y'.*--value_columns"),
-        ([("x", "label"), ("1", "2")], {"value_columns": "x,label"}, r"column 'label' is the label.*tells the answer"),
+        ([("x", "label"), ("1", "2")], {"value_columns": "x,label"}, r"'label' is the label.*gives the answer"),
         ([("label",), ("a",)], {"value_columns": "all"}, "no columns of values beside the label"),
         ([("x", "label"), ("1", "a"), ("one", "a")], {"value_columns": "all"}, r":3: 'one' in the column 'x' is not"),
         ([("x", "label"), ("nan", "a")], {"value_columns": "x"}, "'nan' in the column 'x' is not"),
@@ -486,7 +486,7 @@ def test_patterns_of_records_are_known(tmp_path: Path, pattern: str) -> None:
             load("files", train_files=f"r/{pattern}", eval_files="r/val*").read("train", np.array([6]))["image"][0],
             photo(6),
         )
-    with pytest.raises(DataError, match=r"holds records\. Say which .*--train_files"):
+    with pytest.raises(DataError, match=r"holds records\. Give the files .*--train_files"):
         sized("./r")
 
 
@@ -529,7 +529,7 @@ def test_options_of_another_kind_are_refused_all_at_once(tmp_path: Path, pets: P
     with pytest.raises(ConfigError) as raised:
         sized("./photos", label_column="kind", record_first_label=1)
     assert sorted(problem.key for problem in raised.value.problems) == ["label_column", "record_first_label"]
-    with pytest.raises(ConfigError, match="record_label: has no use here: it is for records files, these are csv"):
+    with pytest.raises(ConfigError, match="record_label: has no effect here: it is for records files, these are csv"):
         sized(pets, record_label="label")
     np.savez(tmp_path / "a.npz", x_train=np.zeros((4, 3, 3), np.uint8), y_train=np.arange(4) % 2)
     with pytest.raises(ConfigError, match="value_columns"):
@@ -667,7 +667,7 @@ def test_a_label_beyond_reason_is_refused_at_once(tmp_path: Path) -> None:
 
 def test_the_fit_of_images_needs_their_size(tmp_path: Path) -> None:
     root = photo_folder(tmp_path / "pets", 6)
-    with pytest.raises(ConfigError, match="has no use without image_size"):
+    with pytest.raises(ConfigError, match="has no effect without image_size"):
         load(root, image_fit="pad")
 
 

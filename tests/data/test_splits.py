@@ -1,15 +1,23 @@
-"""Splits that a dataset does not bring itself."""
+"""Derived splits."""
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modelyard.data.splits import stratified, with_validation
+from modelyard.data.dataset import ArrayDataset, Arrays, DataContext
+from modelyard.data.order import stratified
+from modelyard.errors import DataError
 
 relaxed = settings(deadline=None)
 label_lists = st.lists(st.integers(0, 5), min_size=1, max_size=200)
 fractions = st.floats(0.01, 0.99)
+
+
+def with_validation(train: Arrays, fraction: float, seed: int, **others: Arrays) -> ArrayDataset:
+    return ArrayDataset({"train": train, **others}).with_validation(DataContext(Path("data"), seed, fraction))
 
 
 @relaxed
@@ -68,36 +76,36 @@ def test_the_seed_changes_the_split() -> None:
 
 def test_validation_is_taken_from_train_and_ids_stay_those_of_the_whole() -> None:
     images = np.arange(40, dtype=np.uint8)[:, None, None, None]
-    made = with_validation({"train": {"image": images, "label": np.arange(40) % 2}}, 0.25, 0)
-    assert sorted(made) == ["train", "validation"]
-    for arrays in made.values():
+    made = with_validation({"image": images, "label": np.arange(40) % 2}, 0.25, 0)
+    assert sorted(made.sizes()) == ["train", "validation"]
+    for arrays in map(made.arrays, made.sizes()):
         assert arrays["image"][:, 0, 0, 0].tolist() == arrays["id"].tolist()
         assert (arrays["id"] % 2).tolist() == arrays["label"].tolist()
-    assert sorted([*made["train"]["id"], *made["validation"]["id"]]) == list(range(40))
-    assert len(made["validation"]["id"]) == 10
+    assert sorted([*made.arrays("train")["id"], *made.arrays("validation")["id"]]) == list(range(40))
+    assert len(made.arrays("validation")["id"]) == 10
 
 
 def test_ids_that_a_dataset_brings_are_kept() -> None:
     names = np.array([f"file-{i}" for i in range(10)])
-    made = with_validation({"train": {"label": np.zeros(10, int), "id": names}}, 0.2, 0)
-    assert sorted([*made["train"]["id"], *made["validation"]["id"]]) == sorted(names)
+    made = with_validation({"label": np.zeros(10, int), "id": names}, 0.2, 0)
+    assert sorted([*made.arrays("train")["id"], *made.arrays("validation")["id"]]) == sorted(names)
 
 
 def test_a_validation_split_that_is_there_stays() -> None:
-    splits = {"train": {"label": np.zeros(10, int)}, "validation": {"label": np.zeros(3, int)}}
-    assert with_validation(dict(splits), 0.2, 0) == splits
+    made = with_validation({"label": np.zeros(10, int)}, 0.2, 0, validation={"label": np.zeros(3, int)})
+    assert made.sizes() == {"train": 10, "validation": 3}
 
 
 @pytest.mark.parametrize("labels", [np.linspace(0, 1, 50), np.eye(50, dtype=int), np.zeros((50, 3), bool)])
 def test_labels_that_are_no_classes_are_split_by_chance(labels: np.ndarray) -> None:
-    found = with_validation({"train": {"label": labels, "image": np.arange(50)}}, 0.1, 0)
-    train, validation = (found[split]["image"].tolist() for split in ("train", "validation"))
+    train = {"label": labels, "image": np.arange(50)[:, None]}
+    found = with_validation(train, 0.1, 0)
+    rows, validation = (found.arrays(split)["image"][:, 0].tolist() for split in ("train", "validation"))
     assert len(validation) == 5
-    assert sorted(train + validation) == list(range(50))
+    assert sorted(rows + validation) == list(range(50))
     assert validation != list(range(5))
-    again = with_validation({"train": {"label": labels, "image": np.arange(50)}}, 0.1, 1)
-    assert again["validation"]["image"].tolist() != validation
-    assert (found["validation"]["label"] == labels[validation]).all()
+    assert with_validation(train, 0.1, 1).arrays("validation")["image"][:, 0].tolist() != validation
+    assert (found.arrays("validation")["label"] == labels[validation].astype(np.float32)).all()
 
 
 @pytest.mark.parametrize(
@@ -109,10 +117,13 @@ def test_labels_that_are_no_classes_are_split_by_chance(labels: np.ndarray) -> N
         {"label": np.zeros((4, 3, 2), int)},
         {"label": np.zeros((4, 0), int)},
         {"label": np.zeros(4, int), "image": np.zeros((5, 2, 2))},
-        {"label": np.zeros(1, int)},
-        {"image": np.zeros((5, 2, 2))},
     ],
 )
-def test_a_train_split_that_is_not_sound_is_left_for_the_dataset_to_explain(train: dict[str, np.ndarray]) -> None:
-    splits = {"train": train}
-    assert with_validation(splits, 0.2, 0) is splits
+def test_a_train_split_that_is_not_sound_is_explained(train: dict[str, np.ndarray]) -> None:
+    with pytest.raises(DataError, match="train split"):
+        with_validation(train, 0.2, 0)
+
+
+@pytest.mark.parametrize("train", [{"label": np.zeros(1, int)}, {"image": np.zeros((5, 2, 2))}])
+def test_a_train_split_without_labels_or_with_one_example_is_not_divided(train: dict[str, np.ndarray]) -> None:
+    assert with_validation(train, 0.2, 0).sizes() == {"train": len(next(iter(train.values())))}

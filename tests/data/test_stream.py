@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from modelyard.data.dataset import Arrays, Feature
-from modelyard.data.stream import PIECE, Stream, places_for, read_all
+from modelyard.data.stream import PIECE, Stream, read_all, slots_for
 
 FEATURES = {"image": Feature((2, 3), "uint8"), "number": Feature((), "int64")}
 LIMIT = 20
@@ -66,8 +66,8 @@ class Source:
 
 
 @contextlib.contextmanager
-def opened(source: Source, places: int = 4, threads: int = 3) -> Iterator[Stream]:
-    stream = Stream(source.read, FEATURES, source.batch_size, places=places, threads=threads)
+def opened(source: Source, slots: int = 4, threads: int = 3) -> Iterator[Stream]:
+    stream = Stream(source.read, FEATURES, source.batch_size, slots=slots, threads=threads)
     try:
         yield stream
     finally:
@@ -89,27 +89,27 @@ def go_through(stream: Stream, source: Source, first: int, stop: int, most: int)
 @settings(max_examples=60, deadline=None)
 @given(
     batch_size=st.integers(1, 11),
-    places=st.integers(1, 7),
+    slots=st.integers(1, 7),
     threads=st.integers(1, 6),
     most=st.integers(1, 9),
     first=st.integers(0, 40),
     length=st.integers(1, 25),
 )
 def test_every_batch_comes_once_in_order_and_whole(
-    batch_size: int, places: int, threads: int, most: int, first: int, length: int
+    batch_size: int, slots: int, threads: int, most: int, first: int, length: int
 ) -> None:
     source = Source(batch_size)
 
     def work() -> None:
-        with opened(source, places, threads) as stream:
+        with opened(source, slots, threads) as stream:
             counts = go_through(stream, source, first, first + length, most)
-            # Half of the places stay for reading ahead.
-            assert all(1 <= count <= min(most, max(places // 2, 1)) for count in counts)
+            # Half of the slots stay for reading ahead.
+            assert all(1 <= count <= min(most, max(slots // 2, 1)) for count in counts)
 
     within_limit(work)
     asked = [ask for ask in source.asked if ask[0] < first + length]
     assert len(asked) == len(set(asked)) == length * -(-batch_size // PIECE)
-    assert max(batch for batch, _, _ in source.asked) < first + length + places
+    assert max(batch for batch, _, _ in source.asked) < first + length + slots
 
 
 @settings(max_examples=30, deadline=None)
@@ -139,7 +139,7 @@ def test_the_same_batch_again_is_the_same() -> None:
 def test_how_many_batches_come_at_a_time_does_not_hang_on_the_clock() -> None:
     def counts(slow: float) -> list[int]:
         source = Source(4, slow)
-        with opened(source, places=6, threads=4) as stream:
+        with opened(source, slots=6, threads=4) as stream:
             return go_through(stream, source, 3, 40, 8)
 
     assert counts(0) == counts(0.001)
@@ -154,7 +154,7 @@ def test_an_error_is_raised_at_its_batch_and_not_before(most: int) -> None:
     bad = source.bad[5] = OSError("the disk is gone")
 
     def work() -> None:
-        with opened(source, places=8) as stream:
+        with opened(source, slots=8) as stream:
             with stream.batches(0, 1) as (arrays, count):
                 deadline = time.monotonic() + LIMIT
                 while not any(batch == 7 for batch, _, _ in source.asked):  # it was read ahead and failed already
@@ -232,22 +232,22 @@ def test_an_error_of_the_consumer_comes_through_and_the_stream_goes_on() -> None
 # -- memory and threads ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("places", [1, 2, 3, 6])
-def test_a_batch_in_use_is_not_overwritten_however_slow_its_user_is(places: int) -> None:
+@pytest.mark.parametrize("slots", [1, 2, 3, 6])
+def test_a_batch_in_use_is_not_overwritten_however_slow_its_user_is(slots: int) -> None:
     source = Source(7)
 
     def work() -> None:
-        with opened(source, places, threads=6) as stream:
+        with opened(source, slots, threads=6) as stream:
             first = 0
             while first < 12:
                 with stream.batches(first, 3) as (arrays, count):
                     source.check(arrays, first, count)
                     before = -1
-                    while before != len(source.asked):  # until the threads have filled all places there are
+                    while before != len(source.asked):  # until the threads have filled all slots there are
                         before = len(source.asked)
                         time.sleep(0.01)
                     source.check(arrays, first, count)
-                    assert max(batch for batch, _, _ in source.asked) < first + places
+                    assert max(batch for batch, _, _ in source.asked) < first + slots
                 first += count
 
     within_limit(work)
@@ -255,7 +255,7 @@ def test_a_batch_in_use_is_not_overwritten_however_slow_its_user_is(places: int)
 
 def test_memory_is_that_of_the_places() -> None:
     source = Source(5)
-    with opened(source, places=3) as stream:
+    with opened(source, slots=3) as stream:
         bases = set()
         first = 0
         while first < 20:
@@ -271,7 +271,7 @@ def test_memory_is_that_of_the_places() -> None:
 def test_close_ends_all_threads_even_while_they_read() -> None:
     before = set(threading.enumerate())
     source = Source(8, slow=0.002)
-    stream = Stream(source.read, FEATURES, 8, places=5, threads=6)
+    stream = Stream(source.read, FEATURES, 8, slots=5, threads=6)
     with stream.batches(0, 1):
         assert len(set(threading.enumerate()) - before) == 6
     within_limit(stream.close)
@@ -283,15 +283,15 @@ def test_close_ends_all_threads_even_while_they_read() -> None:
 
 def test_a_stream_that_was_never_used_has_no_threads() -> None:
     before = set(threading.enumerate())
-    stream = Stream(Source(8).read, FEATURES, 8, places=5, threads=6)
+    stream = Stream(Source(8).read, FEATURES, 8, slots=5, threads=6)
     assert set(threading.enumerate()) == before
     stream.close()
 
 
 def test_places_fill_the_budget_but_are_never_fewer_than_three() -> None:
-    assert places_for(FEATURES, 10, budget=140 * 50) == 50
-    assert places_for(FEATURES, 10, budget=1) == 3
-    assert places_for(FEATURES, 1, budget=1 << 40) == 256
+    assert slots_for(FEATURES, 10, budget=140 * 50) == 50
+    assert slots_for(FEATURES, 10, budget=1) == 3
+    assert slots_for(FEATURES, 1, budget=1 << 40) == 256
 
 
 # -- all at once ----------------------------------------------------------------------------------------------------
@@ -333,7 +333,7 @@ def test_a_stream_with_an_end_reads_nothing_beyond_it() -> None:
         with lock:
             read.append(batch)
 
-    stream = Stream(fill, {"x": Feature((), "int64")}, 4, places=8, threads=3, count=5)
+    stream = Stream(fill, {"x": Feature((), "int64")}, 4, slots=8, threads=3, count=5)
     try:
         done = 0
         while done < 5:

@@ -15,14 +15,13 @@ RawType = Literal["uint8", "int8", "uint16", "int16", "int32", "int64", "float16
 """Types of raw values in records."""
 
 
-def _two(value: Any) -> list[Any]:
-    """One number is height and width."""
+def _height_and_width(value: Any) -> list[Any]:
     sizes = parse_list(value)
     return sizes * 2 if len(sizes) == 1 else sizes
 
 
 _Edge = Annotated[int, Field(ge=1, le=1 << 15)]
-ImageSize = Annotated[tuple[_Edge, _Edge], BeforeValidator(_two)]
+ImageSize = Annotated[tuple[_Edge, _Edge], BeforeValidator(_height_and_width)]
 
 
 def _ordered(pair: tuple[float, float]) -> tuple[float, float]:
@@ -36,7 +35,7 @@ _Ratio = Annotated[float, Field(ge=0.05, le=20)]
 
 
 class SyntheticOptions(Options):
-    """Size and shape of the synthetic dataset."""
+    """Options of the synthetic dataset."""
 
     synthetic_examples: int = Field(1000, ge=10, description="training examples; validation and test get a fifth each")
     synthetic_shape: Shape = Field((32, 32, 3), description="shape of an image, such as 32,32,3", min_length=1)
@@ -45,31 +44,31 @@ class SyntheticOptions(Options):
 
 
 _PATH: dict[str, Any] = {"path": True}
-"""Marks options that name files: a run keeps them as absolute paths."""
+"""Marks options that name files: config.yaml stores them as absolute paths."""
 
 
 class FilesOptions(Options):
-    """Where the examples of a user's own files are, and what is made of them."""
+    """Options of a user's own files."""
 
     train_files: str | None = Field(
         None, json_schema_extra=_PATH, description="training files: a folder, a file, or a pattern with *"
     )
     eval_files: str | None = Field(None, json_schema_extra=_PATH, description="the same for validation")
     test_files: str | None = Field(None, json_schema_extra=_PATH, description="the same for test")
-    image_size: ImageSize | None = Field(None, description="size images are given: 224, or height and width 224,160")
+    image_size: ImageSize | None = Field(None, description="size to resize images to: 224, or height and width 224,160")
     image_fit: Literal["crop", "stretch", "pad"] = Field(
         "crop", description="images of another shape: the middle part, distorted, or whole with black bars"
     )
     image_channels: Literal[1, 3] | None = Field(None, description="1 for grey, 3 for colour; default: as stored, or 3")
     labels_file: str | None = Field(
-        None, json_schema_extra=_PATH, description="names of the classes, one a line, in the order of their numbers"
+        None, json_schema_extra=_PATH, description="class names, one per line, in the order of their indices"
     )
     image_column: str = Field("path", description=".csv: column of image paths, relative to the file")
     label_column: str = Field("label", description=".csv: column of labels; several, with commas, of numbers or flags")
     label_kind: Literal["class", "numbers", "flags"] = Field(
-        "class", description=".csv: labels are names of classes, numbers to predict, or 0 and 1 in a column a class"
+        "class", description=".csv: labels are class names, numbers to predict, or 0 and 1 in a column per class"
     )
-    split_column: str = Field("split", description=".csv: column that says train, validation or test, if it is there")
+    split_column: str = Field("split", description=".csv: optional column with train, validation or test")
     value_columns: Names = Field((), description=".csv: columns of numbers instead of images; 'all' for all others")
     record_image: str = Field("image/encoded", description="records: feature that holds the image")
     record_label: str = Field("image/class/label", description="records: feature that holds the label")
@@ -86,43 +85,43 @@ class FilesOptions(Options):
     @field_validator("image_channels", mode="before")
     @classmethod
     def _number(cls, value: Any) -> Any:
-        """On the command line everything is text, and pydantic compares choices as they are."""
+        # On the command line everything is text, and pydantic compares choices as they are.
         return int(value) if isinstance(value, str) and value.strip().isdecimal() else value
 
 
 class PadAndCropOptions(Options):
-    """How far images are moved."""
+    """Options of `pad_and_crop`."""
 
     padding: int = Field(4, ge=1, description="pixels of padding on each side before a random crop to the old size")
-    fill: Literal["black", "reflect"] = Field("black", description="what is padded: black, or the image reflected")
+    fill: Literal["black", "reflect"] = Field("black", description="the padding: black, or the image reflected")
 
 
 class FlipOptions(Options):
-    """How often images are flipped."""
+    """Options of `flip_up_down`."""
 
     probability: float = Field(0.5, ge=0, le=1, description="share of the images that are flipped")
 
 
 class FlipLeftRightOptions(FlipOptions):
-    """How often images are mirrored."""
+    """Options of `flip_left_right`."""
 
     alternate: bool = Field(False, description="each image in every other epoch, instead of at random")
 
     @model_validator(mode="after")
     def _one_of_two(self) -> FlipLeftRightOptions:
         if self.alternate and "probability" in self.model_fields_set:
-            raise ValueError("probability stands beside alternate, which flips by epoch; give one of the two.")
+            raise ValueError("probability and alternate exclude each other; give one of the two.")
         return self
 
 
 class RotationOptions(Options):
-    """How far images are turned."""
+    """Options of `rotation`."""
 
     degrees: float = Field(15.0, ge=0, le=180, description="greatest angle, either way")
 
 
 class RandomResizedCropOptions(Options):
-    """Which part of an image is taken."""
+    """Options of `random_resized_crop`."""
 
     scale: Annotated[tuple[_Share, _Share], BeforeValidator(parse_list), AfterValidator(_ordered)] = Field(
         (0.08, 1.0), description="least and greatest area, as shares of the image"
@@ -133,159 +132,98 @@ class RandomResizedCropOptions(Options):
 
 
 class AmountOptions(Options):
-    """How far colours change."""
+    """Options of `brightness`, `contrast` and `saturation`."""
 
     amount: float = Field(0.2, ge=0, le=1, description="greatest change, either way, as a share")
 
 
 class HueOptions(Options):
-    """How far hues turn."""
+    """Options of `hue`."""
 
     amount: float = Field(0.05, ge=0, le=0.5, description="greatest turn, either way; 0.5 is half the circle")
 
 
 class NoiseOptions(Options):
-    """How much noise."""
+    """Options of `noise`."""
 
     spread: float = Field(0.05, ge=0, description="standard deviation, as a share of 255 for uint8, of 1 for floats")
 
 
 class CutoutOptions(Options):
-    """How much is hidden."""
+    """Options of `cutout`."""
 
     size: int = Field(8, ge=0, description="side of the square in pixels")
-    fill: Literal["black", "grey"] = Field("black", description="what the square is painted: black, or half of white")
-    inside: bool = Field(False, description="the whole square lies inside; else its centre does")
+    fill: Literal["black", "grey"] = Field("black", description="colour of the square: black, or half of white")
+    inside: bool = Field(False, description="the whole square is inside the image; else only its centre is")
 
 
 class MixOptions(Options):
-    """How much of its neighbour an example gets."""
+    """Options of `mixup` and `cutmix`."""
 
     alpha: float = Field(1.0, ge=0, le=100, description="shape of Beta(alpha, alpha): small mixes little; 0 not at all")
     probability: float = Field(1.0, ge=0, le=1, description="share of the examples that are mixed")
 
 
 class RandAugmentOptions(Options):
-    """How many operations, how strong."""
+    """Options of `rand_augment`."""
 
-    operations: int = Field(2, ge=1, le=10, description="operations an example")
+    operations: int = Field(2, ge=1, le=10, description="operations per example")
     magnitude: float = Field(9, ge=0, le=30, description="strength of all of them, 0 to 30")
 
 
-DATASETS.declare(
-    "digits",
-    "modelyard.data.sources.digits:digits",
-    summary="1,797 handwritten digits, 8×8 grey, 10 classes; comes with scikit-learn, needs no download",
+_Table = tuple[tuple[str, str, type[Options], str], ...]
+_DATASETS: _Table = (
+    (
+        "digits",
+        "builtin:digits",
+        Options,
+        "1,797 handwritten digits, 8×8 grey, 10 classes; comes with scikit-learn, needs no download",
+    ),
+    ("synthetic", "builtin:synthetic", SyntheticOptions, "noisy class patterns of any size and shape"),
+    ("mnist", "builtin:mnist", Options, "70,000 handwritten digits, 28×28 grey, 10 classes"),
+    ("fashion_mnist", "builtin:fashion_mnist", Options, "70,000 pieces of clothing, 28×28 grey, 10 classes"),
+    ("cifar10", "builtin:cifar10", Options, "60,000 photographs, 32×32 colour, 10 classes"),
+    ("cifar100", "builtin:cifar100", Options, "60,000 photographs, 32×32 colour, 100 classes"),
+    (
+        "files",
+        "files:files",
+        FilesOptions,
+        "your own files: --dataset PATH of a folder per class, a .csv, .npz or .npy file, or records; "
+        "or --train_files, --eval_files, --test_files",
+    ),
 )
-DATASETS.declare(
-    "synthetic",
-    "modelyard.data.sources.synthetic:synthetic",
-    options=SyntheticOptions,
-    summary="noisy class patterns of any size and shape, made on the spot",
+_AUGMENTATIONS: _Table = (
+    ("pad_and_crop", "geometry:PadAndCrop", PadAndCropOptions, "pad images, and crop them at random to their size"),
+    (
+        "random_resized_crop",
+        "geometry:RandomResizedCrop",
+        RandomResizedCropOptions,
+        "crop images at random, and resize them back",
+    ),
+    (
+        "flip_left_right",
+        "geometry:FlipLeftRight",
+        FlipLeftRightOptions,
+        "mirror images at random or in every other epoch",
+    ),
+    ("flip_up_down", "geometry:FlipUpDown", FlipOptions, "turn images upside down at random"),
+    ("rotation", "geometry:Rotation", RotationOptions, "rotate images about their center; corners become black"),
+    ("brightness", "colour:Brightness", AmountOptions, "add the same number to all pixels"),
+    ("contrast", "colour:Contrast", AmountOptions, "move values away from the mean of their channel, or towards it"),
+    ("saturation", "colour:Saturation", AmountOptions, "move colours away from grey, or towards it"),
+    ("hue", "colour:Hue", HueOptions, "rotate colours on the circle of hues"),
+    ("noise", "colour:Noise", NoiseOptions, "add normal noise to every value"),
+    ("cutout", "mix:Cutout", CutoutOptions, "paint a square at a random position"),
+    ("mixup", "mix:Mixup", MixOptions, "blend the image with its neighbour in the batch, and the labels alike"),
+    (
+        "cutmix",
+        "mix:Cutmix",
+        MixOptions,
+        "replace a box by that of the neighbour in the batch, and mix the labels by area",
+    ),
+    ("rand_augment", "rand_augment:RandAugment", RandAugmentOptions, "a few random operations per example"),
 )
-DATASETS.declare(
-    "mnist", "modelyard.data.sources.official:mnist", summary="70,000 handwritten digits, 28×28 grey, 10 classes"
-)
-DATASETS.declare(
-    "fashion_mnist",
-    "modelyard.data.sources.official:fashion_mnist",
-    summary="70,000 pieces of clothing, 28×28 grey, 10 classes",
-)
-DATASETS.declare(
-    "cifar10", "modelyard.data.sources.official:cifar10", summary="60,000 photographs, 32×32 colour, 10 classes"
-)
-DATASETS.declare(
-    "cifar100", "modelyard.data.sources.official:cifar100", summary="60,000 photographs, 32×32 colour, 100 classes"
-)
-DATASETS.declare(
-    "files",
-    "modelyard.data.sources.files:files",
-    options=FilesOptions,
-    summary="your own files: --dataset PATH of a folder per class, a .csv, .npz or .npy file, or records; "
-    "or --train_files, --eval_files, --test_files",
-)
-
-AUGMENTATIONS.declare(
-    "pad_and_crop",
-    "modelyard.data.augment.geometry:PadAndCrop",
-    options=PadAndCropOptions,
-    summary="pad with black, or by reflection, and crop at random to the old size",
-)
-AUGMENTATIONS.declare(
-    "random_resized_crop",
-    "modelyard.data.augment.geometry:RandomResizedCrop",
-    options=RandomResizedCropOptions,
-    summary="a random part of the image, resized to the old size",
-)
-AUGMENTATIONS.declare(
-    "flip_left_right",
-    "modelyard.data.augment.geometry:FlipLeftRight",
-    options=FlipLeftRightOptions,
-    summary="mirror images at random, or each in every other epoch",
-)
-AUGMENTATIONS.declare(
-    "flip_up_down",
-    "modelyard.data.augment.geometry:FlipUpDown",
-    options=FlipOptions,
-    summary="turn images upside down at random",
-)
-AUGMENTATIONS.declare(
-    "rotation",
-    "modelyard.data.augment.geometry:Rotation",
-    options=RotationOptions,
-    summary="turn images about their centre; black comes in at the corners",
-)
-AUGMENTATIONS.declare(
-    "brightness",
-    "modelyard.data.augment.colour:Brightness",
-    options=AmountOptions,
-    summary="add the same to all pixels",
-)
-AUGMENTATIONS.declare(
-    "contrast",
-    "modelyard.data.augment.colour:Contrast",
-    options=AmountOptions,
-    summary="move values away from the mean of their channel, or towards it",
-)
-AUGMENTATIONS.declare(
-    "saturation",
-    "modelyard.data.augment.colour:Saturation",
-    options=AmountOptions,
-    summary="move colours away from grey, or towards it",
-)
-AUGMENTATIONS.declare(
-    "hue",
-    "modelyard.data.augment.colour:Hue",
-    options=HueOptions,
-    summary="turn colours around the circle of hues",
-)
-AUGMENTATIONS.declare(
-    "noise",
-    "modelyard.data.augment.colour:Noise",
-    options=NoiseOptions,
-    summary="add normal noise to every value",
-)
-AUGMENTATIONS.declare(
-    "cutout",
-    "modelyard.data.augment.mix:Cutout",
-    options=CutoutOptions,
-    summary="paint a square black, at a random place",
-)
-AUGMENTATIONS.declare(
-    "mixup",
-    "modelyard.data.augment.mix:Mixup",
-    options=MixOptions,
-    summary="lay the neighbour in the batch over the image; labels are mixed alike",
-)
-AUGMENTATIONS.declare(
-    "cutmix",
-    "modelyard.data.augment.mix:Cutmix",
-    options=MixOptions,
-    summary="put a box of the neighbour in the batch into the image; labels count by area",
-)
-AUGMENTATIONS.declare(
-    "rand_augment",
-    "modelyard.data.augment.rand_augment:RandAugment",
-    options=RandAugmentOptions,
-    summary="a few operations out of a list, chosen anew for each example",
-)
+for _name, _target, _options, _summary in _DATASETS:
+    DATASETS.declare(_name, f"modelyard.data.sources.{_target}", options=_options, summary=_summary)
+for _name, _target, _options, _summary in _AUGMENTATIONS:
+    AUGMENTATIONS.declare(_name, f"modelyard.data.augment.{_target}", options=_options, summary=_summary)

@@ -1,4 +1,4 @@
-"""The dataset contract: which splits there are, what an example looks like, and examples by index.
+"""The dataset contract: splits, features, and examples by index.
 
 A dataset of your own is a function that returns a `Dataset`, registered by name:
 
@@ -9,16 +9,18 @@ A dataset of your own is a function that returns a `Dataset`, registered by name
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from modelyard.data.order import random_parts, stratified
 from modelyard.errors import DataError
 from modelyard.storage import cache_folder
 
@@ -26,8 +28,8 @@ Arrays = Mapping[str, NDArray[np.generic]]
 """Named arrays whose first axis counts examples."""
 
 Crop = Callable[[int, int, int], tuple[float, float, float, float]]
-"""``crop(place, height, width)``: top, left, height and width of the part of an image to take, where ``place`` counts
-the examples that are read together."""
+"""``crop(position, height, width)`` returns top, left, height and width of the part of an image to take. ``position``
+counts the examples that are read together."""
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 SPLITS = (TRAIN, VALIDATION, TEST)
@@ -41,14 +43,35 @@ class Feature:
     shape: tuple[int, ...]
     dtype: str
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one value."""
+        return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the form that manifests and exports store."""
+        return {"shape": list(self.shape), "dtype": self.dtype}
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> Feature:
+        """Reads `as_json`.
+
+        Raises:
+            KeyError, TypeError, ValueError: if it is invalid.
+        """
+        return cls(tuple(int(size) for size in stored["shape"]), np.dtype(stored["dtype"]).name)
+
+
+def empty_arrays(features: Mapping[str, Feature], count: int) -> dict[str, NDArray[Any]]:
+    """Returns uninitialized arrays for ``count`` examples."""
+    return {name: np.empty((count, *feature.shape), feature.dtype) for name, feature in features.items()}
+
 
 LabelKind = Literal["class", "values", "flags", "none"]
 
 
 def label_kind(feature: Feature | None) -> LabelKind:
-    """What labels are: a class (a whole number an example), values (floats), flags (whole numbers, one for each class)
-    or nothing.
-    """
+    """Returns the kind of labels: a class index, values (floats), flags (0 or 1 for each class), or none."""
     if feature is None:
         return "none"
     if "float" in feature.dtype:
@@ -58,14 +81,14 @@ def label_kind(feature: Feature | None) -> LabelKind:
 
 @dataclass(frozen=True)
 class DataContext:
-    """What a dataset may need to know besides its own options.
+    """Settings that a dataset may need besides its own options.
 
     Args:
         data_dir: folder of downloaded files.
-        split_seed: decides derived splits.
-        validation_fraction: share of train set aside where there is no validation split.
-        cache_dir: folder for what is made once and can be made again.
-        source: the path, where a dataset is named by one.
+        split_seed: seed of derived splits.
+        validation_fraction: share of train that becomes the validation split, if there is none.
+        cache_dir: folder for files that can be created again.
+        source: the path of the dataset, if it is given by path.
     """
 
     data_dir: Path
@@ -73,6 +96,16 @@ class DataContext:
     validation_fraction: float
     cache_dir: Path = field(default_factory=cache_folder)
     source: str = ""
+
+
+def divide_train(
+    labels: NDArray[np.generic], kind: LabelKind, context: DataContext
+) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+    """Returns the rows that stay in train and those of the derived validation split; None if none is to be derived."""
+    fraction, seed = context.validation_fraction, context.split_seed
+    if fraction <= 0 or len(labels) < 2:
+        return None
+    return stratified(labels, fraction, seed) if kind == "class" else random_parts(len(labels), fraction, seed)
 
 
 class Dataset(ABC):
@@ -83,51 +116,51 @@ class Dataset(ABC):
     @property
     @abstractmethod
     def features(self) -> dict[str, Feature]:
-        """What an example looks like."""
+        """Shape and type of each array of an example."""
 
     @abstractmethod
     def sizes(self) -> dict[str, int]:
-        """How many examples each split has."""
+        """Returns the number of examples of each split."""
 
     @abstractmethod
     def read(self, split: str, indices: NDArray[np.int64]) -> Arrays:
-        """The examples of ``split`` at ``indices``, in that order."""
+        """Returns the examples of ``split`` at ``indices``, in that order."""
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """Changes when the data changes."""
+        """Returns a hash that changes when the data changes."""
 
     @property
     def crops(self) -> bool:
-        """Whether `read_into` can take a part of each image while decoding."""
+        """Whether `read_into` can decode a part of each image only."""
         return False
 
     def read_into(self, split: str, indices: NDArray[np.int64], out: Arrays, crop: Crop | None = None) -> None:
-        """The same, written into ``out``, which may lack features. May be called from several threads at once.
+        """Reads examples into ``out``. Several threads may call it at once.
 
         Args:
             split: which split.
             indices: which examples.
-            out: arrays to fill.
-            crop: which part of each image to take; only where ``crops`` is true.
+            out: arrays to fill; not all features need one.
+            crop: which part of each image to take; only if ``crops`` is true.
         """
-        found = self.read(split, indices)
+        examples = self.read(split, indices)
         for name, array in out.items():
-            array[...] = found[name]
+            array[...] = examples[name]
 
     def arrays(self, split: str) -> Arrays | None:
-        """The whole split, if it is in memory."""
+        """Returns the whole split, if it is in memory."""
         return None
 
     def labels(self, split: str) -> NDArray[np.int32] | None:
-        """The class of every example, if it has one and that is known without reading them."""
+        """Returns the class index of every example, if labels are classes and known without reading the examples."""
         arrays = self.arrays(split)
         if arrays is None or label_kind(self.features.get(LABEL)) != "class":
             return None
         return np.asarray(arrays[LABEL], np.int32)
 
     def name(self, split: str, index: int) -> str:
-        """Where an example comes from, for people: a path, or its number."""
+        """Returns the path of an example, or its index; for messages."""
         return str(index)
 
     @property
@@ -136,7 +169,7 @@ class Dataset(ABC):
         return self
 
     def size(self, split: str) -> int:
-        """How many examples ``split`` has; a missing split is an error."""
+        """Returns the number of examples of ``split``. A missing split is an error."""
         sizes = self.sizes()
         if split not in sizes:
             raise DataError(f"the dataset has no {split} split. It has: {', '.join(sizes)}.")
@@ -147,10 +180,10 @@ class ArrayDataset(Dataset):
     """A dataset in memory.
 
     Args:
-        splits: for each split the named arrays: ``image`` (uint8 or float), ``label`` (whole numbers from 0; floats,
-            one or several an example, for regression; rows of 0 and 1, one for each class, for several classes an
-            example) and, if there are ids to pass through to predictions, ``id``.
-        classes: names of the classes, by default their numbers; or of the values that are predicted.
+        splits: the named arrays of each split: ``image`` (uint8 or float); ``label`` (class indices from 0; for
+            regression floats, one or several per example; for multi-label rows of 0 and 1, one for each class); and
+            optionally ``id``, which predictions repeat.
+        classes: names of the classes, by default their indices; for regression, names of the values.
 
     Raises:
         DataError: if a split is empty, arrays differ in length, or a label is out of range.
@@ -159,21 +192,21 @@ class ArrayDataset(Dataset):
     def __init__(self, splits: Mapping[str, Arrays], classes: Sequence[str] | None = None) -> None:
         if TRAIN not in splits:
             raise DataError(f"a dataset needs a train split; this one has: {', '.join(splits) or 'nothing'}.")
-        self._splits = {name: _checked(name, arrays) for name, arrays in splits.items()}
+        self._splits: dict[str, Arrays] = {name: _checked(name, arrays) for name, arrays in splits.items()}
         kind = label_kind(self.features.get(LABEL))
         if kind in ("values", "flags"):
-            self.classes = _names(classes, self.features[LABEL], kind)
+            self.classes = _label_names(classes, self.features[LABEL], kind)
         else:
-            self.classes = self._classes(classes)
-        looks = {name: _looks(arrays) for name, arrays in self._splits.items()}
-        for name, look in looks.items():
-            if look != looks[TRAIN]:
-                raise DataError(f"examples of the {name} split are {look}, those of train {looks[TRAIN]}.")
+            self.classes = self._class_names(classes)
+        expected = _signature(self._splits[TRAIN])
+        for name, arrays in self._splits.items():
+            if (found := _signature(arrays)) != expected:
+                raise DataError(f"examples of the {name} split are {found}, those of train {expected}.")
 
-    def _classes(self, named: Sequence[str] | None) -> tuple[str, ...]:
+    def _class_names(self, given: Sequence[str] | None) -> tuple[str, ...]:
         labels = {name: arrays[LABEL] for name, arrays in self._splits.items() if LABEL in arrays}
         highest = max((int(label.max()) for label in labels.values()), default=-1)
-        classes = tuple(named) if named is not None else tuple(str(i) for i in range(highest + 1))
+        classes = tuple(given) if given is not None else tuple(str(i) for i in range(highest + 1))
         for name, label in labels.items():
             worst = int(label.argmax())
             if label.ndim == 1 and int(label[worst]) >= len(classes):
@@ -183,31 +216,44 @@ class ArrayDataset(Dataset):
                 )
         return classes
 
+    def with_validation(self, context: DataContext) -> ArrayDataset:
+        """Returns the dataset with a validation split, derived from train if there is none. Ids are kept."""
+        train = self._splits[TRAIN]
+        if VALIDATION in self._splits or LABEL not in train:
+            return self
+        parts = divide_train(train[LABEL], label_kind(self.features[LABEL]), context)
+        if parts is None:
+            return self
+        divided = copy.copy(self)
+        for split, rows in zip((TRAIN, VALIDATION), parts, strict=True):
+            divided._splits = {**divided._splits, split: {name: array[rows] for name, array in train.items()}}
+        return divided
+
     @property
     def features(self) -> dict[str, Feature]:
-        """What an example looks like."""
+        """Shape and type of each array of an example."""
         return {k: Feature(v.shape[1:], v.dtype.name) for k, v in self._splits[TRAIN].items()}
 
     def sizes(self) -> dict[str, int]:
-        """How many examples each split has."""
+        """Returns the number of examples of each split."""
         return {name: len(arrays[ID]) for name, arrays in self._splits.items()}
 
     def arrays(self, split: str) -> Arrays:
-        """The whole split."""
+        """Returns the whole split."""
         self.size(split)
         return self._splits[split]
 
     def read(self, split: str, indices: NDArray[np.int64]) -> Arrays:
-        """The examples of ``split`` at ``indices``, in that order."""
+        """Returns the examples of ``split`` at ``indices``, in that order."""
         return {name: array[indices] for name, array in self.arrays(split).items()}
 
     def read_into(self, split: str, indices: NDArray[np.int64], out: Arrays, crop: Crop | None = None) -> None:
-        """The same, written into ``out``."""
+        """Copies the examples into ``out``."""
         for name, array in out.items():
             np.take(self.arrays(split)[name], indices, axis=0, out=array, mode="clip")
 
     def fingerprint(self) -> str:
-        """A hash of all values of all splits."""
+        """Hashes all values of all splits."""
         digest = hashlib.sha256(repr(self.classes).encode())
         for name, arrays in sorted(self._splits.items()):
             for key, array in sorted(arrays.items()):
@@ -217,8 +263,39 @@ class ArrayDataset(Dataset):
         return digest.hexdigest()
 
 
-def _looks(arrays: Arrays) -> str:
-    """Shapes and types of an example; text may differ in length."""
+@dataclass(frozen=True)
+class GeneratorDataset:
+    """A dataset from Python generators.
+
+    Each generator runs once. Its examples are kept as records in the cache, so their order is shuffled and a run can be
+    resumed as with any other dataset. If the code in the file or the options change, new records are created:
+
+        @modelyard.register_dataset("rings")
+        def rings(options, context):
+            def train():
+                for number in range(1000):
+                    yield {"image": draw(number), "label": number % 2}
+            return modelyard.GeneratorDataset({"train": train}, classes=["thin", "thick"])
+
+    Args:
+        splits: for each split a function without arguments that yields examples: ``image`` (an array, or the bytes of
+            an image file) and ``label`` (a class index, or a class name).
+        classes: the class names; by default the indices that occur.
+        image_size: height and width to resize images to, if they differ in size.
+        version: change it to generate the examples again after a change outside of the file.
+    """
+
+    splits: Mapping[str, Callable[[], Iterable[Mapping[str, Any]]]]
+    classes: Sequence[str] | None = None
+    image_size: tuple[int, int] | None = None
+    version: str = ""
+
+
+# -- checks of arrays -------------------------------------------------------------------------------------------------
+
+
+def _signature(arrays: Arrays) -> str:
+    """Shapes and types of an example. Text may differ in length."""
     types = {k: "text" if v.dtype.kind in "US" else v.dtype.name for k, v in arrays.items()}
     return ", ".join(f"{k} {types[k]} {'×'.join(map(str, v.shape[1:])) or 'single'}" for k, v in sorted(arrays.items()))
 
@@ -233,45 +310,41 @@ def _checked(split: str, arrays: Arrays) -> dict[str, NDArray[np.generic]]:
         raise DataError(f"the {split} split is empty.")
     if len(set(lengths.values())) != 1:
         raise DataError(f"the arrays of the {split} split differ in length: {lengths}.")
-    count = next(iter(lengths.values()))
     if LABEL in checked:
-        checked[LABEL] = _labels(split, checked[LABEL])
+        checked[LABEL] = _checked_labels(split, checked[LABEL])
     if IMAGE in checked:
-        checked[IMAGE] = _images(split, checked[IMAGE])
-    checked.setdefault(ID, np.arange(count, dtype=np.int64))
+        checked[IMAGE] = _checked_images(split, checked[IMAGE])
+    checked.setdefault(ID, np.arange(next(iter(lengths.values())), dtype=np.int64))
     for name, array in checked.items():
         if array.dtype.kind == "O":
             if not all(isinstance(value, str) for value in array.flat):
                 raise DataError(f"{name} of the {split} split holds Python objects; give numbers or text.")
-            checked[name] = array.astype(np.str_)  # a fingerprint of objects would be one of their addresses
+            checked[name] = array.astype(np.str_)  # else the fingerprint would hash addresses
     return checked
 
 
-def _labels(split: str, labels: NDArray[np.generic]) -> NDArray[np.generic]:
+def _checked_labels(split: str, labels: NDArray[np.generic]) -> NDArray[np.generic]:
     if labels.ndim == 2 and labels.shape[1] == 1 and labels.dtype.kind != "b":
         labels = labels[:, 0]
     if labels.ndim in (1, 2) and labels.dtype.kind == "f":
-        return _values(split, labels)
+        return _checked_values(split, labels)
     if labels.ndim == 2 and labels.dtype.kind in "iub":
-        return _flags(split, labels)
+        return _checked_flags(split, labels)
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise DataError(
-            f"labels of the {split} split must be whole numbers, one an example (or floats, for regression; or rows of "
-            f"0 and 1, for several classes an example); got {labels.dtype} of shape {labels.shape}. "
+            f"labels of the {split} split must be whole numbers, one per example (or floats, for regression; or rows "
+            f"of 0 and 1, for several classes per example); got {labels.dtype} of shape {labels.shape}. "
             "Give names as classes."
         )
     wide = labels.astype(np.int64)
-    if wide.min() < 0:
-        worst = int(wide.argmin())
-        raise DataError(f"label {int(wide[worst])} of example {worst} of the {split} split is below 0.")
-    if wide.max() >= 1 << 20:
-        worst = int(wide.argmax())
-        raise DataError(f"label {int(wide[worst])} of example {worst} of the {split} split is out of range.")
+    if wide.min() < 0 or wide.max() >= 1 << 20:
+        worst = int(wide.argmin() if wide.min() < 0 else wide.argmax())
+        problem = "below 0" if wide[worst] < 0 else "out of range"
+        raise DataError(f"label {int(wide[worst])} of example {worst} of the {split} split is {problem}.")
     return wide.astype(np.int32)
 
 
-def _values(split: str, labels: NDArray[np.generic]) -> NDArray[np.generic]:
-    """Floats to predict."""
+def _checked_values(split: str, labels: NDArray[np.generic]) -> NDArray[np.generic]:
     with np.errstate(over="ignore"):
         values = labels.astype(np.float32)
     wrong = np.argwhere(~np.isfinite(values))
@@ -280,8 +353,7 @@ def _values(split: str, labels: NDArray[np.generic]) -> NDArray[np.generic]:
     return values
 
 
-def _flags(split: str, labels: NDArray[np.generic]) -> NDArray[np.generic]:
-    """For each class, whether it applies."""
+def _checked_flags(split: str, labels: NDArray[np.generic]) -> NDArray[np.generic]:
     wrong = np.argwhere((labels != 0) & (labels != 1))
     if len(wrong):
         raise DataError(
@@ -291,8 +363,8 @@ def _flags(split: str, labels: NDArray[np.generic]) -> NDArray[np.generic]:
     return labels.astype(np.uint8)
 
 
-def _names(given: Sequence[str] | None, label: Feature, kind: str) -> tuple[str, ...]:
-    """Names of the classes that apply or not, or of the values."""
+def _label_names(given: Sequence[str] | None, label: Feature, kind: LabelKind) -> tuple[str, ...]:
+    """The names of flags or values."""
     count = label.shape[0] if label.shape else 1
     if given is None:
         return tuple(str(i) for i in range(count)) if kind == "flags" else ()
@@ -301,7 +373,7 @@ def _names(given: Sequence[str] | None, label: Feature, kind: str) -> tuple[str,
     return tuple(given)
 
 
-def _images(split: str, images: NDArray[np.generic]) -> NDArray[np.generic]:
+def _checked_images(split: str, images: NDArray[np.generic]) -> NDArray[np.generic]:
     if images.dtype.kind in "iub" and images.dtype != np.uint8:
         if images.min() < 0 or images.max() > 255:
             raise DataError(
@@ -310,12 +382,12 @@ def _images(split: str, images: NDArray[np.generic]) -> NDArray[np.generic]:
             )
         images = images.astype(np.uint8)
     elif images.dtype.kind == "f":
-        images = images.astype(np.float32, copy=False)  # it may be mapped from a file
-        # Some at a time: what is mapped from a file may be larger than memory.
+        images = images.astype(np.float32, copy=False)  # it may be memory-mapped
+        # In parts: a memory-mapped file may be larger than memory.
         if not all(np.isfinite(images[start : start + 1024]).all() for start in range(0, len(images), 1024)):
             raise DataError(f"images of the {split} split hold values that are not finite.")
     elif images.dtype != np.uint8:
         raise DataError(f"images of the {split} split are {images.dtype}; give uint8 (0 to 255) or floats.")
     if images.ndim == 1:
-        raise DataError(f"images of the {split} split are single numbers; give an array an example.")
+        raise DataError(f"images of the {split} split are single numbers; give an array per example.")
     return images[..., None] if images.ndim == 3 else images

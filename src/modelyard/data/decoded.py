@@ -10,10 +10,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from modelyard.data.dataset import ID, IMAGE, LABEL, TRAIN, VALIDATION, Arrays, Crop, DataContext, Dataset, Feature
+from modelyard.data.dataset import (
+    ID,
+    IMAGE,
+    LABEL,
+    TRAIN,
+    VALIDATION,
+    Arrays,
+    Crop,
+    DataContext,
+    Dataset,
+    Feature,
+    divide_train,
+    empty_arrays,
+)
 from modelyard.data.image_spec import ImageOptions, ImageSpec, UndecodableError
 from modelyard.data.raw_examples import ArrayExamples, ExampleSubset, RawExample, RawExamples
-from modelyard.data.splits import are_classes, by_chance, stratified
 from modelyard.errors import DataError
 
 _HINT = "`modelyard data verify` lists all such images, `modelyard convert --on_bad skip` leaves them out."
@@ -43,9 +55,20 @@ class DecodedDataset(Dataset):
         if not self._predicts and not len(splits.get(TRAIN, ())):
             raise DataError("there are no training examples.")
         self.splits = {name: examples for name, examples in splits.items() if len(examples)}
+        self._has_validation = VALIDATION in splits  # even if it is empty
         self.classes = tuple(classes)
         self.bad: dict[int, str] = {}
         self._image, self._labelled, self._skip_bad = image, labelled, skip_bad
+
+    def with_validation(self, context: DataContext) -> DecodedDataset:
+        """Returns the dataset with a validation split, derived from train if there is none."""
+        whole = self.splits[TRAIN]
+        parts = None if self._has_validation else divide_train(whole.labels, whole.label_kind, context)
+        if parts is None:
+            return self
+        train, validation = (ExampleSubset(whole, rows) for rows in parts)
+        splits = {**self.splits, TRAIN: train, VALIDATION: validation}
+        return DecodedDataset(splits, self.classes, self._image)
 
     @cached_property
     def image_spec(self) -> ImageSpec:
@@ -87,8 +110,8 @@ class DecodedDataset(Dataset):
     def labels(self, split: str) -> NDArray[np.int32] | None:
         """Returns the class of every example, if labels are classes."""
         self.size(split)
-        labels = self.splits[split].labels
-        return labels if self._labelled and are_classes(labels) else None
+        examples = self.splits[split]
+        return examples.labels if self._labelled and examples.label_kind == "class" else None
 
     def name(self, split: str, index: int) -> str:
         """Returns the path of the file, or the position in it."""
@@ -96,7 +119,7 @@ class DecodedDataset(Dataset):
 
     def read(self, split: str, indices: NDArray[np.int64]) -> Arrays:
         """Decodes the examples of ``split`` at ``indices``."""
-        out = {name: np.empty((len(indices), *f.shape), f.dtype) for name, f in self.features.items()}
+        out = empty_arrays(self.features, len(indices))
         self.read_into(split, indices, out)
         return out
 
@@ -108,13 +131,14 @@ class DecodedDataset(Dataset):
             out[LABEL][...] = examples.labels[indices]
         if ID in out:
             out[ID][...] = examples.ids[indices]
-        for place, index in enumerate(indices.tolist() if IMAGE in out else ()):
-            choose = None if crop is None else partial(crop, place)
+        for position, index in enumerate(indices.tolist() if IMAGE in out else ()):
+            choose = None if crop is None else partial(crop, position)
+            image = out[IMAGE][position]
             try:
-                self.image_spec.write(examples.load(index), out[IMAGE][place], partial(examples.name, index), choose)
+                self.image_spec.write(examples.load(index), image, partial(examples.name, index), choose)
             except DataError as error:
                 if self._skip_bad:
-                    out[IMAGE][place] = 0
+                    image[...] = 0
                     self.bad[index] = str(error)
                 elif isinstance(error, UndecodableError) and not self._predicts:
                     raise DataError(f"{error} {_HINT}") from error
@@ -130,7 +154,7 @@ class DecodedDataset(Dataset):
 
 
 class _DatasetExamples(RawExamples):
-    """The examples of any dataset, as it returns them."""
+    """The examples of any dataset."""
 
     def __init__(self, dataset: Dataset, split: str) -> None:
         self.dataset, self.split = dataset, split
@@ -141,16 +165,12 @@ class _DatasetExamples(RawExamples):
         self.labels = np.asarray(labels)
 
     def load(self, index: int) -> RawExample:
-        """Reads one example."""
-        value = self.dataset.read(self.split, np.array([index]))[IMAGE][0]
-        return np.asarray(value)
+        return np.asarray(self.dataset.read(self.split, np.array([index]))[IMAGE][0])
 
     def name(self, index: int) -> str:
-        """Returns its name in the dataset."""
         return self.dataset.name(self.split, index)
 
     def fingerprint(self) -> str:
-        """Hashes the fingerprint of the dataset and the split."""
         return hashlib.sha256(f"{self.dataset.fingerprint()}/{self.split}".encode()).hexdigest()
 
 
@@ -162,15 +182,3 @@ def raw_examples_of(dataset: Dataset) -> dict[str, RawExamples]:
     if missing:
         raise DataError(f"an example of this dataset has no {' and no '.join(missing)}.")
     return {split: _DatasetExamples(dataset, split) for split in dataset.sizes()}
-
-
-def with_validation_examples(splits: Mapping[str, RawExamples], context: DataContext) -> dict[str, RawExamples]:
-    """Returns ``splits`` with a validation split, which is taken from train if there is none."""
-    if context.validation_fraction <= 0 or VALIDATION in splits or len(splits.get(TRAIN, ())) < 2:
-        return dict(splits)
-    whole = splits[TRAIN]
-    if are_classes(whole.labels):
-        larger, smaller = stratified(whole.labels, context.validation_fraction, context.split_seed)
-    else:
-        larger, smaller = by_chance(len(whole), context.validation_fraction, context.split_seed)
-    return {**splits, TRAIN: ExampleSubset(whole, larger), VALIDATION: ExampleSubset(whole, smaller)}

@@ -1,12 +1,14 @@
 """Random numbers as arithmetic: a hash of (seed, position in the stream, which draw).
 
-They do not depend on devices, engine, batch size or restarts. All of it is 32-bit integer arithmetic and tables,
-so that every engine computes the same bits; on the host NumPy does, too, by the same code: ``Draws(..., ops=HOST)``.
-Keras is imported only where it is used.
+They do not depend on devices, engine, batch size or restarts. They consist of 32-bit integer arithmetic and tables, so
+every engine computes the same bits, and NumPy on the host as well: ``Draws(..., ops=HOST)``. Keras is imported when it
+is needed.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from functools import lru_cache
 from statistics import NormalDist
 from types import SimpleNamespace
@@ -26,17 +28,17 @@ HOST = SimpleNamespace(
     bitwise_xor=np.bitwise_xor,
     cast=lambda values, dtype: np.asarray(values).astype(dtype),
     concatenate=np.concatenate,
-    convert_to_tensor=np.asarray,  # an array even of one number: those of NumPy warn when they wrap around
+    convert_to_tensor=np.asarray,  # NumPy scalars warn when they overflow, arrays do not
     floor=np.floor,
     multiply=np.multiply,
     right_shift=np.right_shift,
     take=np.take,
 )
-"""What the draws need of `keras.ops`, in NumPy."""
+"""The functions of `keras.ops` that draws use, in NumPy."""
 
 
 def mix_host(value: int) -> int:
-    """`mix` for one Python integer."""
+    """Returns `mix` of one Python integer."""
     value &= _WORD
     value ^= value >> 16
     value = value * 0x7FEB352D & _WORD
@@ -56,7 +58,7 @@ def mix(words: Any, ops: Any = None) -> Any:
 
 
 def fold(*words: int) -> int:
-    """One 32-bit word from several integers of up to 64 bits."""
+    """Returns one 32-bit word from several integers of up to 64 bits."""
     state = 0x9E3779B9
     for word in words:
         for half in (word & _WORD, word >> 32 & _WORD):
@@ -65,34 +67,34 @@ def fold(*words: int) -> int:
 
 
 def seed_words(seed: int) -> NDArray[np.uint32]:
-    """What draws take from a seed: a word for positions, a word for examples."""
+    """Returns the two words that draws take from a seed: for positions, and for examples."""
     return np.array([fold(seed), fold(seed, 1)], np.uint32)
 
 
 def halves(positions: NDArray[np.uint64]) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    """The low and the high 32 bits of positions in the stream."""
+    """Returns the low and the high 32 bits of positions in the stream."""
     return (positions & np.uint64(_WORD)).astype(np.uint32), (positions >> np.uint64(32)).astype(np.uint32)
 
 
 def index_type() -> str:
-    """The type of whole numbers to compute the places of pixels with, on the device."""
+    """Returns the integer type for indices of pixels on the device."""
     import keras
 
-    # TensorFlow keeps int32 for shapes: where there is a GPU it computes with them on the host, and copies to and fro.
-    # On a CPU, int64 makes a rotation or a crop slower by a fifth to a half.
+    # TensorFlow computes int32 on the host even if there is a GPU, and copies. On a CPU, int64 makes a rotation or a
+    # crop slower by a fifth to a half.
     slow = keras.backend.backend() == "tensorflow" and keras.distribution.list_devices("gpu")
     return "int64" if slow else "int32"
 
 
 class Draws:
-    """Draws for a batch, one row an example. Each call is a new draw.
+    """Draws for a batch, one row per example. Each call is a new draw.
 
     Args:
-        seed: the run's seed; or `seed_words` of it, as a tensor, where a compiled program is to serve other seeds too.
+        seed: the run's seed; or `seed_words` of it, as a tensor, if a compiled program serves other seeds as well.
         low, high: the two 32-bit halves of each example's position in the stream, uint32 of shape [batch].
-        ops: what computes them: `keras.ops` by default, `HOST` for NumPy arrays.
-        rows: the number of each example in its split, int32 of shape [batch]; for what depends on the example.
-        epochs: the epoch that its position belongs to, int32 of shape [batch].
+        ops: `keras.ops` by default, `HOST` for NumPy arrays.
+        rows: the index of each example in its split, int32 of shape [batch]; for draws that depend on the example.
+        epochs: the epoch of each position, int32 of shape [batch].
     """
 
     def __init__(
@@ -108,50 +110,47 @@ class Draws:
         self._number = 0
 
     def words(self, count: int = 1) -> Any:
-        """Random 32-bit words, uint32 of shape [batch, count]."""
+        """Returns random 32-bit words, uint32 of shape [batch, count]."""
         salts = [mix_host(_FIRST_SALT + self._number + i) for i in range(count)]
         self._number += count
         columns = self._ops.convert_to_tensor(np.array(salts, np.uint32))
         return mix(self._ops.bitwise_xor(self._key[:, None], columns[None, :]), self._ops)
 
     def row_words(self) -> Any:
-        """A 32-bit word for each example of the split, the same in every epoch: uint32 of shape [batch]."""
+        """Returns a 32-bit word for each example, the same in every epoch: uint32 of shape [batch]."""
         ops = self._ops
         key = ops.bitwise_xor(ops.cast(self.rows, "uint32"), self._row_seed)
         return mix(ops.add(mix(key, ops), _constant(_FIRST_SALT, ops)), ops)
 
     def uniform(self, count: int = 1) -> Any:
-        """Random numbers in [0, 1), float32 of shape [batch, count]."""
+        """Returns random numbers in [0, 1), float32 of shape [batch, count]."""
         ops = self._ops
         return ops.cast(ops.right_shift(self.words(count), _constant(8, ops)), "float32") * np.float32(2**-24)
 
     def integers(self, high: int, count: int = 1) -> Any:
-        """Random whole numbers from 0 to ``high`` - 1, int32 of shape [batch, count]."""
+        """Returns random integers from 0 to ``high`` - 1, int32 of shape [batch, count]."""
         # 24 bits of a float32 hold every product below 2**24 exactly enough for image sizes.
         return self._ops.cast(self._ops.floor(self.uniform(count) * np.float32(high)), "int32")
 
     def field(self, count: int) -> Any:
-        """Many random numbers an example, such as one a pixel: float32 in (0, 1) of shape [batch, count].
-
-        They have 16 bits, two of them from one word, and count as one draw.
-        """
+        """Returns many random numbers per example in one draw: float32 in (0, 1) with 16 bits, [batch, count]."""
         ops = self._ops
         parts = [ops.cast(half, "float32") for half in self._field(count)]
         return (ops.concatenate(parts, axis=1)[:, :count] + np.float32(0.5)) * np.float32(2**-16)
 
     def normal(self, count: int) -> Any:
-        """As many from a normal distribution of mean 0 and spread 1; none is farther out than 4.4."""
+        """Returns as many numbers of the standard normal distribution, cut at ±4.4."""
         ops = self._ops
         table = ops.convert_to_tensor(_normal_table())
         parts = [ops.take(table, ops.cast(half, self._index_type), axis=0) for half in self._field(count)]
         return ops.concatenate(parts, axis=1)[:, :count]
 
     def _field(self, count: int) -> tuple[Any, Any]:
-        """Whole numbers from 0 to 65535: two times uint32 of shape [batch, half of count, rounded up]."""
+        """Returns integers from 0 to 65535: two times uint32 of shape [batch, half of count, rounded up]."""
         ops = self._ops
         salt = mix_host(_FIRST_SALT + self._number)
         self._number += 1
-        # Salted and scrambled once more, so that no element of a field is the word of another draw.
+        # Mixed once more, so that no element of a field equals a word of another draw.
         key = mix(ops.bitwise_xor(self._key, _constant(salt, ops)), ops)
         elements = mix(ops.cast(ops.arange((count + 1) // 2, dtype="int32"), "uint32"), ops)
         words = mix(ops.bitwise_xor(key[:, None], elements[None, :]), ops)
@@ -160,7 +159,7 @@ class Draws:
 
 @lru_cache(maxsize=1)
 def _normal_table() -> NDArray[np.float32]:
-    """The normal number for each of 65536 equal shares of probability: bits that no device's logarithm can change."""
+    """Returns the normal number for each of 65536 equal shares of probability: devices differ in logarithms."""
     upper = [NormalDist().inv_cdf((i + 0.5) / 65536) for i in range(32768, 65536)]
     return np.array([-value for value in reversed(upper)] + upper, np.float32)
 
@@ -177,3 +176,59 @@ def _constant(value: int, ops: Any) -> Any:
 
 def _xor_shift(words: Any, bits: int, ops: Any) -> Any:
     return ops.bitwise_xor(words, ops.right_shift(words, _constant(bits, ops)))
+
+
+# -- the box of a random resized crop --------------------------------------------------------------------------------
+
+SCALARS = SimpleNamespace(floor=math.floor, maximum=max, minimum=min, round=round, sqrt=math.sqrt)
+"""The arithmetic for one image: calls of NumPy take longer than the work."""
+
+
+def crop_box(
+    u: Sequence[Any],
+    height: int,
+    width: int,
+    scale: tuple[float, float] = (0.08, 1.0),
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+    ops: Any = np,
+) -> tuple[Any, Any, Any, Any]:
+    """Returns the random box in each image that a random resized crop takes.
+
+    Area (a share of the image, uniform) and ratio of width to height (uniform in its logarithm) are drawn once. If a
+    box of that area and ratio is larger than the image, the ratio changes as far as ``ratio`` allows, then the area.
+
+    Args:
+        u: four uniform numbers in [0, 1), for area, ratio, top and left: numbers, arrays or tensors.
+        height, width: size of the images.
+        scale: the least and greatest area.
+        ratio: the least and greatest ratio.
+        ops: `SCALARS` for plain numbers, NumPy for arrays, `keras.ops` for tensors.
+
+    Returns:
+        Top, left, height and width in pixels: integers as floats. The box is inside the image.
+    """
+    tall, wide = float(height), float(width)
+    narrowest, widest = ratio
+    area = scale[0] + u[0] * (scale[1] - scale[0])
+    shape = _exp(math.log(narrowest) + u[1] * (math.log(widest) - math.log(narrowest)))
+    # The ratios at which a box of this area is as high, or as wide, as the image.
+    shape = ops.minimum(ops.maximum(shape, area * (wide / tall)), (wide / tall) / area)
+    shape = ops.minimum(ops.maximum(shape, narrowest), widest)
+    box_width = ops.minimum(ops.sqrt(area * shape * (tall * wide)), wide)
+    box_height = ops.minimum(ops.sqrt(area / shape * (tall * wide)), tall)
+    box_width = ops.maximum(ops.round(ops.minimum(box_width, box_height * widest)), 1.0)
+    box_height = ops.maximum(ops.round(ops.minimum(box_height, box_width / narrowest)), 1.0)
+    box_height = ops.minimum(box_height, tall)
+    # The product may round up.
+    top = ops.minimum(ops.floor(u[2] * (tall - box_height + 1.0)), tall - box_height)
+    left = ops.minimum(ops.floor(u[3] * (wide - box_width + 1.0)), wide - box_width)
+    return top, left, box_height, box_width
+
+
+def _exp(x: Any) -> Any:
+    """The exponential function from products and sums, the same bits on every device; error 1e-5 for |x| < 4."""
+    small = x * (1 / 64)
+    result = 1.0 + small * (1.0 + small * (1 / 2 + small * (1 / 6 + small * (1 / 24))))
+    for _ in range(6):
+        result = result * result
+    return result

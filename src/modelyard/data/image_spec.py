@@ -2,10 +2,7 @@
 
 The dataset of a run, `predict`, `serve` and the check of exports all call `ImageSpec.write`. The run folder and
 modelyard.json of an export record the spec, so serving decodes as training did. An export holds the same arithmetic as
-TensorFlow operations (`serving/exporting/decoding.py`).
-
-**To add an image format**, add it to `IMAGE_FORMATS`. Pillow decodes it. For a faster decoder, extend `fill` and
-`decode` in `images.py`, as for JPEG.
+TensorFlow operations. To add an image format, add it to `IMAGE_FORMATS`: Pillow decodes it.
 """
 
 from __future__ import annotations
@@ -111,7 +108,7 @@ class ImageSpec:
 
     def as_json(self) -> dict[str, Any]:
         """Returns the spec as modelyard.json of an export has it."""
-        return {"image": {"shape": list(self.shape), "dtype": self.dtype}, "fit": self.fit, "shares": self.unit_scale}
+        return {"image": self.feature.as_json(), "fit": self.fit, "shares": self.unit_scale}
 
     @classmethod
     def from_json(cls, recorded: Mapping[str, Any]) -> ImageSpec:
@@ -120,9 +117,8 @@ class ImageSpec:
         Raises:
             KeyError, TypeError, ValueError: if it is invalid.
         """
-        image = recorded["image"]
-        shape, dtype = tuple(int(n) for n in image["shape"]), np.dtype(image["dtype"]).name
-        return cls(shape, dtype, recorded.get("fit", "crop"), bool(recorded.get("shares", False)))
+        image = Feature.from_json(recorded["image"])
+        return cls(image.shape, image.dtype, recorded.get("fit", "crop"), bool(recorded.get("shares", False)))
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,8 @@
-"""From the bytes of an image file to pixels of one size, the same wherever Modelyard reads images.
+"""Decodes image files and resizes images.
 
-EXIF orientation is applied; CMYK, grey and 16-bit images are converted; transparency is dropped. JPEGs go through
-libjpeg-turbo, everything else through Pillow; both release Python's lock where it matters, so threads decode side by
-side. Images much larger than needed are halved first (JPEGs while decoding, which is cheap and smooth), then resized
-bilinearly.
+EXIF orientation is applied; CMYK, grey and 16-bit images are converted; transparency is dropped. libjpeg-turbo decodes
+JPEGs, Pillow everything else. Both release Python's lock, so threads decode in parallel. Images much larger than needed
+are halved first (JPEGs while decoding), then resized bilinearly.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from modelyard.data.image_spec import IMAGE_FORMATS, Box, Choose, Fit, Undecodab
 from modelyard.errors import DataError
 
 Pixels = NDArray[Any]
-cv2.setNumThreads(0)  # examples are read side by side already
+cv2.setNumThreads(0)  # examples are already read in parallel
 MOST_PIXELS = 170_000_000
-"""A larger image is refused: a small file may claim to be huge. (Pillow itself stops at 179 million.)"""
+"""Larger images are refused: the header of a small file may declare a huge image. Pillow's limit is 179 million."""
 
 _FORMATS = tuple(IMAGE_FORMATS)
 Image.MAX_IMAGE_PIXELS = MOST_PIXELS  # one limit, and no warnings below it
@@ -34,15 +33,15 @@ _MAY_TURN = (b"Exif\0\0", b"tiff:Orientation")
 
 
 def decode(data: bytes, channels: int | None, name: str) -> Pixels:
-    """The pixels of an image file: uint8, height × width × channels, upright.
+    """Returns the pixels of an image file: uint8, height × width × channels, upright.
 
     Args:
         data: the whole file.
         channels: 3 for colour, 1 for grey; None keeps grey images grey and makes all others colour.
-        name: what to call it in an error.
+        name: its name in errors.
 
     Raises:
-        DataError: if it is no image, is cut off, or is too large.
+        DataError: if it is not an image, is truncated, or is too large.
     """
     if data.startswith(_JPEG):
         opened = _JpegFile.open(data)
@@ -55,39 +54,38 @@ def decode(data: bytes, channels: int | None, name: str) -> Pixels:
 
 
 def resize(image: Pixels, height: int, width: int) -> Pixels:
-    """``image`` at another size."""
+    """Returns ``image`` at another size."""
     out = np.empty((height, width, image.shape[2]), image.dtype)
     _resize_into(image, out)
     return out
 
 
 def size_of(data: bytes, name: str) -> tuple[int, int, int]:
-    """Height, width and channels (1 or 3) of an image file, upright, without decoding it."""
+    """Returns height, width and channels (1 or 3) of an image file, upright, without decoding it."""
     try:
         with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
             width, height = image.size
             turned = image.format != "TIFF" and _orientation(image) in (5, 6, 7, 8)  # Pillow turns TIFFs itself
             channels = 1 if image.mode in ("1", "L", "LA", "I", "F") or image.mode.startswith("I;16") else 3
-    except Exception as error:  # Pillow's readers have no class of error in common
+    except Exception as error:  # the errors of Pillow's readers have no base class
         raise _bad(name, error) from error
     return (width, height, channels) if turned else (height, width, channels)
 
 
-def fill(out: Pixels, stored: bytes | Pixels, fit: Fit, choose: Choose | None, name: Callable[[], str]) -> None:
-    """Writes one stored image into ``out``, at its size and with its channels.
+def fill(out: Pixels, raw: bytes | Pixels, fit: Fit, choose: Choose | None, name: Callable[[], str]) -> None:
+    """Writes an image into ``out``, with its size and channels.
 
     Args:
         out: height × width × channels.
-        stored: an image file, or pixels.
-        fit: how an image of another shape is made to fit: the largest middle part of that shape (crop), distorted
-            (stretch), or whole with black bars (pad).
-        choose: gives the part of an image of some height and width to take instead, to be stretched to the size.
-        name: gives what to call it in an error.
+        raw: an image file, or pixels.
+        fit: how an image of another shape is resized.
+        choose: chooses the part of the image to take, which is stretched to the size. By default, ``fit`` decides.
+        name: returns its name, for errors.
 
     Raises:
         DataError: if the image can't be read.
     """
-    opened = _JpegFile.open(stored) if isinstance(stored, bytes) and stored.startswith(_JPEG) else None
+    opened = _JpegFile.open(raw) if isinstance(raw, bytes) and raw.startswith(_JPEG) else None
     if opened is not None:
         part = choose(opened.height, opened.width) if choose else _part(opened.height, opened.width, out, fit)
         shrink = 1
@@ -98,24 +96,24 @@ def fill(out: Pixels, stored: bytes | Pixels, fit: Fit, choose: Choose | None, n
             part = (part[0] / shrink, part[1] / shrink, part[2] / shrink, part[3] / shrink)
             _fit_into(pixels, out, "stretch" if choose else fit, part)
             return
-    pixels = _with_pillow(stored, out.shape[2], name()) if isinstance(stored, bytes) else _channels(stored, out, name)
+    pixels = _with_pillow(raw, out.shape[2], name()) if isinstance(raw, bytes) else _convert(raw, out, name)
     height, width = pixels.shape[:2]
     part = choose(height, width) if choose else _part(height, width, out, fit)
     _fit_into(pixels, out, "stretch" if choose else fit, part)
 
 
-def upright_size(stored: bytes | Pixels, name: str) -> tuple[int, int]:
-    """Height and width of a stored image, quickly."""
-    if not isinstance(stored, bytes):
-        if stored.ndim < 2:
-            raise DataError(f"{name} has shape {stored.shape}; height × width × channels are needed.")
-        return stored.shape[0], stored.shape[1]
-    opened = _JpegFile.open(stored) if stored.startswith(_JPEG) else None
-    return (opened.height, opened.width) if opened is not None else size_of(stored, name)[:2]
+def upright_size(raw: bytes | Pixels, name: str) -> tuple[int, int]:
+    """Returns height and width of an image, without decoding it."""
+    if not isinstance(raw, bytes):
+        if raw.ndim < 2:
+            raise DataError(f"{name} has shape {raw.shape}; height × width × channels are needed.")
+        return raw.shape[0], raw.shape[1]
+    opened = _JpegFile.open(raw) if raw.startswith(_JPEG) else None
+    return (opened.height, opened.width) if opened is not None else size_of(raw, name)[:2]
 
 
 def _part(height: int, width: int, out: Pixels, fit: Fit) -> Box:
-    """The part of an image that ends up in ``out``."""
+    """Returns the part of an image that ``out`` shows."""
     if fit != "crop":
         return 0.0, 0.0, float(height), float(width)
     scale = min(height / out.shape[0], width / out.shape[1])
@@ -125,7 +123,7 @@ def _part(height: int, width: int, out: Pixels, fit: Fit) -> Box:
 
 def _fit_into(pixels: Pixels, out: Pixels, fit: Fit, part: Box) -> None:
     height, width = pixels.shape[:2]
-    # Whole pixels, half of one rounded up: the same arithmetic for every source of the same image.
+    # Rounded to pixels in the same way for every source of the same image.
     top, left = min(int(part[0] + 0.5), height - 1), min(int(part[1] + 0.5), width - 1)
     tall = min(max(int(part[2] + 0.5), 1), height - top)
     wide = min(max(int(part[3] + 0.5), 1), width - left)
@@ -133,7 +131,7 @@ def _fit_into(pixels: Pixels, out: Pixels, fit: Fit, part: Box) -> None:
     if fit != "pad":
         _resize_into(pixels, out)
         return
-    scale = min(out.shape[0] / part[2], out.shape[1] / part[3])  # not of rounded sizes: these depend on shrinking
+    scale = min(out.shape[0] / part[2], out.shape[1] / part[3])  # rounded sizes would depend on `shrink`
     inner_tall, inner_wide = max(int(part[2] * scale + 0.5), 1), max(int(part[3] * scale + 0.5), 1)
     above, before = (out.shape[0] - inner_tall) // 2, (out.shape[1] - inner_wide) // 2
     out[...] = 0
@@ -148,7 +146,7 @@ def _resize_into(pixels: Pixels, out: Pixels) -> None:
         down, across = pixels.shape[0] / out.shape[0], pixels.shape[1] / out.shape[1]
         if min(down, across) >= 2:
             pixels = _halved(pixels, True, True)
-        elif max(down, across) >= 3:  # up to there bilinear still looks at most of the pixels
+        elif max(down, across) >= 3:  # below, bilinear sampling uses most of the pixels
             pixels = _halved(pixels, down >= 3, across >= 3)
         else:
             break
@@ -159,10 +157,10 @@ def _resize_into(pixels: Pixels, out: Pixels) -> None:
 
 
 def _halved(pixels: Pixels, down: bool, across: bool) -> Pixels:
-    """Two pixels become one, so that every pixel counts: bilinear alone would look at a few of them."""
+    """Averages pairs of pixels. Bilinear sampling alone would use a few of them only."""
     tall = pixels.shape[0] // 2 if down else pixels.shape[0]
     wide = pixels.shape[1] // 2 if across else pixels.shape[1]
-    if not across:  # much quicker than a resize that does the same
+    if not across:  # much faster than the same with `resize`
         return np.asarray(cv2.addWeighted(pixels[: 2 * tall : 2], 0.5, pixels[1 : 2 * tall : 2], 0.5, 0.0)).reshape(
             tall, wide, -1
         )
@@ -170,8 +168,8 @@ def _halved(pixels: Pixels, down: bool, across: bool) -> Pixels:
     return np.asarray(cv2.resize(whole, (wide, tall), interpolation=cv2.INTER_LINEAR)).reshape(tall, wide, -1)
 
 
-def _channels(pixels: Pixels, out: Pixels, name: Callable[[], str]) -> Pixels:
-    """Returns stored pixels with the channels of ``out``."""
+def _convert(pixels: Pixels, out: Pixels, name: Callable[[], str]) -> Pixels:
+    """Returns pixels with the type and channels of ``out``."""
     if pixels.ndim == 2:
         pixels = pixels[..., None]
     if pixels.ndim != 3 or 0 in pixels.shape:
@@ -181,7 +179,7 @@ def _channels(pixels: Pixels, out: Pixels, name: Callable[[], str]) -> Pixels:
     if pixels.shape[2] == out.shape[2]:
         return pixels
     if {pixels.shape[2], out.shape[2]} != {1, 3}:
-        raise DataError(f"{name()} has {pixels.shape[2]} channels where {out.shape[2]} are needed.")
+        raise DataError(f"{name()} has {pixels.shape[2]} channels; {out.shape[2]} are needed.")
     if out.shape[2] == 3:
         return np.repeat(pixels, 3, axis=2)
     grey = pixels @ np.array([0.299, 0.587, 0.114], np.float32)
@@ -189,7 +187,7 @@ def _channels(pixels: Pixels, out: Pixels, name: Callable[[], str]) -> Pixels:
 
 
 class _JpegFile:
-    """The header of a JPEG that libjpeg-turbo can decode alone."""
+    """The header of a JPEG that libjpeg-turbo supports."""
 
     def __init__(self, data: bytes, height: int, width: int, grey: bool, orientation: int) -> None:
         self.data, self.grey, self.orientation = data, grey, orientation
@@ -199,10 +197,10 @@ class _JpegFile:
 
     @classmethod
     def open(cls, data: bytes) -> _JpegFile | None:
-        """None if Pillow should look at it: another colour space, or damage that Pillow puts better into words."""
+        """Returns None if Pillow should read it: another colour space, or damage that Pillow describes better."""
         try:
             height, width, space, _ = simplejpeg.decode_jpeg_header(data)
-        except (ValueError, KeyError):  # KeyError: a subsampling that it has no name for
+        except (ValueError, KeyError):  # KeyError: an unknown subsampling
             return None
         if space not in ("YCbCr", "RGB", "Gray") or height * width > MOST_PIXELS:
             return None
@@ -217,7 +215,7 @@ class _JpegFile:
         return cls(data, height, width, space == "Gray", orientation)
 
     def pixels(self, channels: int, shrink: int) -> Pixels | None:
-        """Upright pixels at 1/``shrink`` of the size."""
+        """Returns upright pixels at 1/``shrink`` of the size."""
         least = (-(-self.raw_height // shrink), -(-self.raw_width // shrink)) if shrink > 1 else (0, 0)
         try:
             pixels = simplejpeg.decode_jpeg(
@@ -229,15 +227,15 @@ class _JpegFile:
 
 
 def _header_length(data: bytes) -> int:
-    """Where the pixels of a JPEG begin: a look at the whole file would take as long as a part of the decoding."""
-    place = 2
-    while place + 4 <= len(data) and data[place] == 0xFF and data[place + 1] != 0xDA:
-        place += 1 if data[place + 1] == 0xFF else 2 + int.from_bytes(data[place + 2 : place + 4], "big")
-    return place
+    """Returns the length of a JPEG before its pixels: searching the whole file is slow."""
+    start = 2
+    while start + 4 <= len(data) and data[start] == 0xFF and data[start + 1] != 0xDA:
+        start += 1 if data[start + 1] == 0xFF else 2 + int.from_bytes(data[start + 2 : start + 4], "big")
+    return start
 
 
 def _orientation(image: Image.Image) -> int:
-    """As EXIF gives it; 1, upright, where that is damaged."""
+    """Returns the orientation in EXIF; 1, upright, if that is damaged."""
     try:
         found = image.getexif().get(_ORIENTATION, 1)
     except Exception:
@@ -246,7 +244,7 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _turned(pixels: Pixels, orientation: int) -> Pixels:
-    """Upright, as EXIF says."""
+    """Turns pixels upright."""
     if orientation in (5, 6, 7, 8):
         pixels = pixels.transpose(1, 0, 2)
     if orientation in (2, 3, 6, 7):
@@ -260,9 +258,7 @@ def _with_pillow(data: bytes, channels: int | None, name: str) -> Pixels:
     try:
         with Image.open(io.BytesIO(data), formats=_FORMATS) as opened:
             if opened.width * opened.height > MOST_PIXELS:
-                raise DataError(
-                    f"{name} claims to be {opened.width}×{opened.height} pixels; the most is {MOST_PIXELS:,}."
-                )
+                raise DataError(f"{name} declares {opened.width}×{opened.height} pixels; the limit is {MOST_PIXELS:,}.")
             opened.load()
             image: Image.Image = opened
             orientation = _orientation(opened)

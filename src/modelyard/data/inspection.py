@@ -29,8 +29,8 @@ from modelyard.data.records.reader import (
     describe_record,
     read_dataset_json,
 )
+from modelyard.data.sources.files import kind_of
 from modelyard.data.sources.remote import local_tree
-from modelyard.data.splits import are_classes
 from modelyard.errors import DataError
 from modelyard.storage import cache_folder, is_remote
 from modelyard.system.console import bar
@@ -65,7 +65,7 @@ def data_info(source: str, origin: str = "Python", **options: Any) -> dict[str, 
         "source": source,
         "classes": list(dataset.classes),
         "splits": splits,
-        "image": None if image is None else {"shape": list(image.shape), "dtype": image.dtype},
+        "image": None if image is None else image.as_json(),
         "sizes": _sizes(dataset),
         "record": _first_record(dataset),
         "fingerprint": dataset.fingerprint(),
@@ -154,7 +154,7 @@ def verify_data(source: str, origin: str = "Python", **options: Any) -> VerifyRe
     cache = cache_folder(config.cache_dir)
     folder = local_tree(source, cache) if is_remote(source) else Path(source).expanduser()
     threads = config.input_threads or available_cores()
-    if is_path(source) and (folder / DATASET_JSON).is_file():
+    if is_path(source) and kind_of(folder) == "converted":
         examples = sum(split.examples for split in read_dataset_json(folder).splits.values())
         with bar("verifying", examples) as progress:
             return verify_folder(folder, cache=cache, threads=threads, progress=progress)
@@ -177,7 +177,7 @@ def verify(
         report.splits[name] = SplitReport(len(examples), _class_counts(examples, len(classes)))
         for problem in examples.index_problems() if isinstance(examples, RecordExamples) else ():
             report.add(problem)
-        if are_classes(examples.labels):
+        if examples.label_kind == "class":
             for row in np.flatnonzero((examples.labels < 0) | (examples.labels >= len(classes))).tolist():
                 label = int(examples.labels[row])
                 report.add(f"{examples.name(row)}: label {label} is out of range, there are {len(classes)} classes.")
@@ -290,7 +290,7 @@ def _digest(example: RawExample) -> int:
 
 
 def _class_counts(examples: RawExamples, classes: int) -> list[int]:
-    if not are_classes(examples.labels):
+    if examples.label_kind != "class":
         return []
     valid = examples.labels[(examples.labels >= 0) & (examples.labels < classes)]
     counts: list[int] = np.bincount(valid, minlength=classes).tolist()
@@ -320,7 +320,7 @@ def _find_repeated(
                 f"{len(both):,} of {len(digests[other]):,} {other} examples are also in {one}, the first: "
                 f"{splits[other].name(index)} is {splits[one].name(twin)}."
             )
-    if not splits or not all(are_classes(examples.labels) for examples in splits.values()):
+    if not splits or not all(examples.label_kind == "class" for examples in splits.values()):
         return
     labels, every = np.concatenate([e.labels for e in splits.values()]), np.concatenate(list(digests.values()))
     order = np.lexsort((labels, every))

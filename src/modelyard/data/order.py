@@ -1,10 +1,11 @@
-"""Order is arithmetic: training reads one endless stream, epoch after epoch, and position p of it is a pure function.
+"""The order of examples, and derived splits: pure functions of the seed.
 
-Each epoch is a permutation given by (seed, epoch, size). Global batch k of size B is positions kB to (k+1)B. There is
-no iterator and no state: resuming at step 10 million costs what starting costs.
+Training reads one endless stream, epoch after epoch. Each epoch is a permutation given by (seed, epoch, size). Global
+batch k of size B is positions kB to (k+1)B. There is no iterator and no state: resuming at step 10 million takes as
+long as starting.
 
-A set too large for one permutation is shuffled in two levels: blocks of neighbours are permuted among each other, then
-the examples of a window of many such blocks. Only the windows that are asked for are computed.
+A dataset too large for one permutation is shuffled in two levels: blocks of neighbours are permuted, then the examples
+in windows of many blocks. Only the windows that are needed are computed.
 """
 
 from __future__ import annotations
@@ -16,24 +17,25 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-_ORDER_DOMAIN = 0x6F72646572  # keeps these draws apart from other uses of the same seed
+_ORDER_DOMAIN = 0x6F72646572  # domains separate the uses of one seed
 _BLOCK_DOMAIN = 0x626C6F636B
 _WINDOW_DOMAIN = 0x77696E646F77
+_SPLIT_DOMAIN = 0x73706C6974
 
 BLOCK = 256
-"""So many neighbours in storage stay together in the first of two levels."""
+"""Two levels: neighbours in storage per block."""
 WINDOW = 1024
-"""So many blocks, at most, are shuffled into each other in the second."""
+"""Two levels: the most blocks per window."""
 FULL_SHUFFLE_LIMIT = 4_000_000
-"""Up to this size, ``auto`` is one permutation: it sorts in about a second and takes 32 MB."""
+"""Up to this size, ``auto`` is one permutation: computing it takes about a second and 32 MB."""
 
 Shuffle = Literal["auto", "full", "blocks"]
 
 
 def raw_draws(seed: int, domain: int, number: int, count: int, part: int = 0) -> NDArray[np.uint64]:
-    """``count`` 64-bit draws of Philox for (seed, domain, number, part).
+    """Returns ``count`` 64-bit draws of Philox for (seed, domain, number, part).
 
-    Bit streams of NumPy's generators never change between versions; its `permutation` may, so it is not used.
+    NumPy never changes the bit streams of its generators. It may change its `permutation`, so that is not used.
     """
     key = np.array([seed & 0xFFFFFFFFFFFFFFFF, number & 0xFFFFFFFFFFFFFFFF], dtype=np.uint64)
     counter = np.array([0, 0, part, domain], dtype=np.uint64)
@@ -41,20 +43,47 @@ def raw_draws(seed: int, domain: int, number: int, count: int, part: int = 0) ->
 
 
 def permutation(seed: int, domain: int, number: int, size: int, part: int = 0) -> NDArray[np.int64]:
-    """A permutation of ``size`` things: the order of random keys, equal keys by index."""
+    """Returns a permutation of ``size`` elements: the order of random keys, equal keys by index."""
     return np.argsort(raw_draws(seed, domain, number, size, part), kind="stable").astype(np.int64)
+
+
+def stratified(labels: NDArray[np.generic], fraction: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns the indices of the larger and of the smaller part; the smaller has ``fraction`` of every class.
+
+    A class with a single example stays in the larger part, unless all classes have a single example.
+    """
+    chosen = []
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        count = min(round(len(members) * fraction), len(members) - 1)
+        chosen.append(members[permutation(seed, _SPLIT_DOMAIN, int(label), len(members))[:count]])
+    smaller = np.sort(np.concatenate(chosen))
+    if len(smaller) == 0 and len(labels) > 1:
+        order = permutation(seed, _SPLIT_DOMAIN, -1, len(labels))
+        _, classes, counts = np.unique(labels, return_inverse=True, return_counts=True)
+        spare = counts[classes[order]] > 1
+        smaller = order[spare][:1] if spare.any() else order[:1]
+    larger = np.setdiff1d(np.arange(len(labels)), smaller)
+    return larger.astype(np.int64), smaller.astype(np.int64)
+
+
+def random_parts(count: int, fraction: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns what `stratified` returns, for examples without classes. Neither part is empty."""
+    order = permutation(seed, _SPLIT_DOMAIN, -1, count)
+    smaller = min(max(round(count * fraction), 1), count - 1)
+    return np.sort(order[smaller:]), np.sort(order[:smaller])
 
 
 class Order:
     """The stream of training examples.
 
     Args:
-        seed: other seeds give other orders.
-        size: how many examples there are.
+        seed: the seed of all permutations.
+        size: the number of examples.
         levels: 1 for one permutation of all, 2 for blocks within windows.
-        block: two levels: examples a block. The last block may be short.
-        window: two levels: blocks a window, at most. An epoch is cut into windows of equal length, give or take a
-            block, so that none is too small to shuffle well.
+        block: two levels: examples per block. The last block may be short.
+        window: two levels: the most blocks per window. The windows of an epoch differ by one block at most, so that
+            none is too small to shuffle well.
 
     Example:
         >>> order = Order(seed=0, size=10)
@@ -71,20 +100,20 @@ class Order:
         self._block = block
         self._blocks = -(-size // block)
         self._windows = -(-self._blocks // window)
-        # Two of each: a batch may reach from one epoch or window into the next.
+        # Two of each: a batch may contain the end of one epoch or window and the start of the next.
         self._epoch = lru_cache(maxsize=2)(lambda epoch: permutation(seed, _ORDER_DOMAIN, epoch, size))
         self._epoch_blocks = lru_cache(maxsize=2)(self._compute_blocks)
         self._window = lru_cache(maxsize=2)(self._compute_window)
 
     @classmethod
     def for_size(cls, seed: int, size: int, shuffle: Shuffle = "auto") -> Order:
-        """The order for a set of ``size``: ``full`` is one level, ``blocks`` two, ``auto`` chooses by size."""
+        """Returns the order of ``size`` examples: ``full`` is one level, ``blocks`` two, ``auto`` chooses by size."""
         if shuffle == "auto":
             shuffle = "full" if size <= FULL_SHUFFLE_LIMIT else "blocks"
         return cls(seed, size, levels=1 if shuffle == "full" else 2)
 
     def indices(self, start: int, stop: int) -> NDArray[np.int64]:
-        """The examples at positions ``start`` to ``stop`` of the stream."""
+        """Returns the examples at positions ``start`` to ``stop`` of the stream."""
         pieces = []
         position = start
         while position < stop:
@@ -99,30 +128,30 @@ class Order:
         return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
 
     def batches(self, step: int, count: int, batch_size: int) -> NDArray[np.int64]:
-        """The examples of ``count`` global batches from ``step`` on, one row a batch."""
+        """Returns the examples of ``count`` global batches from ``step`` on, one row per batch."""
         return self.indices(step * batch_size, (step + count) * batch_size).reshape(count, batch_size)
 
     def _find(self, epoch: int, offset: int) -> tuple[int, int]:
-        """The window that position ``offset`` of the epoch is in, and how far into it."""
+        """Returns the window of position ``offset`` of the epoch, and the position in the window."""
         blocks = self._epoch_blocks(epoch)
-        before = offset < blocks.starts_at(blocks.short_place + 1, self._block)
-        place = (offset if before else offset + blocks.missing) // self._block
-        # The inverse of `_first_place`: the last window that starts at this block or before.
-        window = ((place + 1) * self._windows - 1) // self._blocks
-        return window, offset - blocks.starts_at(self._first_place(window), self._block)
+        before = offset < blocks.start_of(blocks.short + 1, self._block)
+        block = (offset if before else offset + blocks.missing) // self._block
+        # The inverse of `_first_block`: the last window that starts at this block or before.
+        window = ((block + 1) * self._windows - 1) // self._blocks
+        return window, offset - blocks.start_of(self._first_block(window), self._block)
 
-    def _first_place(self, window: int) -> int:
-        """Where in the permuted blocks the window starts."""
+    def _first_block(self, window: int) -> int:
+        """Returns the first block of a window, as an index of the permuted blocks."""
         return window * self._blocks // self._windows
 
     def _compute_blocks(self, epoch: int) -> _Blocks:
         permuted = permutation(self.seed, _BLOCK_DOMAIN, epoch, self._blocks)
-        short_place = int(np.flatnonzero(permuted == self._blocks - 1)[0])
-        return _Blocks(permuted, short_place, self._blocks * self._block - self.size)
+        short = int(np.flatnonzero(permuted == self._blocks - 1)[0])
+        return _Blocks(permuted, short, self._blocks * self._block - self.size)
 
     def _compute_window(self, epoch: int, window: int) -> NDArray[np.int64]:
         permuted = self._epoch_blocks(epoch).permuted
-        numbers = permuted[self._first_place(window) : self._first_place(window + 1)]
+        numbers = permuted[self._first_block(window) : self._first_block(window + 1)]
         examples = (numbers[:, None] * self._block + np.arange(self._block)).ravel()
         examples = examples[examples < self.size]  # the last block may be short
         return examples[permutation(self.seed, _WINDOW_DOMAIN, epoch, len(examples), window)]
@@ -130,12 +159,12 @@ class Order:
 
 @dataclass(frozen=True)
 class _Blocks:
-    """The blocks of an epoch in their order; the one at ``short_place`` lacks ``missing`` examples."""
+    """The permuted blocks of an epoch. The one with the index ``short`` has ``missing`` examples less."""
 
     permuted: NDArray[np.int64]
-    short_place: int
+    short: int
     missing: int
 
-    def starts_at(self, place: int, block: int) -> int:
-        """The position in the epoch at which the block at ``place`` starts."""
-        return place * block - (self.missing if place > self.short_place else 0)
+    def start_of(self, index: int, block: int) -> int:
+        """Returns the position in the epoch at which a block starts."""
+        return index * block - (self.missing if index > self.short else 0)

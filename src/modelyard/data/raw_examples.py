@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from modelyard.data.dataset import Feature, LabelKind, label_kind
 from modelyard.errors import DataError
 
 RawExample = bytes | NDArray[np.generic]
@@ -31,26 +32,27 @@ class RawExamples(ABC):
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def label_kind(self) -> LabelKind:
+        """The kind of the labels."""
+        return label_kind(Feature(self.labels.shape[1:], self.labels.dtype.name))
+
     @cached_property
     def ids(self) -> NDArray[np.int64]:
-        """A number per example, which derived splits keep."""
+        """A number per example. Derived splits keep it."""
         return np.arange(len(self), dtype=np.int64)
 
     @abstractmethod
     def load(self, index: int) -> RawExample:
-        """Returns the image file or the values of one example.
-
-        Raises:
-            DataError: if it can't be read or is damaged, with its name.
-        """
+        """Returns one example. A `DataError` with its name is raised if it is damaged."""
 
     @abstractmethod
     def name(self, index: int) -> str:
-        """Returns the path of an example, or a file and a position in it; for messages and tables."""
+        """Returns the path of an example, or a file and a position in it."""
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """Returns a hash that changes when the examples change; does not read them all."""
+        """Returns a hash that changes when the examples change. It need not read all of them."""
 
 
 class FileExamples(RawExamples):

@@ -1,1 +1,1 @@
-"""Augmentation: arithmetic on the device, from draws that are arithmetic too."""
+"""Augmentation on the device, with draws that are arithmetic."""

@@ -1,6 +1,6 @@
-"""Augmentation on the device, inside the compiled step, per example, from draws that are arithmetic.
+"""Builds the augmentation of a run. It runs on the device, inside the compiled step, and its draws are arithmetic.
 
-An augmentation is called with a batch (named arrays) and its draws, and returns the batch changed. One of your own:
+An augmentation is called with a batch (named arrays) and its draws, and returns the changed batch. One of your own:
 
     @modelyard.register_augmentation("darken")
     class Darken:
@@ -8,13 +8,13 @@ An augmentation is called with a batch (named arrays) and its draws, and returns
         def __call__(self, batch, draws):
             return {**batch, "image": batch["image"] * draws.uniform()[:, :, None, None]}
 
-It may have two things more: ``prepare(info)``, called once before training with an `ImageInfo`, which raises a
-`DataError` if the images don't suit; and ``group``, the number of neighbours in the batch that it mixes, of which each
-device's share must be a multiple.
+It may have ``prepare(info)``, which is called once before training with an `ImageInfo` and raises a `DataError` if the
+images are not supported; and ``group``, the number of neighbours in the batch that it mixes. The share of each device
+is then a multiple of it.
 
-Values: uint8 images are in 0 to 255 and kept there; all others are taken as they are and never clipped, and amounts
-refer to a range of 1. What moves pixels keeps the type, what computes gives float32; after the last augmentation images
-are rounded back to the type they came in, since Keras would cut off fractions and wrap around what is out of range.
+uint8 images keep values from 0 to 255. Other images are never clipped, and amounts refer to a range of 1. Augmentations
+that move pixels keep the type, those that compute return float32. After the last one, images are rounded to their
+original type: Keras would truncate fractions and wrap around values out of range.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from keras import ops
 from numpy.typing import NDArray
 
 from modelyard.config.calls import Call, build_component
-from modelyard.data.dataset import IMAGE, LABEL, Dataset
+from modelyard.data.dataset import IMAGE, LABEL, Dataset, label_kind
 from modelyard.data.draws import Draws, fold, seed_words
 from modelyard.errors import DataError
 from modelyard.registry import AUGMENTATIONS
@@ -40,13 +40,13 @@ Augmentation = Callable[[Batch, Draws], Batch]
 
 @dataclass(frozen=True)
 class ImageInfo:
-    """What an augmentation may know of the examples before it sees one.
+    """Facts of the images that an augmentation is prepared for.
 
     Args:
-        name: the name the augmentation was called by, for errors.
+        name: the name of the augmentation, for errors.
         shape: height, width, channels.
         dtype: the type of the images in the dataset.
-        classes: how many classes the labels name; 0 where examples have no label that is one whole number.
+        classes: the number of classes; 0 if labels are not class indices.
     """
 
     name: str
@@ -56,35 +56,30 @@ class ImageInfo:
 
     @property
     def scale(self) -> float:
-        """What an amount of 1 means: 255 for uint8, else 1."""
+        """The range of values: 255 for uint8, else 1."""
         return 255.0 if self.dtype == "uint8" else 1.0
 
     def clip(self, images: Any) -> Any:
-        """Keeps images that came as uint8 within 0 to 255."""
+        """Clips images to 0 to 255, if the dataset has uint8 images."""
         return ops.clip(images, 0.0, 255.0) if self.dtype == "uint8" else images
-
-    def need_colour(self) -> None:
-        """Raises a `DataError` unless images have three channels."""
-        if self.shape[2] != 3:
-            raise DataError(f"augmentation {self.name!r} needs colour images (3 channels); these have {self.shape[2]}.")
 
 
 def build_augmentation(
     calls: Sequence[Call], dataset: Dataset, seed: int, share: int = 0, skip_first: bool = False
 ) -> Callable[..., Batch]:
-    """All augmentations of a config, as one function of (batch, low, high, rows, epochs, seeds): see `Draws`.
+    """Returns all augmentations of a config as one function of (batch, low, high, rows, epochs, seeds): see `Draws`.
 
-    ``seeds`` are those of `augmentation_seeds`, where they are not to be a part of the program.
+    ``seeds`` are those of `augmentation_seeds`; without them, the seed is a constant of the compiled program.
 
     Args:
         calls: the augmentations, in order.
-        dataset: what they will be used on.
+        dataset: the dataset to augment.
         seed: the run's seed.
-        share: how many examples of the global batch are augmented together, on one device and in one piece.
-        skip_first: the first augmentation is done already, while decoding; the others draw as if it were not.
+        share: the number of examples of the global batch that are augmented together, on one device and in one piece.
+        skip_first: whether the first augmentation was done while decoding. The others draw the same numbers anyway.
 
     Raises:
-        DataError: if the examples, or the share, do not suit an augmentation.
+        DataError: if an augmentation does not support the examples or the share.
     """
     steps: list[Augmentation] = [build_component(call, AUGMENTATIONS) for call in calls]
     if not steps:
@@ -97,29 +92,30 @@ def build_augmentation(
     dtype = dataset.features[IMAGE].dtype
 
     def augment(batch: Batch, low: Any, high: Any, rows: Any = None, epochs: Any = None, seeds: Any = None) -> Batch:
-        for number, step in enumerate(steps):
-            if skip_first and number == 0:
-                continue
+        for number, step in enumerate(steps[skip_first:], start=int(skip_first)):
             _check_share(calls[number].name, step, batch[IMAGE].shape[0])
-            mine = fold(seed, number) if seeds is None else seeds[number]
+            step_seed = fold(seed, number) if seeds is None else seeds[number]
             try:
-                batch = step(batch, Draws(mine, low, high, rows=rows, epochs=epochs))
+                batch = step(batch, Draws(step_seed, low, high, rows=rows, epochs=epochs))
             except Exception as error:
                 error.add_note(f"This happened in the augmentation {calls[number].name!r}.")
                 raise
-        return {**batch, IMAGE: _in_type(batch[IMAGE], dtype)}
+        images = batch[IMAGE]
+        if dtype == "uint8" and images.dtype != dtype:
+            images = ops.clip(ops.round(images), 0, 255)
+        return {**batch, IMAGE: ops.cast(images, dtype)}
 
     return augment
 
 
 def augmentation_seeds(calls: Sequence[Call], seed: int) -> NDArray[np.uint32]:
-    """The words that each augmentation draws from, uint32 of shape [augmentations, 2]."""
+    """Returns the seed words of each augmentation, uint32 of shape [augmentations, 2]."""
     words = [seed_words(fold(seed, number)) for number in range(len(calls))]
     return np.stack(words) if words else np.zeros((0, 2), np.uint32)
 
 
 def neighbours(calls: Sequence[Call]) -> int:
-    """How many neighbours in a batch must stay together: some augmentations mix them."""
+    """Returns how many neighbours in a batch must stay together, because augmentations mix them."""
     return math.lcm(*(getattr(AUGMENTATIONS.get(call.name).load(), "group", 1) for call in calls))
 
 
@@ -127,11 +123,8 @@ def _image_info(name: str, dataset: Dataset) -> ImageInfo:
     shape = dataset.features[IMAGE].shape if IMAGE in dataset.features else ()
     if len(shape) != 3:
         raise DataError(f"augmentation needs images of height × width × channels; these examples have shape {shape}.")
-    label = dataset.features.get(LABEL)
-    has_class = label is not None and label.shape == () and "int" in label.dtype
-    return ImageInfo(
-        name, (shape[0], shape[1], shape[2]), dataset.features[IMAGE].dtype, has_class * len(dataset.classes)
-    )
+    classes = len(dataset.classes) if label_kind(dataset.features.get(LABEL)) == "class" else 0
+    return ImageInfo(name, (shape[0], shape[1], shape[2]), dataset.features[IMAGE].dtype, classes)
 
 
 def _check_share(name: str, step: Augmentation, share: int) -> None:
@@ -141,9 +134,3 @@ def _check_share(name: str, step: Augmentation, share: int) -> None:
             f"augmentation {name!r} mixes {group} neighbours in the batch, so each device's share of it must be a "
             f"multiple of {group}; it is {share}. Change train_batch_size or gradient_accumulation."
         )
-
-
-def _in_type(images: Any, dtype: str) -> Any:
-    if dtype == "uint8" and images.dtype != dtype:
-        images = ops.clip(ops.round(images), 0, 255)
-    return ops.cast(images, dtype)

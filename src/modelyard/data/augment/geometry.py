@@ -8,8 +8,6 @@ import numpy as np
 from keras import ops
 
 from modelyard.data.augment.build import Batch, ImageInfo
-from modelyard.data.augment.crop_box import crop_box
-from modelyard.data.augment.pixels import resize_boxes, take_pixels, take_rows, warp
 from modelyard.data.catalog import (
     FlipLeftRightOptions,
     FlipOptions,
@@ -18,20 +16,20 @@ from modelyard.data.catalog import (
     RotationOptions,
 )
 from modelyard.data.dataset import IMAGE
-from modelyard.data.draws import Draws, index_type
+from modelyard.data.draws import Draws, crop_box, index_type
 from modelyard.errors import DataError
 
 _ANGLES = 4096
 
 
 class PadAndCrop:
-    """Pads with black, or with the image reflected at its border, and crops at random to the old size."""
+    """Pads with black or by reflection, and crops at random to the original size."""
 
     def __init__(self, options: PadAndCropOptions) -> None:
         self.padding, self.fill = options.padding, options.fill
 
     def prepare(self, info: ImageInfo) -> None:
-        """An image can be reflected once only."""
+        """Raises a `DataError` if the padding is larger than the reflected image."""
         least = min(info.shape[:2])
         if self.fill == "reflect" and self.padding >= least:
             raise DataError(
@@ -40,22 +38,23 @@ class PadAndCrop:
             )
 
     def __call__(self, batch: Batch, draws: Draws) -> Batch:
-        """One offset in each direction an example."""
+        """Returns the augmented batch."""
         images = batch[IMAGE]
         _, height, width, _ = images.shape
         pad = self.padding
         offsets = ops.cast(draws.integers(2 * pad + 1, 2), index_type())
         rows = offsets[:, 0:1] + ops.arange(height, dtype=index_type())
         columns = offsets[:, 1:2] + ops.arange(width, dtype=index_type())
-        if self.fill == "reflect":  # places that lie outside are folded back: nothing is padded
-            return {**batch, IMAGE: take_pixels(images, _folded(rows - pad, height), _folded(columns - pad, width))}
+        if self.fill == "reflect":  # reflecting indices saves the padding
+            rows, columns = _reflected(rows - pad, height), _reflected(columns - pad, width)
+            return {**batch, IMAGE: take_pixels(images, rows, columns)}
         padded = ops.pad(images, [[0, 0], [pad, pad], [pad, pad], [0, 0]])
         return {**batch, IMAGE: take_pixels(padded, rows, columns)}
 
 
-def _folded(places: Any, size: int) -> Any:
-    """Places before the first and after the last, reflected there."""
-    return (size - 1) - ops.abs((size - 1) - ops.abs(places))
+def _reflected(indices: Any, size: int) -> Any:
+    """Reflects indices below 0 and above ``size`` - 1."""
+    return (size - 1) - ops.abs((size - 1) - ops.abs(indices))
 
 
 class FlipLeftRight:
@@ -65,7 +64,7 @@ class FlipLeftRight:
         self.probability, self.alternate = options.probability, options.alternate
 
     def __call__(self, batch: Batch, draws: Draws) -> Batch:
-        """One coin an example; if they alternate, one for all epochs, turned over in each."""
+        """Returns the augmented batch."""
         images = batch[IMAGE]
         _, height, width, _ = images.shape
         columns = ops.arange(width, dtype=index_type())[None, :]
@@ -75,7 +74,7 @@ class FlipLeftRight:
 
     def _every_other_epoch(self, draws: Draws) -> Any:
         if draws.rows is None or draws.epochs is None:
-            raise DataError("flip_left_right(alternate=true) must know which examples it has, and in which epoch.")
+            raise DataError("flip_left_right(alternate=true) needs the rows and epochs of its examples.")
         turns = ops.add(draws.row_words(), ops.cast(draws.epochs, "uint32"))
         return ops.cast(ops.bitwise_and(turns, ops.convert_to_tensor(np.uint32(1))), "bool")[:, None]
 
@@ -87,7 +86,7 @@ class FlipUpDown:
         self.probability = options.probability
 
     def __call__(self, batch: Batch, draws: Draws) -> Batch:
-        """One coin an example."""
+        """Returns the augmented batch."""
         images = batch[IMAGE]
         rows = ops.arange(images.shape[1], dtype=index_type())[None, :]
         rows = ops.where(ops.less(draws.uniform(), self.probability), images.shape[1] - 1 - rows, rows)
@@ -95,31 +94,110 @@ class FlipUpDown:
 
 
 class Rotation:
-    """Turns images about their centre, by an angle from -degrees to degrees."""
+    """Rotates images about their center, by an angle from -degrees to degrees.
+
+    Sine and cosine come from a table, since devices differ in the last bit of a sine.
+    """
 
     def __init__(self, options: RotationOptions) -> None:
         angles = np.deg2rad(options.degrees * ((np.arange(_ANGLES) + 0.5) / (_ANGLES / 2) - 1))
         self.table = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
 
     def __call__(self, batch: Batch, draws: Draws) -> Batch:
-        """One of 4096 angles an example: out of a table, since devices differ in the last bit of a sine."""
+        """Returns the augmented batch."""
         turn = ops.take(
             ops.convert_to_tensor(self.table), ops.cast(draws.integers(_ANGLES), index_type())[:, 0], axis=0
         )
         cosine, sine = turn[:, 0], turn[:, 1]
-        still = ops.zeros_like(cosine)
-        return {**batch, IMAGE: warp(batch[IMAGE], [cosine, -sine, still, sine, cosine, still])}
+        zero = ops.zeros_like(cosine)
+        return {**batch, IMAGE: warp(batch[IMAGE], [cosine, -sine, zero, sine, cosine, zero])}
 
 
 class RandomResizedCrop:
-    """Takes a part of an image, of random area and ratio, and resizes it to the old size."""
+    """Takes a part of an image, of random area and ratio, and resizes it to the original size."""
 
     def __init__(self, options: RandomResizedCropOptions) -> None:
         self.scale, self.ratio = options.scale, options.ratio
 
     def __call__(self, batch: Batch, draws: Draws) -> Batch:
-        """One box an example."""
+        """Returns the augmented batch."""
         images = batch[IMAGE]
         u = draws.uniform(4)
         box = crop_box([u[:, i] for i in range(4)], images.shape[1], images.shape[2], self.scale, self.ratio, ops)
         return {**batch, IMAGE: resize_boxes(images, *box)}
+
+
+# -- moving pixels ----------------------------------------------------------------------------------------------------
+
+
+def take_rows(images: Any, rows: Any) -> Any:
+    """Gathers whole rows of each image: ``rows`` is `index_type()` of shape [batch, new height]."""
+    count, height, width, channels = images.shape
+    first = ops.arange(count, dtype=index_type())[:, None] * height
+    taken = ops.take(ops.reshape(images, (count * height, width * channels)), first + rows, axis=0)
+    return ops.reshape(taken, (count, rows.shape[1], width, channels))
+
+
+def take_pixels(images: Any, rows: Any, columns: Any) -> Any:
+    """Gathers the pixels at the crossings of rows and columns: `index_type()` of shape [batch or 1, new size]."""
+    count, height, width, channels = images.shape
+    # One gather of whole pixels: example, row and column as one number.
+    first = ops.arange(count, dtype=index_type())[:, None] * height
+    pixels = (first + rows)[:, :, None] * width + columns[:, None, :]
+    return ops.take(ops.reshape(images, (-1, channels)), pixels, axis=0)
+
+
+def resize_boxes(images: Any, top: Any, left: Any, height: Any, width: Any) -> Any:
+    """Resizes a box of each image to the size of the image, with bilinear sampling within the box. Returns float32.
+
+    Args:
+        images: a batch of images.
+        top, left, height, width: the boxes in pixels, integers as float32 of shape [batch].
+    """
+    rows, more_rows, down = _neighbours(top, height, images.shape[1])
+    columns, more_columns, right = _neighbours(left, width, images.shape[2])
+    upper, lower = (ops.cast(take_rows(images, r), "float32") for r in (rows, more_rows))
+    mixed = _between(upper, lower, down[:, :, None, None])
+    every = ops.arange(images.shape[1], dtype=index_type())[None, :]
+    near, far = (take_pixels(mixed, every, c) for c in (columns, more_columns))
+    return _between(near, far, right[:, None, :, None])
+
+
+def warp(images: Any, matrices: Any) -> Any:
+    """Applies an affine map to each image, with bilinear sampling; black outside. Returns float32.
+
+    Args:
+        images: a batch of images.
+        matrices: six float32 of shape [batch]. With y and x counted from the center of the image, the new pixel at
+            (y, x) is the old one at (m0 y + m1 x + m2, m3 y + m4 x + m5).
+    """
+    count, height, width, channels = images.shape
+    # With a border of one black pixel, edges fade and the outside is black without masks.
+    padded = ops.reshape(ops.pad(images, [[0, 0], [1, 1], [1, 1], [0, 0]]), (-1, channels))
+    middle_y, middle_x = (height - 1) / 2, (width - 1) / 2
+    y = (ops.arange(height, dtype="float32") - middle_y)[None, :, None]
+    x = (ops.arange(width, dtype="float32") - middle_x)[None, None, :]
+    m = [value[:, None, None] for value in matrices]
+    old_y = ops.clip(m[0] * y + m[1] * x + (m[2] + (middle_y + 1)), 0.0, height + 1.0)
+    old_x = ops.clip(m[3] * y + m[4] * x + (m[5] + (middle_x + 1)), 0.0, width + 1.0)
+    low_y, low_x = ops.minimum(ops.floor(old_y), float(height)), ops.minimum(ops.floor(old_x), float(width))
+    wide = width + 2
+    first = ops.arange(count, dtype=index_type())[:, None, None] * ((height + 2) * wide)
+    index = first + ops.cast(low_y, index_type()) * wide + ops.cast(low_x, index_type())
+    right, down = (old_x - low_x)[..., None], (old_y - low_y)[..., None]
+    corners = [ops.cast(ops.take(padded, index + step, axis=0), "float32") for step in (0, 1, wide, wide + 1)]
+    return _between(_between(corners[0], corners[1], right), _between(corners[2], corners[3], right), down)
+
+
+def _neighbours(start: Any, length: Any, size: int) -> tuple[Any, Any, Any]:
+    """Returns for each of ``size`` new pixels the two old indices next to it, and the weight of the second."""
+    start, length = start[:, None], length[:, None]
+    old = start + (ops.arange(size, dtype="float32") + 0.5)[None, :] * (length / size) - 0.5
+    old = ops.minimum(ops.maximum(old, start), start + length - 1.0)
+    low = ops.floor(old)
+    high = ops.minimum(low + 1.0, start + length - 1.0)
+    return ops.cast(low, index_type()), ops.cast(high, index_type()), old - low
+
+
+def _between(one: Any, other: Any, way: Any) -> Any:
+    return one + (other - one) * way

@@ -1,8 +1,8 @@
 """Augmentations that hide a part of an image or mix two: cutout, mixup, cutmix.
 
-Partners are neighbours in the stream: positions 2i and 2i + 1, which are random partners since the order is shuffled.
-They stay together however a batch is divided, as long as each share is even (``group``). Each of the two has a weight,
-and a box, of its own. Labels become shares of the classes, float32 of shape [batch, classes].
+Partners are neighbours in the stream: positions 2i and 2i + 1, which are random examples since the order is shuffled.
+If each share of a batch is even (``group``), they stay together. Each of the two has its own weight or box. Labels
+become class probabilities, float32 of shape [batch, classes].
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _QUANTILES = 4096
 
 
 def beta_table(alpha: float, size: int = _QUANTILES) -> NDArray[np.float32]:
-    """Numbers that stand for equal shares of the distribution Beta(alpha, alpha), in order."""
+    """Returns quantiles of the distribution Beta(alpha, alpha), in order."""
     # Half of it, as x = t**power / 2 with t from 0 to 1: for alpha < 1 the density in t is finite, unlike that in x.
     power = max(1.0, 1.0 / alpha)
     t = (np.arange(200_000) + 0.5) / 200_000
@@ -37,46 +37,42 @@ def beta_table(alpha: float, size: int = _QUANTILES) -> NDArray[np.float32]:
 
 
 def _index(draws: Draws, high: int) -> Any:
-    """A whole number below ``high`` for each example."""
+    """Returns an integer below ``high`` for each example."""
     return ops.cast(draws.integers(high), index_type())[:, 0]
 
 
 def _inside(centre: Any, before: Any, after: Any, size: int) -> tuple[Any, Any]:
-    """Which of ``size`` places lie in [centre - before, centre + after), and how many; all of shape [batch]."""
+    """Returns which of ``size`` indices are in [centre - before, centre + after), and how many."""
     start, stop = ops.maximum(centre - before, 0), ops.minimum(centre + after, size)
-    places = ops.arange(size, dtype=index_type())[None, :]
-    inside = ops.logical_and(places >= start[:, None], places < stop[:, None])
+    indices = ops.arange(size, dtype=index_type())[None, :]
+    inside = ops.logical_and(indices >= start[:, None], indices < stop[:, None])
     return inside, stop - start
 
 
 def _partners(values: Any) -> Any:
-    """Each example's neighbour in its place."""
+    """Swaps neighbours."""
     shape = tuple(values.shape)
     paired = ops.flip(ops.reshape(values, (shape[0] // 2, 2, *shape[1:])), axis=1)
     return ops.reshape(paired, shape)
 
 
 class Cutout:
-    """Paints a square black or grey, at a random place; at the edges a part of it is outside, unless told."""
+    """Paints a square black or grey at a random position. Part of it may be outside of the image."""
 
     def __init__(self, options: CutoutOptions) -> None:
         self.size, self.fill, self.inside = options.size, options.fill, options.inside
 
     def prepare(self, info: ImageInfo) -> None:
-        """Finds the value of grey.
-
-        Raises:
-            DataError: if the square has no room inside.
-        """
+        """Raises a `DataError` if the square must be inside, but is larger than the image."""
         self.grey = int(info.scale / 2) if info.dtype == "uint8" else info.scale / 2
         if self.inside and self.size > min(info.shape[:2]):
             height, width = info.shape[:2]
             raise DataError(
-                f"{info.name}: a square of {self.size} pixels has no room inside images of {height}×{width}."
+                f"{info.name}: a square of {self.size} pixels does not fit into images of {height}×{width}."
             )
 
     def __call__(self, batch: Batch, draws: Draws) -> Batch:
-        """One place an example."""
+        """Returns the augmented batch."""
         images = batch[IMAGE]
         _, height, width, _ = images.shape
         before, after = self.size // 2, self.size - self.size // 2
@@ -91,7 +87,7 @@ class Cutout:
 
 
 class _Mix:
-    """What mixup and cutmix share: how much of an example is its own, and what becomes of the labels."""
+    """The base of mixup and cutmix: the weight of an example, and the labels."""
 
     group = 2
 
@@ -100,18 +96,19 @@ class _Mix:
         self.table = beta_table(options.alpha) if options.alpha > 0 else np.ones(1, np.float32)
 
     def prepare(self, info: ImageInfo) -> None:
-        """Labels must name classes."""
         if not info.classes:
-            raise DataError(f"augmentation {info.name!r} mixes labels, but these examples have no class as a label.")
+            raise DataError(
+                f"augmentation {info.name!r} mixes labels, but the labels of these examples are not classes."
+            )
         self.classes = info.classes
 
     def own_share(self, draws: Draws) -> Any:
-        """From 0 to 1, float32 of shape [batch]."""
+        """Returns the weight of each example, from 0 to 1: float32 of shape [batch]."""
         share = ops.take(ops.convert_to_tensor(self.table), _index(draws, len(self.table)), axis=0)
         return ops.where(ops.less(draws.uniform()[:, 0], self.probability), share, 1.0)
 
     def mixed_labels(self, labels: Any, share: Any) -> Any:
-        """Shares of the classes."""
+        """Returns class probabilities."""
         if len(labels.shape) == 1:
             labels = ops.one_hot(labels, self.classes, dtype="float32")
         share = share[:, None]
@@ -119,10 +116,10 @@ class _Mix:
 
 
 class Mixup(_Mix):
-    """Lays the neighbour over an image."""
+    """Blends an image with its neighbour."""
 
     def __call__(self, batch: Batch, draws: Draws) -> Batch:
-        """One weight an example."""
+        """Returns the augmented batch."""
         images, share = ops.cast(batch[IMAGE], "float32"), self.own_share(draws)
         weight = share[:, None, None, None]
         mixed = images * weight + _partners(images) * (1.0 - weight)
@@ -130,10 +127,10 @@ class Mixup(_Mix):
 
 
 class Cutmix(_Mix):
-    """Puts a box of the neighbour into an image; labels count by the area that is seen."""
+    """Replaces a box of an image by that of its neighbour; labels are mixed by area."""
 
     def __call__(self, batch: Batch, draws: Draws) -> Batch:
-        """One box an example."""
+        """Returns the augmented batch."""
         images = batch[IMAGE]
         count, height, width, channels = images.shape
         half = 0.5 * ops.sqrt(1.0 - self.own_share(draws))
@@ -142,8 +139,8 @@ class Cutmix(_Mix):
         columns, wide = _inside(_index(draws, width), half_width, half_width, width)
         example = ops.arange(count, dtype=index_type())[:, None, None]
         inside = ops.cast(ops.logical_and(rows[:, :, None], columns[:, None, :]), index_type())
-        place = ops.arange(height * width, dtype=index_type())
-        place = ops.reshape(place, (1, height, width)) + ops.bitwise_xor(example, inside) * (height * width)
-        mixed = ops.take(ops.reshape(images, (-1, channels)), place, axis=0)
+        pixel = ops.arange(height * width, dtype=index_type())
+        pixel = ops.reshape(pixel, (1, height, width)) + ops.bitwise_xor(example, inside) * (height * width)
+        mixed = ops.take(ops.reshape(images, (-1, channels)), pixel, axis=0)
         share = 1.0 - ops.cast(tall * wide, "float32") / float(height * width)
         return {**batch, IMAGE: mixed, LABEL: self.mixed_labels(batch[LABEL], share)}

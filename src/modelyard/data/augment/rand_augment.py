@@ -1,10 +1,10 @@
-"""RandAugment (Cubuk et al., 2019): a few operations out of a list, chosen anew for each example.
+"""RandAugment (Cubuk et al., 2019): a few random operations per example.
 
-Strengths are those of torchvision, magnitude 0 to 30. Of its list, equalize is left out: it needs a histogram of every
-image. Computing every operation and choosing one would be slow. So all that move pixels are one affine map an example:
-the maps of its operations are multiplied, and images are sampled once, before all else. All that change values are one
-pass an operation: a weighted sum of the image, its grey, its blurred version and a constant, then a threshold and a
-step, which do nothing where they are not chosen.
+Strengths are those of torchvision, magnitude 0 to 30. Its operation equalize is missing: it needs a histogram of every
+image. Computing every operation and choosing one would be slow. Operations that move pixels are therefore one affine
+map per example: their maps are multiplied, and images are sampled once, first of all. Operations that change values are
+one pass each: a weighted sum of the image, its grey, its blurred version and a constant, then a threshold and a step,
+which change nothing if they are not chosen.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from keras import ops
 
 from modelyard.data.augment.build import Batch, ImageInfo
 from modelyard.data.augment.colour import to_grey
-from modelyard.data.augment.pixels import warp
+from modelyard.data.augment.geometry import warp
 from modelyard.data.catalog import RandAugmentOptions
 from modelyard.data.dataset import IMAGE
 from modelyard.data.draws import Draws
@@ -28,7 +28,7 @@ STRONGEST = 30
 
 
 class RandAugment:
-    """A few random operations an example."""
+    """A few random operations per example, each with a random sign."""
 
     info: ImageInfo
 
@@ -37,12 +37,12 @@ class RandAugment:
         self.strength = options.magnitude / STRONGEST
 
     def prepare(self, info: ImageInfo) -> None:
-        """Grey images have no saturation to change."""
+        """Leaves saturation out for grey images."""
         self.info = info
         self.names = ("identity", *MOVES, *COLOURS, *(("saturation",) if info.shape[2] == 3 else ()))
 
     def __call__(self, batch: Batch, draws: Draws) -> Batch:
-        """An operation and a sign, as often as asked for."""
+        """Returns the augmented batch."""
         choices = ops.cast(draws.integers(len(self.names), self.operations), "float32")
         signs = 1.0 - 2.0 * ops.cast(ops.less(draws.uniform(self.operations), 0.5), "float32")
         images = warp(batch[IMAGE], self._map(choices, signs))
@@ -51,12 +51,12 @@ class RandAugment:
         return {**batch, IMAGE: images}
 
     def _chosen(self, choice: Any, name: str) -> Any:
-        """1 where ``name`` is the choice, else 0; where ``name`` is not on the list, 0 everywhere."""
+        """Returns 1 where ``name`` is chosen, else 0."""
         number = self.names.index(name) if name in self.names else -1
         return ops.cast(ops.equal(choice, float(number)), "float32")
 
     def _map(self, choices: Any, signs: Any) -> list[Any]:
-        """The affine maps of all operations, multiplied."""
+        """Returns the product of the affine maps of all operations."""
         height, width, _ = self.info.shape
         angle = radians(30 * self.strength)
         one = ops.ones_like(signs[:, 0])
@@ -74,7 +74,7 @@ class RandAugment:
                 straight,
                 on["translate_x"] * sign * float(int(150 / 331 * width * self.strength)),
             ]
-            # A later operation sees the result of the earlier: its map, from new places to old, comes first.
+            # A map goes from new positions to old, so that of a later operation comes first.
             t = total
             total = [
                 t[0] * m[0] + t[1] * m[3],
@@ -87,7 +87,7 @@ class RandAugment:
         return total
 
     def _recolour(self, images: Any, choice: Any, sign: Any) -> Any:
-        """One operation on values an example."""
+        """Applies one operation on values per example."""
         scale, whole = self.info.scale, self.info.dtype == "uint8"
         on = {name: self._chosen(choice, name)[:, None, None, None] for name in (*COLOURS, "saturation")}
         change = (sign * (0.9 * self.strength))[:, None, None, None]
@@ -97,7 +97,7 @@ class RandAugment:
             ops.greater(spread, 0.0), scale / ops.where(ops.greater(spread, 0.0), spread, 1.0) - 1.0, 0.0
         )
         grey = to_grey(images)
-        # What is added of each is taken from the image, so that an operation that is not chosen adds exactly nothing.
+        # Each term is a change of the image, so an operation that is not chosen adds exactly 0.
         mean = ops.mean(grey, axis=(1, 2), keepdims=True)
         blends = on["brightness"] + on["contrast"] + on["saturation"] + on["sharpness"]
         factor = 1.0 + blends * change + on["autocontrast"] * stretch
@@ -107,23 +107,23 @@ class RandAugment:
             + (constant - on["saturation"] * change * grey)
             - (on["sharpness"] * change) * _blurred(images)
         )
-        # As between operations on uint8: an error in the last place must not move a value over an edge below.
+        # As operations on uint8 do: an error in the last bit must not move a value over a threshold below.
         images = ops.round(self.info.clip(images)) if whole else images
         threshold = ops.where(ops.greater(on["solarize"], 0.0), scale * (1.0 - self.strength), np.float32(np.inf))
         images = ops.where(ops.greater(images, threshold), scale - images, images)
-        # Where it is not chosen, the step is too fine to change anything.
+        # If posterize is not chosen, the step is too fine to change anything.
         fine, lost_bits = (1.0 if whole else 2.0**-24), round(4 * self.strength)
         coarse = 2.0**lost_bits * (1.0 if whole else 1 / 256)
         if not lost_bits:
             return images
-        # All are powers of two, and exact. TensorFlow's compiler would take a quotient here for an inexact one.
+        # All are powers of two, and exact. TensorFlow's compiler would make a division inexact.
         step = fine + on["posterize"] * (coarse - fine)
         inverse = 1 / fine + on["posterize"] * (1 / coarse - 1 / fine)
         return ops.floor(images * inverse) * step
 
 
 def _blurred(images: Any) -> Any:
-    """The mean of a pixel, counted five times, and its eight neighbours; edges stay as they are."""
+    """Returns the mean of each pixel, counted five times, and its eight neighbours. Edges do not change."""
     _, height, width, channels = images.shape
     if height < 3 or width < 3:
         return images

@@ -47,7 +47,6 @@ from modelyard.data.records.shard import (
     result_path,
     write_shards,
 )
-from modelyard.data.splits import are_classes
 from modelyard.errors import DataError
 from modelyard.storage import is_remote
 from modelyard.system.console import bar
@@ -131,7 +130,7 @@ def convert(
     if not isinstance(dataset, DecodedDataset):
         processes = 1  # the examples are in the memory of this process
     splits = raw_examples_of(dataset)
-    if not all(are_classes(examples.labels) for examples in splits.values()):
+    if not all(examples.label_kind == "class" for examples in splits.values()):
         raise DataError(
             f"the labels of {source} are not classes, and a record has one class per example. Train from {source}."
         )

@@ -1,1 +1,1 @@
-"""Where examples come from: datasets by name, and a user's own files."""
+"""Sources of examples: built-in datasets, and a user's own files."""

@@ -9,13 +9,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from modelyard.data.catalog import FilesOptions
 from modelyard.data.dataset import TRAIN
-from modelyard.data.sources.folder import SPLIT_NAMES
+from modelyard.data.raw_examples import ArrayExamples, FileExamples, RawExamples
+from modelyard.data.sources.folder import SPLIT_NAMES, split_named
 from modelyard.errors import DataError, unknown
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -23,65 +25,82 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 @dataclass
 class CsvRows:
-    """The rows of one split: names of classes or numbers as labels, and paths of images or values."""
+    """The rows of one split. Labels are class names or numbers, examples are paths of images or values."""
 
-    labels: list[str] = field(default_factory=list)
+    folder: Path
+    class_names: list[str] = field(default_factory=list)
     targets: list[NDArray[np.float32]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     values: list[NDArray[np.float32]] = field(default_factory=list)
 
+    def examples(self, labels: NDArray[Any] | None = None) -> RawExamples:
+        """Returns the examples with these labels; by default all are 0."""
+        if labels is None:
+            labels = np.zeros(len(self.paths) or len(self.values), np.int32)
+        if self.values:
+            return ArrayExamples(np.stack(self.values), labels)
+        return FileExamples(self.folder, self.paths, labels)
 
-def named_images(path: Path, options: FilesOptions) -> list[str]:
-    """The images that ``path`` names, there or not."""
-    every = read_csv(path, options.model_copy(update={"split_column": ""}), look=False)
-    return [image for rows in every.values() for image in rows.paths]
 
-
-def read_csv(path: Path, options: FilesOptions, split: str = TRAIN, look: bool = True) -> dict[str, CsvRows]:
-    """The rows of ``path`` by split.
+def read_csv(
+    path: Path, options: FilesOptions, split: str = TRAIN, *, to_predict: bool = False, check_images: bool = True
+) -> dict[str, CsvRows]:
+    """Reads the rows of each split.
 
     Args:
         path: the file; its first line names the columns.
         options: which columns hold what.
         split: the split of rows that name none.
-        look: whether the images must be there.
+        to_predict: whether all rows are of ``split``, and labels may be missing. Only class names are read then.
+        check_images: whether a missing image is an error.
 
     Raises:
-        DataError: with the line, for a missing column, a missing file, a value that is no number.
+        DataError: with the line, for a missing column, a missing image, or a value that is not a number.
     """
     found: dict[str, CsvRows] = {}
-    lines = csv_lines(path)
-    _, columns = next(lines)
-    wanted = _columns(path, columns, options)
-    for number, row in lines:
-        _add_row(row, found, wanted, split, f"{path}:{number}", path.parent if look else None)
+    lines = _lines(path)
+    _, names = next(lines)
+    columns = _columns(path, names, options, to_predict)
+    for line, row in lines:
+        where = f"{path}:{line}"
+        named = row[columns.split].strip() if columns.split is not None and not to_predict else ""
+        rows = found.setdefault(_split(named, where) if named else split, CsvRows(path.parent))
+        _add_labels(rows, [(names[n], row[n].strip()) for n in columns.labels], options.label_kind, to_predict, where)
+        if columns.image is None:
+            rows.values.append(_numbers([(names[n], row[n]) for n in columns.values], where))
+            continue
+        image = row[columns.image].strip()
+        if not image:
+            raise DataError(f"{where}: there is no file (the path is empty).")
+        # Path.is_file raises an error for names that are too long.
+        if check_images and not os.path.isfile(path.parent / image):  # noqa: PTH113
+            raise DataError(f"{where}: there is no file {path.parent / image}.")
+        rows.paths.append(image)
     if not found:
         raise DataError(f"{path} holds no rows below its first line.")
     return found
 
 
-def is_there(path: Path) -> bool:
-    """Whether ``path`` is a file; what no file system takes for a name is none."""
-    return os.path.isfile(path)  # noqa: PTH113  Path.is_file raises for names that are too long
+def label_columns(options: FilesOptions, columns: Sequence[str] = ()) -> list[str]:
+    """Returns the names of the label columns: one of class names, any number of others."""
+    if options.label_kind == "class" or options.label_column in columns:
+        return [options.label_column]
+    return [name.strip() for name in options.label_column.split(",") if name.strip()]
 
 
-def csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """The names of the columns of a CSV file, then its rows, each with the number of its line.
-
-    Raises:
-        DataError: if it can't be read, or a row has not as many values as there are columns.
-    """
+def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yields the names of the columns, then each row, with line numbers."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             first = file.readline()
             file.seek(0)
             reader = csv.reader(file, delimiter=max(",;\t", key=first.count), strict=True)
-            columns = [name.strip() for name in next(reader, [])]
-            yield 1, columns
+            names = [name.strip() for name in next(reader, [])]
+            yield 1, names
             for row in filter(None, reader):
-                if len(row) != len(columns):
+                if len(row) != len(names):
                     raise DataError(
-                        f"{path}:{reader.line_num}: {len(row)} columns where the first line names {len(columns)}."
+                        f"{path}:{reader.line_num}: {len(row)} columns where the first line names {len(names)}."
                     )
                 yield reader.line_num, row
     except FileNotFoundError as error:
@@ -92,104 +111,74 @@ def csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 @dataclass(frozen=True)
 class _Columns:
-    names: Sequence[str]
+    """Column numbers. Examples are either image paths or values."""
+
     labels: list[int]
-    label_kind: str
-    image: int | None
     split: int | None
+    image: int | None
     values: list[int]
 
 
-def _columns(path: Path, columns: Sequence[str], options: FilesOptions) -> _Columns:
-    twice = [name for name, count in Counter(columns).items() if count > 1]
+def _columns(path: Path, names: Sequence[str], options: FilesOptions, to_predict: bool) -> _Columns:
+    twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise DataError(f"{path}:1: two columns are named {twice[0]!r}.")
 
-    def place(name: str, option: str) -> int:
-        if name not in columns:
+    def number(name: str, option: str) -> int:
+        if name not in names:
             values = " Columns of numbers instead of images: --value_columns all." if option == "image_column" else ""
             raise DataError(
-                f"{path}:1: {unknown('column', name, columns)} Name the right one with --{option}.{values}"
-                if columns
+                f"{path}:1: {unknown('column', name, names)} Name the right one with --{option}.{values}"
+                if names
                 else f"{path} is empty; its first line must name the columns."
             )
-        return columns.index(name)
+        return names.index(name)
 
-    labels = [place(name, "label_column") for name in label_columns(options, columns)]
+    labels = [number(name, "label_column") for name in label_columns(options, names) if name in names or not to_predict]
     split = None
-    if options.split_column in columns and options.split_column:  # tables of pandas have a column without a name
-        split = columns.index(options.split_column)
-    elif options.split_column not in ("", FilesOptions.model_fields["split_column"].default):
-        split = place(options.split_column, "split_column")
+    if options.split_column in names and options.split_column:  # pandas writes a column without a name
+        split = names.index(options.split_column)
+    elif not to_predict and options.split_column not in ("", FilesOptions.model_fields["split_column"].default):
+        split = number(options.split_column, "split_column")
     if not options.value_columns:
-        return _Columns(columns, labels, options.label_kind, place(options.image_column, "image_column"), split, [])
+        return _Columns(labels, split, number(options.image_column, "image_column"), [])
     if options.value_columns == ("all",):
-        values = [i for i in range(len(columns)) if i not in (*labels, split)]
+        values = [i for i in range(len(names)) if i not in (*labels, split)]
     else:
-        values = [place(name, "value_columns") for name in options.value_columns]
-        told = [columns[i] for i in values if i in (*labels, split)]
-        if told:
-            kind = "the label" if columns.index(told[0]) in labels else "the split"
+        values = [number(name, "value_columns") for name in options.value_columns]
+        leaks = [i for i in values if i in (*labels, split) and not to_predict]
+        if leaks:
             raise DataError(
-                f"{path}:1: the column {told[0]!r} is {kind}; as one of --value_columns it tells the answer. Leave "
-                "it out there, or name another --label_column."
+                f"{path}:1: the column {names[leaks[0]]!r} is {'the label' if leaks[0] in labels else 'the split'}; as "
+                "one of --value_columns it gives the answer away. Leave it out there, or name another --label_column."
             )
     if not values:
         raise DataError(f"{path}:1: there are no columns of values beside the label.")
-    return _Columns(columns, labels, options.label_kind, None, split, values)
+    return _Columns(labels, split, None, values)
 
 
-def label_columns(options: FilesOptions, columns: Sequence[str] = ()) -> list[str]:
-    """The names of the columns of labels: one of classes, any number of others."""
-    if options.label_kind == "class" or options.label_column in columns:
-        return [options.label_column]
-    return [name.strip() for name in options.label_column.split(",") if name.strip()]
+def _split(named: str, where: str) -> str:
+    split = split_named(named)
+    if split is None:
+        raise DataError(f"{where}: {unknown('split', named, [n for names in SPLIT_NAMES.values() for n in names])}")
+    return split
 
 
-def _add_row(
-    row: list[str], found: dict[str, CsvRows], columns: _Columns, split: str, where: str, folder: Path | None
-) -> None:
-    if columns.split is not None and row[columns.split].strip():
-        named = row[columns.split].strip().lower()
-        known = [name for names in SPLIT_NAMES.values() for name in names]
-        if named not in known:
-            raise DataError(f"{where}: {unknown('split', named, known)}")
-        split = next(s for s, names in SPLIT_NAMES.items() if named in names)
-    rows = found.setdefault(split, CsvRows())
-    _add_label(
-        [(columns.names[column], row[column].strip()) for column in columns.labels], rows, columns.label_kind, where
-    )
-    if columns.image is not None:
-        image = row[columns.image].strip()
-        if not image:
-            raise DataError(f"{where}: there is no file (the path is empty).")
-        if folder is not None and not is_there(folder / image):
-            raise DataError(f"{where}: there is no file {folder / image}.")
-        rows.paths.append(image)
-        return
-    rows.values.append(numbers_of([(columns.names[column], row[column]) for column in columns.values], where))
-
-
-def _add_label(cells: list[tuple[str, str]], rows: CsvRows, kind: str, where: str) -> None:
-    texts = [text for _, text in cells]
-    if not all(texts):
+def _add_labels(rows: CsvRows, cells: list[tuple[str, str]], kind: str, to_predict: bool, where: str) -> None:
+    if not to_predict and not all(text for _, text in cells):
         raise DataError(f"{where}: the label is empty.")
     if kind == "class":
-        rows.labels.append(texts[0])
-        return
-    numbers = numbers_of(cells, where)
-    if kind == "flags" and not np.isin(numbers, (0, 1)).all():
-        wrong = texts[int(np.flatnonzero(~np.isin(numbers, (0, 1)))[0])]
-        raise DataError(f"{where}: the label {wrong!r} must be 0 or 1 (--label_kind flags).")
-    rows.targets.append(numbers)
+        rows.class_names += [text for _, text in cells]
+    elif not to_predict:
+        numbers = _numbers(cells, where)
+        wrong = np.flatnonzero(~np.isin(numbers, (0, 1)))
+        if kind == "flags" and len(wrong):
+            raise DataError(f"{where}: the label {cells[wrong[0]][1]!r} must be 0 or 1 (--label_kind flags).")
+        rows.targets.append(numbers)
 
 
-def numbers_of(cells: Sequence[tuple[str, str]], where: str) -> NDArray[np.float32]:
-    """The values of some cells, each with the name of its column.
-
-    Raises:
-        DataError: if one is no finite number.
-    """
+def _numbers(cells: Sequence[tuple[str, str]], where: str) -> NDArray[np.float32]:
+    """Returns the numbers in some cells, each given with the name of its column."""
     values = np.empty(len(cells), np.float32)
     for number, (column, text) in enumerate(cells):
         try:

@@ -1,40 +1,38 @@
-"""Brings the official files of a dataset into ``data_dir``: from the network or from a local copy, checksum first.
+"""Downloads the official files of a dataset to ``data_dir``, or copies them there.
 
-Nothing is unpacked: `official.py` reads the archives in place. A file takes its name only when all of it has come and
-its MD5 is right; what has come of a broken download waits as NAME.part.
+Nothing is unpacked: `builtin.py` reads the archives. A file gets its name when it is complete and its MD5 is right. An
+interrupted download is kept as NAME.part and resumed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import hashlib
 import http.client
 import os
-import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 from urllib.parse import urlsplit
 
 from modelyard.errors import DataError, unknown
 from modelyard.storage import remove_stale
 from modelyard.system.console import bar
-from modelyard.system.files import PARTIAL, explain, sync_folder
+from modelyard.system.files import explain, sync_folder, whole_file
 
 Progress = Callable[[str, int, int], None]
-"""Called with the name of a file, how many of its bytes are there, and how many there will be."""
+"""Called with the name of a file, the bytes that are there, and the bytes of the whole file."""
 
 TIMEOUT = 30.0  # seconds without a byte
-_PIECE = 1 << 18
+_CHUNK = 1 << 18
 
 
 @dataclass(frozen=True)
 class Source:
-    """An official file: where it is, how long, and its MD5."""
+    """An official file: URL, size in bytes, and MD5."""
 
     url: str
     size: int
@@ -77,20 +75,20 @@ def fetch(
     sources: Mapping[str, tuple[Source, ...]] = SOURCES,
     timeout: float = TIMEOUT,
 ) -> list[Path]:
-    """Brings the official files of the dataset ``name`` to where it is looked for, and returns their paths.
+    """Downloads the official files of the dataset ``name`` and returns their paths.
 
-    A file that is there and whole is left alone. A download that broke off goes on where it was.
+    Complete files are kept. An interrupted download is resumed.
 
     Args:
         name: ``mnist``, ``fashion_mnist``, ``cifar10`` or ``cifar100``.
         data_dir: the folder of all datasets; the files go to ``data_dir/name``.
-        archive: a local copy to take instead of the network: the official file, or a folder that holds it.
-        progress: called with the state of a file; by default a progress bar is shown.
+        archive: a local copy to use instead of the network: the official file, or a folder that holds it.
+        progress: called with the progress of each file; by default a progress bar is shown.
         sources: the official files of each dataset.
         timeout: seconds to wait for the next byte.
 
     Raises:
-        DataError: if a file can't be had, or is not the official one.
+        DataError: if a file can't be downloaded, or is not the official one.
         RunError: if it can't be written.
     """
     if name not in sources:
@@ -117,7 +115,7 @@ def fetch(
 
 
 def _present(source: Source, *folders: Path) -> Path | None:
-    """The file itself, if it is in one of the places where a dataset looks for it."""
+    """Returns the file, if it is in one of the folders."""
     for folder in folders:
         path = folder / source.file
         with explain(path, "read"):
@@ -135,68 +133,43 @@ def _wrong(what: str, source: Source, found: str, then: str) -> DataError:
     return DataError(f"{what} is not the official file: its MD5 is {found}, expected {source.md5}. {then}")
 
 
-def _finish(part: Path, target: Path) -> None:
-    """Gives a whole and synced file its name."""
-    part.replace(target)
-    sync_folder(target.parent)
-
-
 # -- from a local copy ----------------------------------------------------------------------------------------------
 
 
 def _local_copies(name: str, wanted: list[Source], archive: Path) -> dict[Source, Path]:
-    """Where in ``archive`` each wanted file is; all of them must be there before any is copied."""
+    """Returns the path of each wanted file in ``archive``. A missing file is an error before any is copied."""
     if archive.is_dir():
-        places = {s: [p for p in (archive / s.file, archive / name / s.file) if p.is_file()] for s in wanted}
+        found = {s: [p for p in (archive / s.file, archive / name / s.file) if p.is_file()] for s in wanted}
     elif archive.is_file():
-        # A single file may have any name; of several official files it must be one by name.
-        places = {s: [archive] if len(wanted) == 1 or archive.name == s.file else [] for s in wanted}
+        # A single file may have any name; one of several is found by its name.
+        found = {s: [archive] if len(wanted) == 1 or archive.name == s.file else [] for s in wanted}
     else:
         raise DataError(f"{archive} does not exist. Name the official file, or a folder that holds it.")
-    missing = [source.file for source, paths in places.items() if not paths]
+    missing = [source.file for source, paths in found.items() if not paths]
     if missing:
         raise DataError(f"{name} needs {', '.join(missing)} too. Name a folder that holds all of its official files.")
-    return {source: paths[0] for source, paths in places.items()}
+    return {source: paths[0] for source, paths in found.items()}
 
 
 def _copy(origin: Path, target: Path, source: Source, report: Progress) -> None:
-    with explain(target, "write"), _temporary(target) as (writing, path):
+    with explain(target, "write"), whole_file(target) as file:
         digest = hashlib.md5(usedforsecurity=False)
         done = 0
-        for piece in _pieces(origin):
-            writing.write(piece)
-            digest.update(piece)
-            done += len(piece)
+        for chunk in _chunks(origin):
+            file.write(chunk)
+            digest.update(chunk)
+            done += len(chunk)
             report(source.file, done, source.size)
             if done > source.size:
                 raise DataError(f"{origin} is not the official {source.file}: that has {source.size:,} bytes.")
         if digest.hexdigest() != source.md5:
             raise _wrong(str(origin), source, digest.hexdigest(), "It was not copied.")
-        _sync(writing)
-        path.chmod(0o644)
-        _finish(path, target)
 
 
-def _pieces(path: Path) -> Iterator[bytes]:
+def _chunks(path: Path) -> Iterator[bytes]:
     with explain(path, "read"), open(path, "rb") as file:
-        while piece := file.read(_PIECE):
-            yield piece
-
-
-@contextlib.contextmanager
-def _temporary(target: Path) -> Iterator[tuple[IO[bytes], Path]]:
-    """A new file beside ``target``, gone at the end unless it was renamed."""
-    handle, name = tempfile.mkstemp(prefix=PARTIAL, dir=target.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            yield file, Path(name)
-    finally:
-        Path(name).unlink(missing_ok=True)
-
-
-def _sync(file: IO[bytes]) -> None:
-    file.flush()
-    os.fsync(file.fileno())
+        while chunk := file.read(_CHUNK):
+            yield chunk
 
 
 # -- from the network -----------------------------------------------------------------------------------------------
@@ -204,7 +177,7 @@ def _sync(file: IO[bytes]) -> None:
 
 def _download(source: Source, target: Path, report: Progress, timeout: float) -> None:
     part = target.with_name(f"{target.name}.part")
-    # Errors of the network are caught where they arise: what is left are those of the file.
+    # Network errors are caught below: other errors are those of the file.
     with explain(part, "write"), open(part, "ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -212,23 +185,26 @@ def _download(source: Source, target: Path, report: Progress, timeout: float) ->
             raise DataError(f"another process is downloading {target}. Wait for it.") from error
         if file.tell() != source.size or _md5(part) != source.md5:
             try:
-                _continue(source, file, report, timeout)
+                _resume(source, file, report, timeout)
             finally:
                 if os.fstat(file.fileno()).st_size == 0:
                     part.unlink()
-        _sync(file)
+        file.flush()
+        os.fsync(file.fileno())
         found = _md5(part)
         if found != source.md5:
             part.unlink()
-            raise _wrong(source.url, source, found, "What came was removed; try again, or give a local copy.")
-        _finish(part, target)
+            raise _wrong(source.url, source, found, "The download was removed; try again, or give a local copy.")
+        part.replace(target)
+        sync_folder(target.parent)
 
 
-def _continue(source: Source, file: IO[bytes], report: Progress, timeout: float) -> None:
-    """Appends to ``file`` what is missing of ``source``, or starts over where it can't go on."""
+def _resume(source: Source, file: IO[bytes], report: Progress, timeout: float) -> None:
+    """Appends the rest of ``source`` to ``file``. If the server can't resume, downloads all of it."""
     start = file.tell() if file.tell() < source.size else 0
     with _response(source, start, timeout) as response:
-        if start and not _goes_on(response, start, source.size):
+        resumed = (206, f"bytes {start}-{source.size - 1}/{source.size}")
+        if start and (response.status, response.headers.get("Content-Range")) != resumed:
             start = 0
         _check_length(source, response, start)
         if file.tell() != start:
@@ -236,15 +212,15 @@ def _continue(source: Source, file: IO[bytes], report: Progress, timeout: float)
         done = start
         report(source.file, done, source.size)
         while done < source.size:
-            piece, trouble = _piece(response, source.size - done)
-            file.write(piece)
+            chunk, problem = _read_chunk(response, source.size - done)
+            file.write(chunk)
             file.flush()
-            done += len(piece)
+            done += len(chunk)
             report(source.file, done, source.size)
-            if trouble or not piece:
+            if problem or not chunk:
                 raise DataError(
                     f"the download of {source.url} broke off after {done:,} of {source.size:,} bytes"
-                    f"{f' ({trouble})' if trouble else ''}. Run it again: it goes on from there."
+                    f"{f' ({problem})' if problem else ''}. Run it again to resume the download."
                 )
 
 
@@ -255,27 +231,18 @@ def _response(source: Source, start: int, timeout: float) -> Any:
     if start:
         request.add_header("Range", f"bytes={start}-")
     try:
-        return _opener().open(request, timeout=timeout)
+        return urllib.request.build_opener(_NoFtp).open(request, timeout=timeout)
     except urllib.error.HTTPError as error:
         raise _unreachable(source, f"the server answered {error.code} {error.reason}") from error
     except (OSError, http.client.HTTPException) as error:
         raise _unreachable(source, str(getattr(error, "reason", None) or error)) from error
 
 
-def _opener() -> urllib.request.OpenerDirector:
-    """`build_opener` would follow redirections to ftp too."""
-    opener = urllib.request.OpenerDirector()
-    for handler in (
-        urllib.request.ProxyHandler,
-        urllib.request.UnknownHandler,
-        urllib.request.HTTPHandler,
-        urllib.request.HTTPSHandler,
-        urllib.request.HTTPDefaultErrorHandler,
-        urllib.request.HTTPRedirectHandler,
-        urllib.request.HTTPErrorProcessor,
-    ):
-        opener.add_handler(handler())
-    return opener
+class _NoFtp(urllib.request.FTPHandler):
+    """Refuses redirections to FTP."""
+
+    def ftp_open(self, req: urllib.request.Request) -> NoReturn:
+        raise urllib.error.URLError("unknown url type: ftp")
 
 
 def _unreachable(source: Source, why: str) -> DataError:
@@ -285,23 +252,19 @@ def _unreachable(source: Source, why: str) -> DataError:
     )
 
 
-def _goes_on(response: Any, start: int, size: int) -> bool:
-    return (response.status, response.headers.get("Content-Range")) == (206, f"bytes {start}-{size - 1}/{size}")
-
-
 def _check_length(source: Source, response: Any, start: int) -> None:
-    """A page of an error or of a login has another length; nothing of it is kept."""
+    """Refuses other pages, such as a login: they have another length."""
     length = response.headers.get("Content-Length")
     if response.status == 206 and not start:
-        raise _unreachable(source, "the server sent another part of the file than it was asked for")
+        raise _unreachable(source, "the server sent another part of the file than was requested")
     if length is not None and length != str(source.size - start):
-        raise _unreachable(source, f"the server offers {length} bytes where {source.size - start:,} belong")
+        raise _unreachable(source, f"the server offers {length} bytes, not {source.size - start:,}")
 
 
-def _piece(response: Any, most: int) -> tuple[bytes, str]:
-    """The next bytes, and what went wrong."""
+def _read_chunk(response: Any, most: int) -> tuple[bytes, str]:
+    """Returns the next bytes, and a problem if there is one."""
     try:
-        return response.read1(min(_PIECE, most)), ""
+        return response.read1(min(_CHUNK, most)), ""
     except http.client.IncompleteRead as error:
         return error.partial[:most], "the connection was cut"
     except (OSError, http.client.HTTPException) as error:

@@ -1,30 +1,38 @@
-"""The dataset ``files``: a user's own files, whatever they are.
+"""A user's own files: the dataset ``files``, and the files of `predict`.
 
-What is at a path is found out from its name and a look inside; it gives the stored examples of each split and one list
-of classes for all of them. What decodes images and reads records is imported where it is needed: arrays need neither.
+`kind_of` is the only place that decides what is at a path. Image decoders and record readers are imported when they are
+needed: arrays need neither.
 """
 
 from __future__ import annotations
 
-import logging
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from modelyard.config.schema import PATH_DATASET
 from modelyard.data.catalog import FilesOptions
 from modelyard.data.dataset import TEST, TRAIN, VALIDATION, ArrayDataset, DataContext, Dataset
 from modelyard.data.image_spec import IMAGE_SUFFIXES, ImageOptions
 from modelyard.data.raw_examples import ArrayExamples, FileExamples, RawExamples
-from modelyard.data.sources.csv_file import CsvRows, label_columns, named_images, read_csv
-from modelyard.data.sources.folder import Labelled, class_names, images_by_class, split_folders
-from modelyard.data.sources.npz import read_npy_folder, read_npz
+from modelyard.data.sources.csv_file import CsvRows, label_columns, read_csv
+from modelyard.data.sources.folder import (
+    Labelled,
+    files_in,
+    images_by_class,
+    is_hidden,
+    is_image,
+    no_images,
+    sorted_classes,
+    split_folders,
+)
+from modelyard.data.sources.npz import read_npy_folder, read_npz, read_npz_to_predict
 from modelyard.data.sources.remote import local_tree
 from modelyard.errors import ConfigError, DataError, Problem
 from modelyard.storage import is_remote, list_files
@@ -33,33 +41,54 @@ from modelyard.system.console import late_bar
 if TYPE_CHECKING:
     from modelyard.data.records.example import FeatureMap
 
-log = logging.getLogger("modelyard")
+Kind = Literal["npz", "npy", "csv", "records", "converted", "folder", "pattern", "file", "missing"]
 
 RECORD_ENDINGS = (".tfrecord", ".tfrecords", ".tfrec", ".record", ".records")
 _SHARD = re.compile(r"-[\d?*\[\]-]+-of-[\d?*\[\]-]+")
 """train-00000-of-01024, or a pattern of such."""
-_OWN = {
+_OWN_OPTIONS = {
     "csv": ("image_column", "label_column", "label_kind", "split_column", "value_columns"),
     "records": tuple(name for name in FilesOptions.model_fields if name.startswith("record_")),
 }
-"""Options that only one kind of source has a use for."""
+"""Options that have an effect on one kind of source only."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """What was found: its kind (folder, csv, records, converted), the stored examples of each split, the classes."""
+    """Files that were read: their kind, the raw examples of each split, the class names."""
 
     kind: str
     splits: dict[str, RawExamples]
     classes: tuple[str, ...]
 
 
+def kind_of(path: Path) -> Kind:
+    """Returns the kind of file, folder or pattern at a local path, by its name and content."""
+    endings: dict[str, Kind] = {".npz": "npz", ".npy": "npy", ".csv": "csv"}
+    if path.suffix.lower() in endings:
+        return endings[path.suffix.lower()]
+    if _are_records(path):
+        return "records"
+    if path.is_dir():
+        from modelyard.data.records.reader import DATASET_JSON
+
+        if (path / DATASET_JSON).is_file():
+            return "converted"
+        return "npy" if (path / "x_train.npy").is_file() else "folder"
+    if path.exists():
+        return "file"
+    return "pattern" if _is_pattern(path) else "missing"
+
+
+# -- the dataset `files` ----------------------------------------------------------------------------------------------
+
+
 def files(options: FilesOptions, context: DataContext) -> Dataset:
-    """The dataset at the path that was given, or in the files of each split.
+    """The dataset at the given path, or in the given files of each split.
 
     Raises:
-        DataError: if there is nothing at the path, or it is nothing that can be read.
-        ConfigError: if options are given that this kind of source has no use for.
+        DataError: if there is nothing at the path, or nothing that can be read.
+        ConfigError: if options are given that have no effect on this kind of source.
     """
     given = {TRAIN: options.train_files, VALIDATION: options.eval_files, TEST: options.test_files}
     patterns = {split: pattern for split, pattern in given.items() if pattern is not None}
@@ -72,135 +101,143 @@ def files(options: FilesOptions, context: DataContext) -> Dataset:
         raise DataError(
             "which files? Give the path as --dataset PATH, or --train_files (and --eval_files, --test_files)."
         )
-    found = _at_path(context.source, options, context) if context.source else _by_split(patterns, options, context)
+    paths = {TRAIN: context.source} if context.source else patterns
+    found = _read({split: _local(path, options, context) for split, path in paths.items()}, options, context)
+    _refuse_unused("arrays" if isinstance(found, ArrayDataset) else found.kind, options)
+    classes = _named_classes(options, found.classes, context)
     if isinstance(found, ArrayDataset):
-        _refuse_unused("arrays", options)
-        found.classes = _named_classes(options, found.classes, context)
+        found.classes = classes
         if options.image_size is None and options.image_channels is None:
             return found
-    from modelyard.data.decoded import DecodedDataset, raw_examples_of, with_validation_examples
+    from modelyard.data.decoded import DecodedDataset, raw_examples_of
 
-    if isinstance(found, ArrayDataset):
-        found = Source("arrays", raw_examples_of(found), found.classes)
-    _refuse_unused(found.kind, options)
-    return DecodedDataset(
-        with_validation_examples(found.splits, context),
-        _named_classes(options, found.classes, context),
-        ImageOptions(options.image_size, options.image_channels, options.image_fit),
+    splits = raw_examples_of(found) if isinstance(found, ArrayDataset) else found.splits
+    image = ImageOptions(options.image_size, options.image_channels, options.image_fit)
+    return DecodedDataset(splits, classes, image).with_validation(context)
+
+
+def _read(paths: dict[str, Path], options: FilesOptions, context: DataContext) -> Source | ArrayDataset:
+    """Reads what is at one path, if the dataset is given by path, or the files of each split, all of one kind."""
+    kinds = {kind_of(path) for path in paths.values()}
+    if kinds == {"records"}:
+        return _of_records({split: _matching(path) for split, path in paths.items()}, options, context)
+    if kinds == {"csv"}:
+        return _of_csv(paths, options, one_split=not context.source)
+    if context.source:
+        return _at_path(paths[TRAIN], context)
+    if kinds == {"folder"}:
+        return _of_images({split: (path, images_by_class(path)) for split, path in paths.items()})
+    if kinds == {"pattern"}:
+        return _of_images({split: _images_of_pattern(path) for split, path in paths.items()})
+    raise DataError(
+        f"the files of all splits must be of one kind: folders per class, .csv files, records "
+        f"({', '.join(RECORD_ENDINGS)}) or patterns of images such as 'photos/*/*.jpg'. "
+        f"Given: {', '.join(map(str, paths.values()))}."
     )
 
 
-def _at_path(path: str, options: FilesOptions, context: DataContext) -> Source | ArrayDataset:
-    place = _local(path, options, context)
-    lower = place.name.lower()
-    if lower.endswith(".npz"):
-        return read_npz(place, context)
-    if lower.endswith(".npy"):
-        if not (place.parent / "x_train.npy").is_file():
+def _at_path(path: Path, context: DataContext) -> Source | ArrayDataset:
+    kind = kind_of(path)
+    if kind == "npz":
+        return read_npz(path, context)
+    if kind == "npy":
+        folder = path if path.is_dir() else path.parent
+        if not (folder / "x_train.npy").is_file():
             raise DataError(
-                f"{place} is one array. Name arrays x_train.npy, y_train.npy and so on, and give their folder."
+                f"{path} is one array. Name arrays x_train.npy, y_train.npy and so on, and give their folder."
             )
-        return read_npy_folder(place.parent, context)
-    if lower.endswith(".csv"):
-        if not place.is_file():
-            raise DataError(f"there is no file {place}.")
-        return _of_csv({place: read_csv(place, options)}, options)
-    if holds_records(place):
-        return _of_records({TRAIN: matching(str(place))}, options, context)
-    if not place.is_dir():
-        raise DataError(f"there is no folder {place}." if not place.exists() else f"{place} is no kind of file I know.")
-    if (place / "dataset.json").is_file():
+        return read_npy_folder(folder, context)
+    if kind == "folder":
+        return _of_folder(path)
+    if kind == "converted":
         from modelyard.data.records.reader import open_converted
 
-        return Source("converted", *open_converted(place, context.cache_dir))
-    if (place / "x_train.npy").is_file():
-        return read_npy_folder(place, context)
-    folders = split_folders(place)
-    if folders:
-        if TRAIN not in folders:
-            raise DataError(f"{place} has no folder train; it has: {', '.join(f.name for f in folders.values())}.")
-        return _of_folders({split: (folder, images_by_class(folder)) for split, folder in folders.items()})
+        return Source("converted", *open_converted(path, context.cache_dir))
+    if kind == "file":
+        raise DataError(
+            f"unsupported file type: {path}. Supported: folders of images, converted folders, .csv, .npz and .npy "
+            f"files, records ({', '.join(RECORD_ENDINGS)})."
+        )
+    raise DataError(f"there is no folder {path}.")
+
+
+def _of_folder(path: Path) -> Source:
     from modelyard.data.records.reader import SETTINGS
 
-    if (place / SETTINGS).is_file():
+    folders = split_folders(path)
+    if folders and TRAIN not in folders:
+        raise DataError(f"{path} has no folder train; it has: {', '.join(f.name for f in folders.values())}.")
+    if not folders and (path / SETTINGS).is_file():
+        raise DataError(f"the conversion into {path} is not finished. To resume it, repeat its `modelyard convert`.")
+    records = [p for p in sorted(path.iterdir()) if _is_record_name(p.name) and p.is_file()]
+    if not folders and records:
         raise DataError(
-            f"the conversion into {place} is not finished. Run the same `modelyard convert` again: it goes on."
+            f"{path} holds records. Give the files of each split: --dataset {PATH_DATASET} "
+            f"--train_files '{path}/train*' --eval_files '{path}/validation*', for example; here: {records[0].name} …"
         )
-    records = [p for p in sorted(place.iterdir()) if _is_records(p.name.lower()) and p.is_file()]
-    if records:
-        raise DataError(
-            f"{place} holds records. Say which are of which split: --dataset {PATH_DATASET} "
-            f"--train_files '{place}/train*' --eval_files '{place}/validation*', for example; here: {records[0].name} …"
-        )
-    return _of_folders({TRAIN: (place, images_by_class(place))})
+    return _of_images({s: (folder, images_by_class(folder)) for s, folder in (folders or {TRAIN: path}).items()})
 
 
-def _by_split(patterns: dict[str, str], options: FilesOptions, context: DataContext) -> Source:
-    """A folder, a file or a pattern for each split, all of one kind."""
-    places = {split: _local(pattern, options, context) for split, pattern in patterns.items()}
-    if all(holds_records(place) for place in places.values()):
-        return _of_records({split: matching(str(place)) for split, place in places.items()}, options, context)
-    if all(place.name.lower().endswith(".csv") for place in places.values()):
-        rows: dict[Path, dict[str, CsvRows]] = {}
-        for split, place in places.items():
-            found = read_csv(place, options, split)
-            others = [name for name in found if name != split]
-            if others:
-                raise DataError(
-                    f"{place} is given as the {split} files, but its column {options.split_column!r} also names "
-                    f"{' and '.join(others)}. Give it as --dataset {place}."
-                )
-            rows[place] = {**rows.get(place, {}), **found}
-        return _of_csv(rows, options)
-    if all(place.is_dir() for place in places.values()):
-        return _of_folders({split: (place, images_by_class(place)) for split, place in places.items()})
-    if all(any(c in str(place) for c in "*?[") for place in places.values()):
-        return _of_folders({split: _matching_images(place) for split, place in places.items()})
-    listed = ", ".join(f"{place}" for place in places.values())
-    raise DataError(
-        f"the files of all splits must be of one kind that is known: folders per class, .csv files, records "
-        f"({', '.join(RECORD_ENDINGS)}) or patterns of images such as 'photos/*/*.jpg'. Given: {listed}."
-    )
-
-
-# -- the kinds ------------------------------------------------------------------------------------------------------
-
-
-def _of_folders(found: dict[str, tuple[Path, Labelled]]) -> Source:
-    classes = class_names({split: [name for _, name in labelled] for split, (_, labelled) in found.items()})
+def _class_indices(names: Mapping[str, Sequence[str]]) -> tuple[tuple[str, ...], dict[str, NDArray[np.int32]]]:
+    """Returns the classes of all splits, and the indices of the names of each split."""
+    classes = sorted_classes(names)
     numbers = {name: number for number, name in enumerate(classes)}
+    return tuple(classes), {split: np.array([numbers[n] for n in named], np.int32) for split, named in names.items()}
+
+
+def _of_images(found: dict[str, tuple[Path, Labelled]]) -> Source:
+    classes, labels = _class_indices({s: [name for _, name in labelled] for s, (_, labelled) in found.items()})
     splits: dict[str, RawExamples] = {
-        split: FileExamples(root, [path for path, _ in labelled], [numbers[name] for _, name in labelled])
+        split: FileExamples(root, [path for path, _ in labelled], labels[split])
         for split, (root, labelled) in found.items()
     }
-    return Source("folder", splits, tuple(classes))
+    return Source("folder", splits, classes)
 
 
-def _of_csv(files: dict[Path, dict[str, CsvRows]], options: FilesOptions) -> Source:
-    every = [(path, split, rows) for path, splits in files.items() for split, rows in splits.items()]
-    names = label_columns(options)
+def _of_csv(paths: dict[str, Path], options: FilesOptions, one_split: bool) -> Source:
+    splits: dict[str, CsvRows] = {}
+    for split, path in paths.items():
+        found = read_csv(path, options, split)
+        others = [name for name in found if name != split]
+        if one_split and others:
+            raise DataError(
+                f"{path} is given as the {split} files, but its column {options.split_column!r} also names "
+                f"{' and '.join(others)}. Give it as --dataset {path}."
+            )
+        splits.update(found)
     if options.label_kind == "class":
-        classes = class_names({str(number): rows.labels for number, (_, _, rows) in enumerate(every)})
-    else:  # columns are classes that apply or not, or values; a single value needs no name
-        classes = names if options.label_kind == "flags" or len(names) > 1 else []
-    numbers = {name: number for number, name in enumerate(classes)}
-    splits: dict[str, RawExamples] = {}
-    for path, split, rows in every:
-        labels: Any = np.array([numbers[name] for name in rows.labels], np.int32)
+        classes, labels = _class_indices({split: rows.class_names for split, rows in splits.items()})
+        return Source("csv", {split: rows.examples(labels[split]) for split, rows in splits.items()}, classes)
+    examples = {}
+    for split, rows in splits.items():
+        targets: NDArray[Any] = np.stack(rows.targets)
         if options.label_kind == "flags":
-            labels = np.stack(rows.targets).astype(np.uint8)
-        elif options.label_kind == "numbers":
-            labels = np.stack(rows.targets)
-            labels = labels[:, 0] if labels.shape[1] == 1 else labels
-        if options.value_columns:
-            splits[split] = ArrayExamples(np.stack(rows.values), labels)
-        else:
-            splits[split] = FileExamples(path.parent, rows.paths, labels)
-    return Source("csv", splits, tuple(classes))
+            targets = targets.astype(np.uint8)
+        elif targets.shape[1] == 1:
+            targets = targets[:, 0]
+        examples[split] = rows.examples(targets)
+    names = label_columns(options)  # of the classes that apply or not, or of the values; a single value needs none
+    return Source("csv", examples, tuple(names if options.label_kind == "flags" or len(names) > 1 else ()))
 
 
-def feature_map(options: FilesOptions) -> FeatureMap:
-    """Where image and label are in records, as the options say."""
+def _of_records(paths: dict[str, list[Path]], options: FilesOptions, context: DataContext) -> Source:
+    from modelyard.data.records.reader import RecordExamples
+
+    features = _feature_map(options)
+    with late_bar("indexing records") as progress:
+        splits = {
+            split: RecordExamples(p, features, context.cache_dir, progress=progress) for split, p in paths.items()
+        }
+    if all(examples.class_names is None for examples in splits.values()):
+        highest = max((int(examples.labels.max()) for examples in splits.values() if len(examples)), default=-1)
+        return Source("records", dict(splits), tuple(str(i) for i in range(highest + 1)))
+    classes, indices = _class_indices({split: examples.class_names or () for split, examples in splits.items()})
+    for split, examples in splits.items():
+        examples.labels = indices[split][examples.labels]
+    return Source("records", dict(splits), classes)
+
+
+def _feature_map(options: FilesOptions) -> FeatureMap:
     from modelyard.data.records.example import FeatureMap
 
     return FeatureMap(
@@ -216,39 +253,100 @@ def feature_map(options: FilesOptions) -> FeatureMap:
     )
 
 
-def _of_records(files: dict[str, list[Path]], options: FilesOptions, context: DataContext) -> Source:
-    from modelyard.data.records.reader import RecordExamples
+# -- the files of `predict` -------------------------------------------------------------------------------------------
 
-    features = feature_map(options)
+
+@dataclass(frozen=True)
+class FilesToPredict:
+    """Examples in storage order, whose labels may be missing.
+
+    Args:
+        examples: the raw examples.
+        labels: class names, or the values in a file; None if there are none.
+        from_folders: whether the names are those of the images' folders, which may have another meaning.
+    """
+
+    examples: RawExamples
+    labels: Sequence[str] | NDArray[Any] | None
+    from_folders: bool = False
+
+
+def read_to_predict(sources: Sequence[str], options: FilesOptions, cache: Path) -> FilesToPredict:
+    """Reads image files, folders of them, and patterns; or one .csv file, .npz file, or records.
+
+    Raises:
+        DataError: if there is nothing, or nothing that can be read.
+    """
+    for source in sources:
+        if is_remote(source):
+            raise DataError(f"{source} is not on this machine; copy it here first.")
+    paths = [Path(source).expanduser() for source in sources]
+    kinds = [kind_of(path) for path in paths]
+    if kinds == ["csv"]:
+        rows = read_csv(paths[0], options, to_predict=True)[TRAIN]
+        return FilesToPredict(rows.examples(), rows.class_names or None)
+    if kinds == ["npz"]:
+        values, labels = read_npz_to_predict(paths[0])
+        zeros = np.zeros(len(values), np.int32)
+        return FilesToPredict(ArrayExamples(values, zeros if labels is None else labels), labels)
+    if kinds == ["records"]:
+        return _records_to_predict(_matching(paths[0]), options, cache)
+    images = [image for path in paths for image in _images_at(path)]
+    names = [image.parent.name for image in images]
+    examples = FileExamples(Path(), [image.as_posix() for image in images], np.zeros(len(images), np.int32))
+    one_by_one = all(path.exists() and not path.is_dir() for path in paths)
+    return FilesToPredict(examples, None if one_by_one else names, from_folders=True)
+
+
+def _images_at(path: Path) -> list[Path]:
+    if path.is_dir():
+        images = [file for file in files_in(path) if is_image(file)]
+        if not images:
+            raise no_images(path)
+        return images
+    if path.exists():
+        return [path]
+    if _is_pattern(path):
+        return _matching(path)
+    raise DataError(f"there is no file or folder {path}.")
+
+
+def _records_to_predict(paths: list[Path], options: FilesOptions, cache: Path) -> FilesToPredict:
+    from modelyard.data.records.reader import RecordExamples, describe_record
+
+    features = _feature_map(options)
+    labelled = any(line.rpartition(": ")[0] == features.label for line in describe_record(paths[0], cache))
+    if not labelled:
+        features = replace(features, label=None)
     with late_bar("indexing records") as progress:
-        opened = {
-            split: RecordExamples(p, features, context.cache_dir, progress=progress) for split, p in files.items()
-        }
-    texts = {split: items.class_names for split, items in opened.items() if items.class_names is not None}
-    if not texts:
-        highest = max((int(items.labels.max()) for items in opened.values() if len(items)), default=-1)
-        return Source("records", dict(opened), tuple(str(i) for i in range(highest + 1)))
-    classes = class_names(texts)
-    numbers = {name: number for number, name in enumerate(classes)}
-    for items in opened.values():
-        table = np.array([numbers[name] for name in items.class_names or ()], np.int32)
-        items.labels = table[items.labels]
-    return Source("records", dict(opened), tuple(classes))
+        examples = RecordExamples(paths, features, cache, progress=progress)
+    if not labelled:
+        return FilesToPredict(examples, None)
+    names = examples.class_names
+    return FilesToPredict(examples, examples.labels if names is None else [names[n] for n in examples.labels])
 
 
-# -- paths ----------------------------------------------------------------------------------------------------------
+# -- paths ------------------------------------------------------------------------------------------------------------
 
 
 def _local(path: str, options: FilesOptions, context: DataContext) -> Path:
-    """A path on this machine; what is in cloud storage is brought to the cache first."""
+    """Returns a path on this machine. Files in cloud storage are copied to the cache."""
     if not is_remote(path):
         return Path(path).expanduser()
-    names_images = path.lower().endswith(".csv") and not options.value_columns
-    return local_tree(path, context.cache_dir, partial(named_images, options=options) if names_images else None)
+
+    def images(table: Path) -> list[str]:
+        return read_csv(table, options, to_predict=True, check_images=False)[TRAIN].paths
+
+    lists_images = path.lower().endswith(".csv") and not options.value_columns
+    return local_tree(path, context.cache_dir, images if lists_images else None)
 
 
-def _is_records(name: str) -> bool:
-    name = name.removesuffix(".gz")
+def _is_pattern(path: Path) -> bool:
+    return any(c in str(path) for c in "*?[")
+
+
+def _is_record_name(name: str) -> bool:
+    name = name.lower().removesuffix(".gz")
     return (
         name.endswith(RECORD_ENDINGS)
         or ".tfrecord-" in name
@@ -256,49 +354,51 @@ def _is_records(name: str) -> bool:
     )
 
 
-def holds_records(place: Path) -> bool:
-    """Whether a file, or the files of a pattern, are records by their names."""
-    if any(c in place.name for c in "*?[") and not _is_records(place.name.lower()):
-        names = [Path(name).name.lower() for name in list_files(str(place)) if not name.endswith(".index")]
-        return bool(names) and all(_is_records(name) for name in names)
-    return _is_records(place.name.lower()) and not place.is_dir()
+def _are_records(path: Path) -> bool:
+    """Returns whether a file, or the files of a pattern, are records by their names."""
+    if any(c in path.name for c in "*?[") and not _is_record_name(path.name):
+        names = [Path(name).name for name in list_files(str(path)) if not name.endswith(".index")]
+        return bool(names) and all(map(_is_record_name, names))
+    return _is_record_name(path.name) and not path.is_dir()
 
 
-def matching(pattern: str) -> list[Path]:
-    """The files of a pattern, by name; indexes are not records."""
-    names = (Path(name) for name in list_files(pattern))
-    found = [path for path in names if path.suffix != ".index" and not path.name.startswith(".")]
+def _matching(pattern: Path) -> list[Path]:
+    """Returns the files of a pattern, by name, without hidden files and indexes of records."""
+    paths = map(Path, list_files(str(pattern)))
+    found = [path for path in paths if path.suffix != ".index" and not is_hidden(path.name)]
     if not found:
         raise DataError(f"no file matches {pattern}.")
     return found
 
 
-def _matching_images(pattern: Path) -> tuple[Path, Labelled]:
-    """Images of a pattern; their classes are the names of the folders they are in."""
+def _images_of_pattern(pattern: Path) -> tuple[Path, Labelled]:
+    """Returns the images of a pattern. The class of an image is the name of its folder."""
     parts = pattern.parts
-    fixed = next(i for i, part in enumerate(parts) if any(c in part for c in "*?["))
-    root = Path(*parts[:fixed]) if fixed else Path()
-    found = [Path(name) for name in list_files(str(pattern))]
-    if not found:
-        raise DataError(f"no file matches {pattern}.")
-    return root, [(path.relative_to(root).as_posix(), path.parent.name) for path in found]
+    root = Path(*parts[: next(i for i, part in enumerate(parts) if _is_pattern(Path(part)))])
+    return root, [(path.relative_to(root).as_posix(), path.parent.name) for path in _matching(pattern)]
+
+
+# -- options ----------------------------------------------------------------------------------------------------------
 
 
 def _refuse_unused(kind: str, options: FilesOptions) -> None:
-    owners = {key: owner for owner, keys in _OWN.items() for key in keys}
-    problems = [
-        Problem("options of the dataset", key, f"has no use here: it is for {owner} files, these are {kind}.")
-        for key, owner in owners.items()
-        if owner != kind and getattr(options, key) != FilesOptions.model_fields[key].default
-    ]
-    if options.image_fit != FilesOptions.model_fields["image_fit"].default and options.image_size is None:
-        problems.append(Problem("options of the dataset", "image_fit", "has no use without image_size."))
-    if problems:
-        raise ConfigError(problems)
+    def is_set(key: str) -> bool:
+        return bool(getattr(options, key) != FilesOptions.model_fields[key].default)
+
+    unused = {
+        key: f"has no effect here: it is for {owner} files, these are {kind}."
+        for owner, keys in _OWN_OPTIONS.items()
+        for key in keys
+        if owner != kind and is_set(key)
+    }
+    if is_set("image_fit") and options.image_size is None:
+        unused["image_fit"] = "has no effect without image_size."
+    if unused:
+        raise ConfigError([Problem("options of the dataset", key, problem) for key, problem in unused.items()])
 
 
 def _named_classes(options: FilesOptions, found: Sequence[str], context: DataContext) -> tuple[str, ...]:
-    """The names from a file, where one is given."""
+    """Returns the class names in ``labels_file``, if it is given, else those that were found."""
     if options.labels_file is None:
         return tuple(found)
     path = _local(options.labels_file, options, context)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from modelyard.data.dataset import TEST, TRAIN, VALIDATION
@@ -18,21 +18,25 @@ SPLIT_NAMES = {
     VALIDATION: ("validation", "valid", "val", "eval", "dev"),
     TEST: ("test", "testing"),
 }
-
 Labelled = list[tuple[str, str]]
-"""Paths and the names of their classes, in storage order."""
+"""Paths and class names, in storage order."""
+
+
+def split_named(name: str) -> str | None:
+    """Returns the split that a folder or a cell names, if it does."""
+    return next((split for split, names in SPLIT_NAMES.items() if name.lower() in names), None)
 
 
 def split_folders(folder: Path) -> dict[str, Path]:
-    """The folders of the splits in ``folder``, if it has some.
+    """Returns the folders of the splits in ``folder``; none if its folders are classes.
 
-    A class may be called ``train`` too: beside other folders, that is a split if there is a second one, or if there are
-    folders and no images in it.
+    A class may be called ``train``, too. If there are other folders, it is a split only if there is a second split, or
+    if it holds folders and no images.
     """
     found: dict[str, Path] = {}
     others = []
     for path in _folders(folder):
-        split = next((s for s, names in SPLIT_NAMES.items() if path.name.lower() in names), None)
+        split = split_named(path.name)
         if split is None:
             others.append(path.name)
         elif split in found:
@@ -47,7 +51,7 @@ def split_folders(folder: Path) -> dict[str, Path]:
 
 
 def images_by_class(folder: Path) -> Labelled:
-    """All images under the class folders of ``folder``: by class, then by path, relative to ``folder``.
+    """Returns the images in the class folders of ``folder``: by class, then by path, relative to ``folder``.
 
     Raises:
         DataError: if there are no class folders, or no images in them.
@@ -60,27 +64,47 @@ def images_by_class(folder: Path) -> Labelled:
         )
     found: Labelled = []
     others: list[str] = []
-    for place in classes:
+    for class_folder in classes:
         images = []
-        for parent, folders, files in os.walk(place):
-            folders[:] = sorted(name for name in folders if not is_hidden(name))
-            for name in files:
-                if name.lower().endswith(IMAGE_SUFFIXES) and not is_hidden(name):
-                    images.append(Path(parent, name).relative_to(folder).as_posix())
-                elif not is_hidden(name):
-                    others.append(name)
+        for path in files_in(class_folder):
+            if is_image(path):
+                images.append(path.relative_to(folder).as_posix())
+            else:
+                others.append(path.name)
         if not images:
-            log.warning("%s holds no images and is left out", place)
-        found += [(path, place.name) for path in sorted(images)]
+            log.warning("%s holds no images and is left out", class_folder)
+        found += [(path, class_folder.name) for path in sorted(images)]
     if others:
         log.warning("%s: %d file(s) left out, no images by their names: %s …", folder, len(others), others[0])
     if not found:
-        raise DataError(f"there are no images under {folder}. Known endings: {', '.join(IMAGE_SUFFIXES)}.")
+        raise no_images(folder)
     return found
 
 
-def class_names(labels: Mapping[str, Sequence[str]]) -> list[str]:
-    """One list of classes for all splits: by number if all are whole numbers, else by name.
+def files_in(folder: Path) -> Iterator[Path]:
+    """Yields the files in a folder and below, sorted within each folder, without hidden ones."""
+    for parent, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not is_hidden(name))
+        yield from (Path(parent, name) for name in sorted(files) if not is_hidden(name))
+
+
+def is_image(path: Path) -> bool:
+    """Returns whether a file is an image by its name."""
+    return path.name.lower().endswith(IMAGE_SUFFIXES)
+
+
+def is_hidden(name: str) -> bool:
+    """Returns whether a file or folder belongs to the system and not to the user."""
+    return name.startswith(".") or name in ("__MACOSX", "Thumbs.db", "desktop.ini")
+
+
+def no_images(folder: Path) -> DataError:
+    """Returns the error for a folder without images."""
+    return DataError(f"there are no images under {folder}. Known endings: {', '.join(IMAGE_SUFFIXES)}.")
+
+
+def sorted_classes(labels: Mapping[str, Sequence[str]]) -> list[str]:
+    """Returns the classes of all splits: by number if all are whole numbers, else by name.
 
     Raises:
         DataError: if two names differ in case only.
@@ -107,9 +131,4 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _holds_classes(folder: Path) -> bool:
-    return bool(_folders(folder)) and not any(p.name.lower().endswith(IMAGE_SUFFIXES) for p in folder.iterdir())
-
-
-def is_hidden(name: str) -> bool:
-    """Whether a file or folder is of the system and not of the user."""
-    return name.startswith(".") or name in ("__MACOSX", "Thumbs.db", "desktop.ini")
+    return bool(_folders(folder)) and not any(is_image(path) for path in folder.iterdir())

@@ -13,15 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from modelyard.data.dataset import IMAGE, LABEL, SPLITS, TRAIN, DataContext, Dataset
-from modelyard.data.decoded import DecodedDataset, with_validation_examples
+from modelyard.data.dataset import IMAGE, LABEL, SPLITS, TRAIN, DataContext, Dataset, GeneratorDataset
+from modelyard.data.decoded import DecodedDataset
 from modelyard.data.image_spec import ImageOptions
 from modelyard.data.raw_examples import RawExample, RawExamples
 from modelyard.data.records.example import FeatureMap, encode_example
 from modelyard.data.records.reader import RecordExamples
 from modelyard.data.records.shard import RecordEncoder
 from modelyard.data.records.tfrecord import frame
-from modelyard.data.sources.generator import GeneratorDataset
 from modelyard.errors import DataError, unknown
 from modelyard.registry import Entry, Options
 from modelyard.system.console import bar
@@ -32,17 +31,17 @@ _FACTS = "generated.json"
 
 
 class _FromUserError(Exception):
-    """What a user's function raised, so that nothing on the way takes it for an error of our own files."""
+    """An error of a user's function. `explain` must not take it for an error of our own files."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
 
 
 def materialise(generated: GeneratorDataset, entry: Entry, options: Options, context: DataContext) -> Dataset:
-    """The dataset of the generated examples, generated now if they are not in the cache.
+    """Returns the dataset of the generated examples; generates them if they are not in the cache.
 
     Raises:
-        DataError: if an example is not as it should be, naming its number.
+        DataError: if an example is invalid, with its number.
     """
     if TRAIN not in generated.splits:
         raise DataError(f"the dataset {entry.name!r} generates no train split.")
@@ -55,41 +54,44 @@ def materialise(generated: GeneratorDataset, entry: Entry, options: Options, con
                 generated.version,
                 list(generated.splits),
                 list(generated.classes or []),
-                _code(entry),
+                _code_hash(entry),
             ]
         ).encode()
     ).hexdigest()[:24]
-    place = context.cache_dir / "generated" / f"{entry.name}-{key}"
-    folder = place / "records"
+    cached = context.cache_dir / "generated" / f"{entry.name}-{key}"
     raised: Exception | None = None
     try:
-        with explain(place, "write to the cache", DataError):
-            place.mkdir(parents=True, exist_ok=True)
-            with open(place / ".lock", "w") as lock:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    log.info("another process generates the examples of %s now; waiting for it", entry.name)
-                    fcntl.flock(lock, fcntl.LOCK_EX)
-                if (folder / _FACTS).is_file():
-                    log.info("the examples of %s were generated before; they are in %s", entry.name, place)
-                else:
-                    remove_partial(place)
-                    log.info("generating the examples of %s, once; they are kept in %s", entry.name, place)
-                    with whole_folder(folder) as partial:
-                        _write(generated, partial, entry.name)
+        _generate_once(generated, cached, entry.name)
     except _FromUserError as wrapped:
         raised = wrapped.error
-    if raised is not None:  # here, where nothing of ours gets into its chain of causes
+    if raised is not None:  # outside of the block, so that its traceback has no exception of ours
         raise raised
+    folder = cached / "records"
     facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
     features = FeatureMap(**facts["features"])
     splits: dict[str, RawExamples] = {
-        split: RecordExamples([folder / f"{split}.tfrecord"], features, place) for split in generated.splits
+        split: RecordExamples([folder / f"{split}.tfrecord"], features, cached) for split in generated.splits
     }
-    return DecodedDataset(
-        with_validation_examples(splits, context), facts["classes"], ImageOptions(generated.image_size)
-    )
+    return DecodedDataset(splits, facts["classes"], ImageOptions(generated.image_size)).with_validation(context)
+
+
+def _generate_once(generated: GeneratorDataset, cached: Path, name: str) -> None:
+    folder = cached / "records"
+    with explain(cached, "write to the cache", DataError):
+        cached.mkdir(parents=True, exist_ok=True)
+        with open(cached / ".lock", "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                log.info("another process is generating the examples of %s; waiting for it", name)
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if (folder / _FACTS).is_file():
+                log.info("the examples of %s were generated before; they are in %s", name, cached)
+                return
+            remove_partial(cached)
+            log.info("generating the examples of %s, once; they are kept in %s", name, cached)
+            with whole_folder(folder) as partial:
+                _write(generated, partial, name)
 
 
 def _write(generated: GeneratorDataset, folder: Path, name: str) -> None:
@@ -103,9 +105,9 @@ def _write(generated: GeneratorDataset, folder: Path, name: str) -> None:
             number = -1
             for number, example in enumerate(_examples(generate)):
                 where = f"example {number} of the {split} split of {name}"
-                stored, label = _checked(example, generated.classes, where)
-                encoder = encoder or RecordEncoder.of(stored, where)
-                encoded = encoder.encode(stored, where)
+                raw, label = _checked(example, generated.classes, where)
+                encoder = encoder or RecordEncoder.of(raw, where)
+                encoded = encoder.encode(raw, where)
                 features: dict[str, Any] = {
                     encoder.features.image: encoded.payload,
                     str(encoder.features.label): label,
@@ -114,7 +116,7 @@ def _write(generated: GeneratorDataset, folder: Path, name: str) -> None:
                 first_size = first_size or encoded.size
                 if generated.image_size is None and encoded.size != first_size:
                     raise DataError(
-                        f"{where} is {_by(encoded.size)}, the first one {_by(first_size)}. "
+                        f"{where} is {_shape(encoded.size)}, the first one {_shape(first_size)}. "
                         "Give one size for all: GeneratorDataset(…, image_size=(height, width))."
                     )
                 if encoded.size is not None:
@@ -137,7 +139,7 @@ def _examples(generate: Callable[[], Iterable[Any]]) -> Iterator[Any]:
         raise _FromUserError(error) from error
 
 
-def _by(size: tuple[int, ...] | None) -> str:
+def _shape(size: tuple[int, ...] | None) -> str:
     return "×".join(map(str, size or ()))
 
 
@@ -166,8 +168,8 @@ def _checked(example: Any, classes: Sequence[str] | None, where: str) -> tuple[R
     return array, int(label)
 
 
-def _code(entry: Entry) -> str:
-    """A hash of the file that the dataset is written in."""
+def _code_hash(entry: Entry) -> str:
+    """Hashes the file that defines the dataset."""
     try:
         file = inspect.getsourcefile(entry.load())
         return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""

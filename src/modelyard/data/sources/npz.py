@@ -2,49 +2,64 @@
 
 from __future__ import annotations
 
+import contextlib
 import tokenize
 import zipfile
 import zlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from modelyard.data.dataset import TEST, TRAIN, VALIDATION, ArrayDataset, Arrays, DataContext
-from modelyard.data.splits import with_validation
 from modelyard.errors import DataError
 
-# What a damaged file can raise, depending on the byte: the zip, its compression, or the header of an array.
-UNREADABLE = (
+# The errors of damaged files: of the zip, of its compression, or of the header of an array.
+_UNREADABLE = (
     ValueError, OSError, EOFError, KeyError, RuntimeError, MemoryError,
     zipfile.BadZipFile, zlib.error, tokenize.TokenError, SyntaxError,
 )  # fmt: skip
 _NAMES = {TRAIN: ("train",), VALIDATION: ("validation", "val"), TEST: ("test",)}
+_TO_PREDICT = ("image", "images", "x", "x_test", "x_validation", "x_val", "x_train")
 
 
 def read_npz(path: Path, context: DataContext) -> ArrayDataset:
-    """The splits in ``path``: x_train, y_train, and the same for validation and test where they exist.
+    """Reads the splits in ``path``: x_train, y_train, and likewise validation and test if they exist.
 
     Raises:
-        DataError: if the file is missing, is no .npz, or holds Python objects (those could run code and are refused).
+        DataError: if the file is missing, is not an .npz file, or holds Python objects (those could run code).
     """
-    if not path.is_file():
-        raise DataError(f"there is no file {path}.")
-    try:
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            raise DataError(f"{path} is a single array (.npy); save x_train and y_train with numpy.savez.")
-        with loaded as file:
-            arrays: dict[str, Any] = {name: np.asarray(file[name]) for name in file.files}
-    except UNREADABLE as error:
-        raise DataError(f"{path} can't be read as an .npz file of plain arrays: {error}") from error
+    with _open(path, "save x_train and y_train with numpy.savez") as file:
+        arrays = {name: np.asarray(file[name]) for name in file}
     return _dataset(path, arrays, context)
 
 
-def read_npy_folder(folder: Path, context: DataContext) -> ArrayDataset:
-    """The same from x_train.npy, y_train.npy and so on in ``folder``; mapped into memory, not loaded.
+def read_npz_to_predict(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    """Reads the images of one split in ``path``, and their labels if it has some.
 
-    Without a validation split they are copied: one is taken from train.
+    Raises:
+        DataError: if the file can't be read, or it is not clear which array to read.
+    """
+    with _open(path, "save it with numpy.savez(path, x=…)") as file:
+        name = next((name for name in _TO_PREDICT if name in file), next(iter(file), ""))
+        if len(file) > 1 and name not in _TO_PREDICT:
+            raise DataError(f"{path} must hold images named x or image; it holds: {', '.join(file)}.")
+        images: NDArray[Any] = np.asarray(file[name]) if name else np.empty(0)
+        label = "label" if name in ("image", "images") else "y" + name[1:]
+        labels = np.asarray(file[label]) if label in file else None
+    if images.ndim < 2 or not len(images):
+        raise DataError(f"{path}: {name or 'its array'} has shape {images.shape}; examples are needed.")
+    if labels is not None and len(labels) != len(images):
+        raise DataError(f"{path}: {len(images)} examples but {len(labels)} labels.")
+    return images[..., None] if images.ndim == 3 else images, labels
+
+
+def read_npy_folder(folder: Path, context: DataContext) -> ArrayDataset:
+    """Reads x_train.npy, y_train.npy and so on in ``folder``; images are memory-mapped.
+
+    If a validation split is derived from train, both are copied.
 
     Raises:
         DataError: if a file is missing, damaged, or holds Python objects.
@@ -56,12 +71,26 @@ def read_npy_folder(folder: Path, context: DataContext) -> ArrayDataset:
         if path.is_file():
             try:
                 arrays[name] = np.load(path, mmap_mode="r" if name.startswith("x_") else None, allow_pickle=False)
-            except UNREADABLE as error:
+            except _UNREADABLE as error:
                 raise DataError(f"{path} can't be read as an .npy file of a plain array: {error}") from error
     return _dataset(folder, arrays, context)
 
 
-def _dataset(path: Path, arrays: dict[str, Any], context: DataContext) -> ArrayDataset:
+@contextlib.contextmanager
+def _open(path: Path, advice: str) -> Iterator[Mapping[str, NDArray[Any]]]:
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            raise DataError(f"{path} is a single array (.npy); {advice}.")
+        with loaded as file:
+            yield file
+    except FileNotFoundError as error:
+        raise DataError(f"there is no file {path}.") from error
+    except _UNREADABLE as error:
+        raise DataError(f"{path} can't be read as an .npz file of plain arrays: {error}") from error
+
+
+def _dataset(path: Path, arrays: Mapping[str, Any], context: DataContext) -> ArrayDataset:
     splits: dict[str, Arrays] = {}
     for split, names in _NAMES.items():
         for name in names:
@@ -79,4 +108,4 @@ def _dataset(path: Path, arrays: dict[str, Any], context: DataContext) -> ArrayD
     for split, part in splits.items():
         if part["image"].ndim and part["label"].ndim and len(part["image"]) != len(part["label"]):
             raise DataError(f"{path}: {len(part['image'])} images but {len(part['label'])} labels for {split}.")
-    return ArrayDataset(with_validation(splits, context.validation_fraction, context.split_seed), classes)
+    return ArrayDataset(splits, classes).with_validation(context)

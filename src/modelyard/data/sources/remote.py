@@ -1,7 +1,7 @@
-"""Datasets in cloud storage: their files are brought to the cache, once, and read from there.
+"""Datasets in cloud storage: each file is copied to the cache once and read there.
 
-The copies are put together to a tree of links, shaped like the remote folder. A tree never changes: when something at
-the URL does, there is a new one, and who reads the old one reads on.
+Links to the copies form a tree with the shape of the remote folder. A tree never changes: if a remote file changes, a
+new tree is created, and processes that read the old one are not disturbed.
 """
 
 from __future__ import annotations
@@ -18,62 +18,63 @@ from modelyard.errors import DataError
 from modelyard.system.console import bar, late_bar
 from modelyard.system.files import PARTIAL, explain, remove_partial
 
-_AT_ONCE = 8
+_THREADS = 8
 
 
-def local_tree(url: str, cache: Path, beside: Callable[[Path], list[str]] | None = None) -> Path:
-    """The file, the folder or the files of a pattern at ``url``, as a local path or pattern of the same shape.
+def local_tree(url: str, cache: Path, referenced: Callable[[Path], list[str]] | None = None) -> Path:
+    """Copies the file, folder or files of a pattern at ``url`` and returns the local path or pattern of the same shape.
 
     Args:
-        url: what is wanted.
+        url: a remote file, folder or pattern.
         cache: the folder for copies.
-        beside: for a single file, the files it refers to, as paths from where it is; they are brought too.
+        referenced: for a single file, returns the paths in it, relative to its folder; they are copied, too.
 
     Raises:
-        DataError: if there is nothing at ``url``, or it names files elsewhere.
+        DataError: if there is nothing at ``url``, or it refers to files outside of its folder.
     """
-    fixed, pattern = _fixed_part(url)
+    root, pattern = _split_pattern(url)
     names = storage.list_files(url)
     if names == [url]:
-        with late_bar(f"bringing {url}") as progress:
+        with late_bar(f"copying {url}") as progress:
             copy = storage.local_copy(url, cache, progress)
-        others = beside(copy) if beside is not None else []
+        others = referenced(copy) if referenced is not None else []
         if not others:
             return copy
-        fixed, pattern = storage.parent(url), PurePosixPath(url).name
-        names = [url, *(f"{fixed}/{PurePosixPath(name)}" for name in others)]
+        root, pattern = storage.parent(url), PurePosixPath(url).name
+        names = [url, *(f"{root}/{PurePosixPath(name)}" for name in others)]
     if not names:
         raise DataError(f"there is nothing at {url}.")
-    copies = {f"{_name(fixed)}/{name}": copy for name, copy in _brought(url, fixed, names, cache).items()}
-    top = _linked(copies, cache / "trees" / _digest(url)) / _name(fixed)
-    return top / pattern if pattern else top
+    folder = PurePosixPath(root).name.strip(".") or "files"  # messages show it
+    copies = {f"{folder}/{name}": copy for name, copy in _copied(url, root, names, cache).items()}
+    tree = _linked(copies, cache / "trees" / _digest(url)) / folder
+    return tree / pattern if pattern else tree
 
 
-def _brought(url: str, fixed: str, names: list[str], cache: Path) -> dict[str, Path]:
-    """The copy of each file, by its path from ``fixed``; nothing is brought if one of them is not inside."""
-    wanted = {name[len(fixed) + 1 :]: name for name in names}
+def _copied(url: str, root: str, names: list[str], cache: Path) -> dict[str, Path]:
+    """Returns the copy of each file, by its path in ``root``. If one is outside of ``root``, nothing is copied."""
+    wanted = {name[len(root) + 1 :]: name for name in names}
     for relative, name in wanted.items():
         if any(part in ("", ".", "..") for part in relative.split("/")):
-            raise DataError(f"{name} is not inside {fixed}.")
-    with bar(f"bringing {url}", len(wanted)) as progress, ThreadPoolExecutor(_AT_ONCE) as pool:
+            raise DataError(f"{name} is not inside {root}.")
+    with bar(f"copying {url}", len(wanted)) as progress, ThreadPoolExecutor(_THREADS) as pool:
         copies = {}
-        coming = pool.map(lambda name: storage.local_copy(name, cache), wanted.values())
-        for relative, copy in zip(wanted, coming, strict=True):
+        results = pool.map(lambda name: storage.local_copy(name, cache), wanted.values())
+        for relative, copy in zip(wanted, results, strict=True):
             copies[relative] = copy
             progress(len(copies))
     return copies
 
 
-def _linked(copies: Mapping[str, Path], place: Path) -> Path:
-    """A folder in ``place`` with a link for each file."""
-    tree = place / _digest("\n".join(f"{relative}\0{copy}" for relative, copy in sorted(copies.items())))
-    with explain(place, "write to the cache", DataError):
-        place.mkdir(parents=True, exist_ok=True)
-        with open(place / ".lock", "w") as lock:
+def _linked(copies: Mapping[str, Path], folder: Path) -> Path:
+    """Returns a tree in ``folder`` with a link for each file."""
+    tree = folder / _digest("\n".join(f"{relative}\0{copy}" for relative, copy in sorted(copies.items())))
+    with explain(folder, "write to the cache", DataError):
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / ".lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            remove_partial(place)
+            remove_partial(folder)
             if not tree.is_dir():
-                partial = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=place))
+                partial = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=folder))
                 for relative, copy in copies.items():
                     (partial / relative).parent.mkdir(parents=True, exist_ok=True)
                     (partial / relative).symlink_to(copy)
@@ -82,17 +83,12 @@ def _linked(copies: Mapping[str, Path], place: Path) -> Path:
     return tree
 
 
-def _name(url: str) -> str:
-    """The last part of a URL as the name of a folder, for messages."""
-    return PurePosixPath(url).name.strip(".") or "files"
-
-
 def _digest(text: str) -> str:
     return sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:24]
 
 
-def _fixed_part(url: str) -> tuple[str, str]:
-    """The folder in which a pattern begins, and the pattern; of a plain URL, itself and nothing."""
+def _split_pattern(url: str) -> tuple[str, str]:
+    """Returns the folder in which a pattern begins, and the pattern. A plain URL has no pattern."""
     parts = url.split("/")
-    place = next((i for i, part in enumerate(parts) if i > 2 and any(c in part for c in "*?[")), None)
-    return (url.rstrip("/"), "") if place is None else ("/".join(parts[:place]), "/".join(parts[place:]))
+    first = next((i for i, part in enumerate(parts) if i > 2 and any(c in part for c in "*?[")), None)
+    return (url.rstrip("/"), "") if first is None else ("/".join(parts[:first]), "/".join(parts[first:]))

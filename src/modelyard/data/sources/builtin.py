@@ -1,0 +1,271 @@
+"""The built-in datasets.
+
+Digits comes with scikit-learn, the synthetic dataset is computed. MNIST, Fashion-MNIST, CIFAR-10 and CIFAR-100 are read
+from their official files, or from NAME.npz, in ``data_dir``.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import pickle
+import tarfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modelyard.data.catalog import SyntheticOptions
+from modelyard.data.dataset import TEST, TRAIN, VALIDATION, ArrayDataset, Arrays, DataContext, Dataset
+from modelyard.data.order import raw_draws, stratified
+from modelyard.data.sources.npz import read_npz
+from modelyard.errors import DataError
+from modelyard.registry import Options
+
+FASHION_CLASSES = (
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+)  # fmt: skip
+CIFAR10_CLASSES = (
+    "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
+)  # fmt: skip
+
+_TEST_FRACTION, _TEST_SEED = 0.2, 0
+_PATTERNS, _NOISE = 0x7061747465726E, 0x6E6F697365
+
+
+def digits(options: Options, context: DataContext) -> Dataset:
+    """1,797 images of 8×8 grey values. The test split does not depend on a seed."""
+    from sklearn.datasets import load_digits
+
+    loaded = load_digits()
+    images = np.rint(loaded.images * (255 / 16)).astype(np.uint8)[..., None]
+    labels = loaded.target.astype(np.int32)
+    splits = {
+        split: {"image": images[rows], "label": labels[rows], "id": rows}
+        for split, rows in zip((TRAIN, TEST), stratified(labels, _TEST_FRACTION, _TEST_SEED), strict=True)
+    }
+    return ArrayDataset(splits).with_validation(context)
+
+
+def synthetic(options: SyntheticOptions, context: DataContext) -> Dataset:
+    """A pattern per class, with noise. The same options and split_seed give the same images on every machine."""
+    shape, classes = options.synthetic_shape, options.synthetic_classes
+    patterns = _uniform(context.split_seed, _PATTERNS, 0, classes * int(np.prod(shape))).reshape(classes, *shape)
+    sizes = {TRAIN: options.synthetic_examples}
+    sizes[VALIDATION] = sizes[TEST] = max(options.synthetic_examples // 5, 1)
+    weight = options.synthetic_noise / (1 + options.synthetic_noise)
+    splits = {}
+    for number, (split, size) in enumerate(sizes.items()):
+        labels = (np.arange(size) % classes).astype(np.int32)
+        noise = _uniform(context.split_seed, _NOISE, number, size * int(np.prod(shape))).reshape(size, *shape)
+        images = (1 - weight) * patterns[labels] + weight * noise
+        splits[split] = {"image": np.rint(images * 255).astype(np.uint8), "label": labels}
+    return ArrayDataset(splits, [str(i) for i in range(classes)])
+
+
+def _uniform(seed: int, domain: int, number: int, count: int) -> NDArray[np.float32]:
+    words = raw_draws(seed, domain, number, (count + 1) // 2).view(np.uint32)[:count]
+    return (words >> np.uint32(8)).astype(np.float32) * np.float32(2**-24)
+
+
+# -- files in data_dir ------------------------------------------------------------------------------------------------
+
+
+def _find(name: str, context: DataContext, *files: str, exists: Callable[[Path], bool] = Path.is_file) -> Path | None:
+    """Returns the first file that exists. ``--data_dir`` is the folder of all datasets or of this one."""
+    candidates = [folder / file for folder in (context.data_dir / name, context.data_dir) for file in files]
+    return next((path for path in candidates if exists(path)), None)
+
+
+def _missing(name: str, context: DataContext, files: str) -> DataError:
+    return DataError(
+        f"{name} is not in {context.data_dir}: `modelyard data fetch {name}` downloads it. "
+        f"Or put {files} or {name}.npz there, or name another folder with --data_dir."
+    )
+
+
+def _from_npz(name: str, context: DataContext, classes: tuple[str, ...] | None) -> Dataset | None:
+    """Returns the dataset in NAME.npz, if there is one. Without class names it gets the official ones."""
+    path = _find(name, context, f"{name}.npz")
+    if path is None:
+        return None
+    dataset = read_npz(path, context)
+    unnamed = dataset.classes == tuple(str(i) for i in range(len(dataset.classes)))
+    if classes is not None and unnamed and len(dataset.classes) <= len(classes):
+        dataset.classes = classes
+    return dataset
+
+
+# -- MNIST: IDX files -------------------------------------------------------------------------------------------------
+
+_IDX_FILES = {
+    TRAIN: ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    TEST: ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+}
+
+
+def mnist(options: Options, context: DataContext) -> Dataset:
+    """MNIST from its IDX files, plain or .gz."""
+    return _idx("mnist", context, tuple("0123456789"))
+
+
+def fashion_mnist(options: Options, context: DataContext) -> Dataset:
+    """Fashion-MNIST from its IDX files, plain or .gz."""
+    return _idx("fashion_mnist", context, FASHION_CLASSES)
+
+
+def _idx(name: str, context: DataContext, classes: tuple[str, ...]) -> Dataset:
+    dataset = _from_npz(name, context, classes)
+    if dataset is not None:
+        return dataset
+    splits: dict[str, Arrays] = {}
+    for split, files in _IDX_FILES.items():
+        paths = [_idx_path(name, file, context) for file in files]
+        images, labels = (_read_idx(path) for path in paths)
+        if len(images) != len(labels):
+            raise DataError(f"{paths[0]} holds {len(images)} images, {paths[1]} {len(labels)} labels.")
+        splits[split] = {"image": images, "label": labels}
+    return ArrayDataset(splits, classes).with_validation(context)
+
+
+def _idx_path(name: str, file: str, context: DataContext) -> Path:
+    dotted = file.replace("-idx", ".idx")
+    path = _find(name, context, file, f"{file}.gz", dotted, f"{dotted}.gz")
+    if path is None:
+        raise _missing(name, context, f"{file}.gz and the other three IDX files")
+    return path
+
+
+def _read_idx(path: Path) -> NDArray[np.uint8]:
+    try:
+        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} can't be read: {error}") from error
+    if len(raw) < 4 or raw[:3] != b"\0\0\x08" or raw[3] == 0 or len(raw) < 4 + 4 * raw[3]:
+        raise DataError(f"{path} is not an IDX file of bytes.")
+    shape = tuple(int.from_bytes(raw[4 + 4 * i : 8 + 4 * i], "big") for i in range(raw[3]))
+    offset = 4 + 4 * raw[3]
+    expected = int(np.prod(shape, dtype=object))
+    if len(raw) - offset != expected:
+        raise DataError(f"{path} is truncated or damaged: it has {len(raw) - offset} bytes of data, not {expected}.")
+    return np.frombuffer(raw, np.uint8, offset=offset).reshape(shape)
+
+
+# -- CIFAR: pickles ---------------------------------------------------------------------------------------------------
+
+
+def cifar10(options: Options, context: DataContext) -> Dataset:
+    """CIFAR-10 from the Python version: the archive, or the folder in it."""
+    batches = {TRAIN: [f"data_batch_{i}" for i in range(1, 6)], TEST: ["test_batch"]}
+    return _cifar("cifar10", "cifar-10-batches-py", "cifar-10-python.tar.gz", batches, b"labels", context)
+
+
+def cifar100(options: Options, context: DataContext) -> Dataset:
+    """CIFAR-100 with its fine labels, from the Python version: the archive, or the folder in it."""
+    batches = {TRAIN: ["train"], TEST: ["test"]}
+    return _cifar("cifar100", "cifar-100-python", "cifar-100-python.tar.gz", batches, b"fine_labels", context)
+
+
+def _cifar(
+    name: str, folder: str, archive: str, batches: dict[str, list[str]], label_key: bytes, context: DataContext
+) -> Dataset:
+    classes = CIFAR10_CLASSES if name == "cifar10" else None
+    dataset = _from_npz(name, context, classes)
+    if dataset is not None:
+        return dataset
+    path = _find(name, context, folder, archive, exists=Path.exists)
+    if path is None:
+        raise _missing(name, context, f"{archive} or the folder {folder}")
+    read = _folder_reader(path) if path.is_dir() else _archive_reader(path, folder)
+    splits: dict[str, Arrays] = {}
+    for split, files in batches.items():
+        images, labels = zip(*(_cifar_batch(read, file, label_key) for file in files), strict=True)
+        splits[split] = {"image": np.concatenate(images), "label": np.concatenate(labels)}
+    if classes is None:
+        try:
+            classes = tuple(n.decode() for n in load_plain_pickle(read("meta"), "meta")[b"fine_label_names"])
+        except (KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
+            raise DataError(f"the file meta of {name} holds no fine_label_names.") from error
+    return ArrayDataset(splits, classes).with_validation(context)
+
+
+def _folder_reader(folder: Path) -> Callable[[str], bytes]:
+    def read(file: str) -> bytes:
+        try:
+            return (folder / file).read_bytes()
+        except OSError as error:
+            raise DataError(f"{folder / file} can't be read: {error.strerror}.") from error
+
+    return read
+
+
+def _archive_reader(archive: Path, folder: str) -> Callable[[str], bytes]:
+    """Reads the archive in memory, to its end, where the checksum is."""
+    members: dict[str, bytes] = {}
+    try:
+        with tarfile.open(archive) as tar:
+            for member in tar:
+                content = tar.extractfile(member) if member.isfile() else None
+                if content is not None and member.name.startswith(f"{folder}/"):
+                    members[member.name] = content.read()
+            while tar.fileobj is not None and tar.fileobj.read(1 << 20):
+                pass
+    except (OSError, tarfile.TarError, EOFError, zlib.error) as error:
+        raise DataError(f"{archive} is damaged or not the official archive ({error}).") from error
+
+    def read(file: str) -> bytes:
+        if f"{folder}/{file}" not in members:
+            raise DataError(f"{archive} is damaged or not the official archive: it has no {folder}/{file}.")
+        return members[f"{folder}/{file}"]
+
+    return read
+
+
+def _cifar_batch(
+    read: Callable[[str], bytes], file: str, label_key: bytes
+) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
+    batch = load_plain_pickle(read(file), file)
+    try:
+        images = np.asarray(batch[b"data"], np.uint8).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+        labels = np.asarray(batch[label_key], np.int32)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise DataError(f"{file} is not a CIFAR batch: {error}") from error
+    if labels.shape != (len(images),):
+        raise DataError(f"{file} is not a CIFAR batch: {len(images)} images, but labels of shape {labels.shape}.")
+    return np.ascontiguousarray(images), labels
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Loads arrays and basic types. A pickle that names anything else could run code, and is refused."""
+
+    _MULTIARRAY = ("numpy.core.multiarray", "numpy._core.multiarray")
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module in self._MULTIARRAY and name == "_reconstruct":
+            return _reconstruct
+        if (module, name) == ("numpy", "ndarray"):
+            return np.ndarray
+        if (module, name) == ("numpy", "dtype"):
+            return np.dtype
+        raise pickle.UnpicklingError(f"it names {module}.{name}, which a file of arrays does not need")
+
+
+def _reconstruct(subtype: Any, shape: Any, dtype: Any) -> NDArray[Any]:
+    if subtype is not np.ndarray:
+        raise pickle.UnpicklingError("it holds something that is not an array")
+    return np.ndarray.__new__(np.ndarray, shape, dtype)
+
+
+def load_plain_pickle(raw: bytes, name: str) -> Any:
+    """Returns the content of a pickle of arrays and basic types.
+
+    Raises:
+        DataError: if it is damaged or names anything else.
+    """
+    try:
+        return _PlainUnpickler(io.BytesIO(raw), encoding="bytes").load()
+    except Exception as error:
+        raise DataError(f"{name} was refused: {error}.") from error
