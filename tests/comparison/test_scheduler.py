@@ -23,8 +23,8 @@ from modelyard.errors import RunError
 AXES = {"model": ["mlp", "simple_cnn"], "dataset": ["digits"], "random_seed": [0, 1]}
 MAIN = """
 import sys, json, modelyard
-from modelyard.cli.matrix import matrix
-matrix(None, {"output": "m", "axes": json.loads(sys.argv[1]), "jobs": int(sys.argv[2])}, {}, as_json=False)
+from modelyard.cli.comparison import matrix
+matrix({"axes": json.loads(sys.argv[1])}, output="m", jobs=int(sys.argv[2]))
 """
 
 
