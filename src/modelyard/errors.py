@@ -7,6 +7,9 @@ import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+COMMAND_LINE = "command line"
+"""Where a problem is: in what was typed."""
+
 
 class UserError(Exception):
     """A mistake the user can mend. The command line prints it without a traceback and exits with ``status``."""

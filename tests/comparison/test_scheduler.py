@@ -24,6 +24,8 @@ AXES = {"model": ["mlp", "simple_cnn"], "dataset": ["digits"], "random_seed": [0
 MAIN = """
 import sys, json, modelyard
 from modelyard.cli.comparison import matrix
+from modelyard.system.console import show_log
+show_log()
 matrix({"axes": json.loads(sys.argv[1])}, output="m", jobs=int(sys.argv[2]))
 """
 

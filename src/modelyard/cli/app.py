@@ -164,6 +164,10 @@ def main(arguments: list[str] | None = None) -> None:
         elif command is not None:
             own = words.index("--") if "--" in words else len(words)  # the rest is for another command
             words = [_underscored(word) for word in words[:own]] + words[own:]
+        if command is not None and not {"-h", "--help"} & set(words):
+            from modelyard.system.console import show_log
+
+            show_log()
         build_app(None if completing else name)(words, standalone_mode=True)
     except UserError as error:
         if isinstance(error, ConfigError) and command is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from modelyard.cli.output import Json, exit_interrupted, program, program_of_processes, show
+from modelyard.errors import COMMAND_LINE, ConfigError, Interrupted, Problem
 
 if TYPE_CHECKING:
     from modelyard.config import Config
@@ -46,18 +47,15 @@ def launch(
     from modelyard.cli.options import normalize
     from modelyard.cluster.description import Cluster
     from modelyard.distributed.agreement import config_in_cluster
-    from modelyard.errors import Interrupted
     from modelyard.launcher.command import check_command, with_model_dir
     from modelyard.launcher.local import check_layout
     from modelyard.launcher.local import launch as launch_processes
     from modelyard.run.directory import new_run_path
-    from modelyard.system.console import show_log
 
     words, folder = with_model_dir(check_command(normalize(replace_alias(command or []))), model_dir)
     config = _config_of(words)
     addresses = check_layout(workers, ps, evaluator, max_restarts)
     config_in_cluster(config, Cluster(addresses=addresses, source="launch", model_dir=folder or "runs/new"))
-    show_log()
     if folder is None:
         words, folder = with_model_dir(words, str(new_run_path(config)))
     try:
@@ -80,8 +78,6 @@ def _config_of(words: list[str]) -> Config:
     """Returns the config that the processes will find, so that mistakes in it are reported before they start."""
     from modelyard.cli.options import as_typer_command
     from modelyard.config import resolve
-    from modelyard.config.resolve import COMMAND_LINE
-    from modelyard.errors import ConfigError, Problem
     from modelyard.launcher.command import RESUME
     from modelyard.loop.run import resume_config
 
@@ -111,9 +107,8 @@ def stop(
 ) -> None:
     """Stop a run: its processes on this machine save and exit."""
     from modelyard.launcher.local import stop as stop_run
-    from modelyard.system.console import console, show_log
+    from modelyard.system.console import console
 
-    show_log()
     shown = ""
     with console().status("") as status:
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from modelyard.cli.output import Json, cell, exit_interrupted, program, program_of_processes, show
+from modelyard.cli.output import Json, exit_interrupted, program, program_of_processes, show, table
+from modelyard.errors import COMMAND_LINE, Interrupted, UserError
 
 if TYPE_CHECKING:
     from modelyard.comparison.leaderboard import Leaderboard
@@ -36,13 +37,10 @@ def matrix(
     """
     from modelyard.comparison.matrix import matrix as run_matrix
     from modelyard.comparison.matrix_folder import MatrixFolder
-    from modelyard.config.resolve import COMMAND_LINE
-    from modelyard.errors import Interrupted, UserError
-    from modelyard.system.console import console, show_log
+    from modelyard.system.console import console
 
     if not output:
         raise UserError("no folder is given. Name the folder of the matrix: modelyard matrix --output FOLDER …")
-    show_log()
     again = f"{program()} matrix --output {shlex.quote(output)}"
     try:
         result = run_matrix(
@@ -84,18 +82,12 @@ def leaderboard(
 
 
 def _tables(board: Leaderboard) -> list[Any]:
-    from rich.table import Column, Table
-    from rich.text import Text
-
     from modelyard.comparison.pages import LEGEND, heading, table_rows
 
-    (first, *names), *rows = table_rows(board)
-    columns = [Column(first, overflow="fold"), *(Column(Text(name), justify="right") for name in names)]
-    table = Table(*columns, title=Text(heading(board)), title_justify="left")
-    for row in rows:
-        table.add_row(*map(Text, row))
+    columns, *rows = table_rows(board)
+    ranking = table(columns, rows, right=columns[1:], title=heading(board))
     reasons = [f"{run.name}: {run.status}" + (f" – {run.reason}" if run.reason else "") for run in board.unfinished]
-    return [table, LEGEND, *(f"note: {n}" for n in board.notes), *(f"not counted: {reason}" for reason in reasons)]
+    return [ranking, LEGEND, *(f"note: {n}" for n in board.notes), *(f"not counted: {reason}" for reason in reasons)]
 
 
 def _written(folder: Path, replaced: list[Path] | None = None) -> str:
@@ -115,8 +107,6 @@ def runs(
     json: Json = False,
 ) -> None:
     """List all runs, or compare the results and options of some."""
-    from rich.table import Column, Table
-
     from modelyard.config.yaml_file import inline
     from modelyard.run.directory import find_runs, open_run_folder
     from modelyard.run.summary import compare, summarize
@@ -126,19 +116,16 @@ def runs(
     if not chosen:
         found = [summarize(run) for run in find_runs(runs_dir)]
         columns = ("run", "model", "dataset", "step", "status", "best", "test")
-        table = Table(Column("run", overflow="fold", min_width=20), *columns[1:])
-        for row in found:
-            table.add_row(*(cell(row.get(column)) for column in columns))
-        show(found, [table] if found else [], as_json=json)
+        listed = table(columns, [[row.get(column) for column in columns] for row in found])
+        listed.columns[0].min_width = 20
+        show(found, [listed] if found else [], as_json=json)
         if not found and not json:
             console().print(f"no runs in {runs_dir}. Start one: modelyard train-and-evaluate")
         return
     compared = compare([open_run_folder(folder) for folder in chosen])
     names = [row["run"] for row in compared["runs"]]
-    results = Table("", *names, title="results", title_justify="left")
-    for key in ("model", "dataset", "step", "status", "best", "validation", "test", "seconds"):
-        results.add_row(key, *(cell(row.get(key)) for row in compared["runs"]))
-    different = Table("option", *names, title="options that differ", title_justify="left")
-    for key, values in compared["options"].items():
-        different.add_row(key, *(inline(value) for value in values))
-    show(compared, [results, different if compared["options"] else "all options are the same"], as_json=json)
+    keys = ("model", "dataset", "step", "status", "best", "validation", "test", "seconds")
+    results = table(("", *names), [(key, *(row.get(key) for row in compared["runs"])) for key in keys], title="results")
+    options = [(key, *map(inline, values)) for key, values in compared["options"].items()]
+    different = table(("option", *names), options, title="options that differ")
+    show(compared, [results, different if options else "all options are the same"], as_json=json)

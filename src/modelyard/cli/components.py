@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from modelyard.cli.output import Json, show
+from modelyard.cli.output import Json, show, table
+from modelyard.errors import UserError
 
 if TYPE_CHECKING:
     from modelyard.registry import Entry, Registry
@@ -59,13 +60,10 @@ def hooks(plugins: Plugins = None, json: Json = False) -> None:
 
 
 def _list_components(registry: Registry, as_json: bool) -> None:
-    from rich.table import Table
-
-    table = Table(registry.kind, "description", "options and defaults", show_lines=True)
-    for entry in registry.entries():
-        table.add_row(entry.name, entry.summary, "\n".join(f"{k} = {v}" for k, v in _defaults(entry).items()))
+    rows = [(e.name, e.summary, "\n".join(f"{k} = {v}" for k, v in _defaults(e).items())) for e in registry.entries()]
+    listed = table((registry.kind, "description", "options and defaults"), rows, show_lines=True)
     found = [{"name": e.name, "summary": e.summary, "options": _defaults(e)} for e in registry.entries()]
-    show(found, [table], as_json=as_json)
+    show(found, [listed], as_json=as_json)
 
 
 def models(
@@ -80,7 +78,6 @@ def models(
     json: Json = False,
 ) -> None:
     """List the models with parameters and FLOPs, or show the layers and options of one."""
-    from modelyard.errors import UserError
 
     _load_plugins(options)
     if name is not None:
@@ -89,30 +86,26 @@ def models(
     own = [key for key in options if key not in ("plugins", "engine")]
     if own:
         raise UserError(f"--{own[0]} is an option of a model. Name the model: modelyard models NAME --{own[0]} …")
-    from rich.table import Column, Table
-
     from modelyard.models.sizes import SIZES
     from modelyard.registry import MODELS
 
-    table = Table(
-        "model", "description", *(Column(name, justify="right") for name in ("images", "parameters", "FLOPs"))
-    )
+    rows = []
     for entry in MODELS.entries():
         size = SIZES.get(entry.name)
-        costs = ("–", "–", "–") if size is None else (f"{size.side}×{size.side}", *map(_short, size.costs))
-        table.add_row(entry.name, entry.summary, *costs)
+        costs = (None, None, None) if size is None else (f"{size.side}×{size.side}", *map(_short, size.costs))
+        rows.append((entry.name, entry.summary, *costs))
+    numbers = ("images", "parameters", "FLOPs")
+    listed = table(("model", "description", *numbers), rows, right=numbers)
     text = (
         "Parameters and FLOPs (multiplications and additions for one image) are those of the defaults, at these sizes."
         "\nmodelyard models NAME shows the layers and options of one."
     )
-    show([_description(entry) for entry in MODELS.entries()], [table, text], as_json=json)
+    show([_description(entry) for entry in MODELS.entries()], [listed, text], as_json=json)
 
 
 def _show_model(
     name: str, image_shape: str | None, classes: int | None, options: dict[str, Any], as_json: bool
 ) -> None:
-    from rich.table import Column, Table
-
     from modelyard.models.sizes import SIZES
     from modelyard.registry import MODELS
 
@@ -134,12 +127,11 @@ def _show_model(
     parameters = sum(layer["parameters"] for layer in layers)
     trained = sum(math.prod(variable.shape) for variable in model.trainable_variables)
     cost = {"parameters": parameters, "trained": trained, "flops": flops(model), "image_shape": list(shape)}
-    option_table = Table("option", "default", "description", title=f"{name}: {entry.summary}", title_justify="left")
-    for key, default in _defaults(entry).items():
-        option_table.add_row(key, str(default), entry.options.model_fields[key].description or "")
-    layer_table = Table("layer", "kind", "output", Column("parameters", justify="right"))
-    for layer in layers:
-        layer_table.add_row(layer["name"], layer["kind"], layer["output"], f"{layer['parameters']:,}")
+    fields = entry.options.model_fields
+    rows = [(key, str(default), fields[key].description) for key, default in _defaults(entry).items()]
+    option_table = table(("option", "default", "description"), rows, title=f"{name}: {entry.summary}")
+    layer_rows = [{**layer, "parameters": f"{layer['parameters']:,}"}.values() for layer in layers]
+    layer_table = table(("layer", "kind", "output", "parameters"), layer_rows, right=("parameters",))
     line = f"{parameters:,} parameters, {trained:,} of them trained; "
     line += f"{_short(cost['flops'])} FLOPs for an image of {'×'.join(map(str, shape))}"
     show({**_description(entry), **cost, "layers": layers}, [option_table, layer_table, line], as_json=as_json)
@@ -178,7 +170,6 @@ def _load_plugins(options: Mapping[str, Any]) -> None:
 
 
 def _parse_shape(text: str) -> tuple[int, ...]:
-    from modelyard.errors import UserError
 
     try:
         shape = tuple(int(part) for part in text.replace("x", ",").split(","))

@@ -8,7 +8,8 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from modelyard.cli.output import Json, show
+from modelyard.cli.output import Json, show, table
+from modelyard.errors import COMMAND_LINE, DataError, unknown
 
 Source = Annotated[str, typer.Argument(metavar="DATASET", help="a path, or the name of a dataset")]
 _CLASSES_SHOWN = 50
@@ -45,13 +46,9 @@ def convert(
 
     If interrupted, run the same command again to resume.
     """
-    from rich.table import Table
-
-    from modelyard.config.resolve import COMMAND_LINE
     from modelyard.data import manage
     from modelyard.data.records.converted import read_dataset_json
-    from modelyard.errors import DataError, unknown
-    from modelyard.system.console import console, show_log
+    from modelyard.system.console import console
 
     hints = get_type_hints(manage.convert)
     for key, value in (("encoding", encoding), ("on_bad", on_bad)):
@@ -59,7 +56,6 @@ def convert(
             raise DataError(unknown(key, value, get_args(hints[key])))
     if validation_fraction is not None and not 0 < validation_fraction < 1:
         raise DataError(f"validation_fraction {validation_fraction} must be between 0 and 1.")
-    show_log()
     chosen: dict[str, Any] = {"encoding": encoding, "on_bad": on_bad}
     try:
         report = manage.convert(
@@ -69,11 +65,10 @@ def convert(
     except KeyboardInterrupt:
         console().print("[bold]stopped.[/] Finished shards are kept. Run the same command again to resume.")
         raise
-    table = Table("split", "examples", "shards", title=str(report.folder), title_justify="left")
-    for split, count in report.examples.items():
-        table.add_row(split, f"{count:,}", str(report.shards[split]))
+    rows = [(split, f"{count:,}", report.shards[split]) for split, count in report.examples.items()]
     kept = f", {report.kept_shards} shards from an earlier start" if report.kept_shards else ""
-    text = [table, f"{'exists already' if report.already_done else f'{report.bytes / 1e6:,.1f} MB'}{kept}"]
+    text: list[Any] = [table(("split", "examples", "shards"), rows, title=str(report.folder))]
+    text.append(f"{'exists already' if report.already_done else f'{report.bytes / 1e6:,.1f} MB'}{kept}")
     if report.reencoded:
         text.append(f"{report.reencoded:,} images were larger than max_edge; they were made smaller and encoded again.")
     if report.bad:
@@ -96,31 +91,24 @@ def data_fetch(
     A broken download is resumed.
     """
     from modelyard.data.manage import fetch
-    from modelyard.system.console import show_log
 
-    show_log()
     show(None, [str(path) for path in fetch(name, data_dir, archive)], as_json=False)
 
 
 def data_info(options: dict[str, Any], source: Source, json: Json = False) -> None:
     """Show splits, classes and sizes; of records, also their features."""
-    from rich.table import Table
-
-    from modelyard.config.resolve import COMMAND_LINE
     from modelyard.data import manage
-    from modelyard.system.console import show_log
 
-    show_log()
     found = manage.data_info(source, origin=COMMAND_LINE, **options)
-    table = Table("class", *found["splits"], title=source, title_justify="left")
-    for number, name in enumerate(found["classes"][:_CLASSES_SHOWN]):
-        counts = [split["classes"] for split in found["splits"].values()]
-        table.add_row(name, *("" if of is None else f"{of[number]:,}" for of in counts))
-    if len(found["classes"]) > _CLASSES_SHOWN:
-        table.add_row(f"… {len(found['classes']) - _CLASSES_SHOWN} more")
-    table.add_section()
-    table.add_row("all", *(f"{split['examples']:,}" for split in found["splits"].values()))
-    text: list[Any] = [table]
+    counts = [split["classes"] for split in found["splits"].values()]
+    names = found["classes"]
+    rows = [[name, *("" if of is None else f"{of[number]:,}" for of in counts)] for number, name in enumerate(names)]
+    if len(names) > _CLASSES_SHOWN:
+        rows[_CLASSES_SHOWN:] = [[f"… {len(names) - _CLASSES_SHOWN} more"]]
+    classes = table(("class", *found["splits"]), rows, title=source)
+    classes.add_section()
+    classes.add_row("all", *(f"{split['examples']:,}" for split in found["splits"].values()))
+    text: list[Any] = [classes]
     image, sizes = found["image"], found["sizes"]
     if sizes and sizes[0] != sizes[1]:
         low, high = sizes
@@ -135,23 +123,18 @@ def data_info(options: dict[str, Any], source: Source, json: Json = False) -> No
 
 def data_verify(options: dict[str, Any], source: Source, json: Json = False) -> None:
     """Read everything: checksums, images, labels. List what is damaged."""
-    from rich.table import Table
-
-    from modelyard.config.resolve import COMMAND_LINE
     from modelyard.data.manage import verify_data
-    from modelyard.errors import DataError
-    from modelyard.system.console import console, show_log
+    from modelyard.system.console import console
 
-    show_log()
     report = verify_data(source, origin=COMMAND_LINE, **options)
     columns = ("split", "examples", "classes", "fewest", "most", "bad", "heights", "widths")
-    table = Table(*columns, title=source, title_justify="left")
+    rows = []
     for name, split in report.splits.items():
         counts = [count for count in split.class_counts if count] or [0]
-        sizes = ["–" if size is None else f"{size[0]} to {size[1]}" for size in (split.heights, split.widths)]
+        sizes = [size and f"{size[0]} to {size[1]}" for size in (split.heights, split.widths)]
         numbers = (split.examples, len(counts), min(counts), max(counts), split.bad)
-        table.add_row(name, *(f"{number:,}" for number in numbers), *sizes)
-    text = [table, *(f"note: {warning}" for warning in report.warnings)]
+        rows.append((name, *(f"{number:,}" for number in numbers), *sizes))
+    text = [table(columns, rows, title=source), *(f"note: {warning}" for warning in report.warnings)]
     show({**asdict(report), "shared": [[*pair, n] for pair, n in report.shared.items()]}, text, as_json=json)
     if not report.ok:
         more = ["…"] if report.problem_count > len(report.problems) else []
@@ -169,14 +152,10 @@ def data_show(
     copies: Annotated[int, typer.Option(help="augmented copies of each example", min=0, max=20)] = 5,
 ) -> None:
     """Make a picture of examples, as they are stored and as they are augmented in training."""
-    from modelyard.config.resolve import COMMAND_LINE
     from modelyard.data.dataset import SPLITS
     from modelyard.data.manage import show_data
-    from modelyard.errors import DataError, unknown
-    from modelyard.system.console import show_log
 
     if split not in SPLITS:
         raise DataError(unknown("split", split, SPLITS))
-    show_log()
     path = show_data(source, output, split=split, examples=examples, copies=copies, origin=COMMAND_LINE, **options)
     show(None, [str(path)], as_json=False)

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from modelyard.cli.output import Json, show
+from modelyard.cli.output import Json, show, table
+from modelyard.errors import ConfigError, UserError
 
 _LOW_DISK = 2 << 30
 Check = tuple[str, str, bool | None]
@@ -19,15 +20,12 @@ Check = tuple[str, str, bool | None]
 
 def doctor(json: Json = False) -> None:
     """Check this machine: versions, engine, CPU, GPUs, memory, disk, and its role in a cluster."""
-    from rich.table import Table
     from rich.text import Text
 
     checks = examine()
     marks = {True: Text("ok", "green"), False: Text("problem", "red"), None: Text("–", "dim")}
-    table = Table("check", "", "result")
-    for name, result, ok in checks:
-        table.add_row(name, marks[ok], result)
-    show([{"check": name, "result": result, "ok": ok} for name, result, ok in checks], [table], as_json=json)
+    listed = table(("check", "", "result"), [(name, marks[ok], result) for name, result, ok in checks])
+    show([{"check": name, "result": result, "ok": ok} for name, result, ok in checks], [listed], as_json=json)
     if any(ok is False for _, _, ok in checks):
         sys.exit(1)
 
@@ -56,7 +54,6 @@ def examine() -> list[Check]:
 def _cluster() -> list[Check]:
     """Returns the role of this process in a cluster, or what is wrong with its description."""
     from modelyard.cluster.description import find_cluster
-    from modelyard.errors import ConfigError
 
     try:
         cluster = find_cluster()
@@ -86,7 +83,6 @@ def _engines() -> list[Check]:
     """Returns which engine ``auto`` chooses, and what each of them sees: that should be what the driver sees."""
     from modelyard.config.accelerators import counted, is_installed
     from modelyard.config.backend import INSTALL, choose_engine
-    from modelyard.errors import UserError
     from modelyard.system.machine import gpus
 
     driver = gpus()

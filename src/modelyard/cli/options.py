@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 from pydantic.fields import FieldInfo
 
-from modelyard.config.resolve import COMMAND_LINE, field_kind
+from modelyard.config.resolve import field_kind
 from modelyard.config.schema import CORE_FIELDS, GROUPS, PARTS
-from modelyard.errors import ConfigError, Problem, UserError, nearest
+from modelyard.errors import COMMAND_LINE, ConfigError, Problem, UserError, nearest
 from modelyard.registry import MODELS
 from modelyard.storage import is_remote
 

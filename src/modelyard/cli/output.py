@@ -6,13 +6,15 @@ import contextlib
 import math
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from modelyard.errors import Interrupted
 
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object as the last line of standard output")]
@@ -40,6 +42,27 @@ def show(value: Any, text: Iterable[Any], *, as_json: bool, text_too: bool = Fal
         import json
 
         print(json.dumps(_finite(value)), flush=True)  # noqa: T201
+
+
+def table(
+    columns: Sequence[str], rows: Iterable[Iterable[Any]], *, right: Collection[str] = (), **settings: Any
+) -> Table:
+    """Returns a table for `show`.
+
+    Args:
+        columns: the headings.
+        rows: the cells of each row; `cell` makes them text.
+        right: columns that are aligned to the right.
+        **settings: other settings of a rich table, such as its title.
+    """
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    headings = [Column(name, justify="right" if name in right else "left", overflow="fold") for name in columns]
+    made = Table(*headings, title_justify="left", **settings)
+    for row in rows:
+        made.add_row(*(value if isinstance(value, Text) else cell(value) for value in row))
+    return made
 
 
 def _finite(value: Any) -> Any:

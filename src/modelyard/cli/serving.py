@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from modelyard.cli.output import Json, show
+from modelyard.cli.output import Json, show, table
 from modelyard.cli.training import Checkpoint
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from modelyard.errors import COMMAND_LINE, UserError
 
 _MOST_CLASSES = 20
 _LIMITS = "Limits"
@@ -43,14 +41,11 @@ def predict(
 
     If interrupted, run the same command again to resume.
     """
-    from modelyard.config.resolve import COMMAND_LINE
-    from modelyard.errors import UserError
     from modelyard.serving.prediction.predict import predict as predict_files
-    from modelyard.system.console import console, show_log
+    from modelyard.system.console import console
 
     if on_bad not in ("fail", "skip"):
         raise UserError(f"--on_bad must be fail or skip, got {on_bad}.")
-    show_log()
     try:
         done = predict_files(
             run, *(files or ()), checkpoint=checkpoint, split=split, output=output, top=top,
@@ -63,21 +58,13 @@ def predict(
     confusion = done.scores.get("confusion")
     text: list[Any] = []
     if confusion is not None and len(confusion) <= _MOST_CLASSES:
-        text = ["labels (rows) and predictions (columns)", _confusion_table(done.scores["classes"], confusion)]
+        names = done.scores["classes"]
+        rows = [(name, *(count or "·" for count in row)) for name, row in zip(names, confusion, strict=True)]
+        text = ["labels (rows) and predictions (columns)", table(("", *names), rows, right=names)]
     text += [f"{name} {value:.4f}" for name, value in done.metrics.items()]
     skipped = f", {done.skipped} of them not readable" if done.skipped else ""
     text.append(f"{done.examples:,} predictions by the model of step {done.step} in {done.path}{skipped}")
     show(asdict(done), text, as_json=json)
-
-
-def _confusion_table(classes: list[str], confusion: list[list[int]]) -> Table:
-    from rich.table import Column, Table
-    from rich.text import Text
-
-    table = Table("", *(Column(Text(name), justify="right") for name in classes))
-    for name, row in zip(classes, confusion, strict=True):
-        table.add_row(name, *(str(count) if count else "·" for count in row))
-    return table
 
 
 def export(
@@ -100,11 +87,8 @@ def export(
 
     The predictions of the export are compared with those of the run.
     """
-    from modelyard.config.resolve import COMMAND_LINE
     from modelyard.serving.exporting.export import export as export_model
-    from modelyard.system.console import show_log
 
-    show_log()
     exported = export_model(
         run, checkpoint=checkpoint, format=format,  # type: ignore[arg-type] # the library checks it
         output=output, version=version, overwrite=overwrite, source=COMMAND_LINE, **options,
@@ -159,17 +143,13 @@ def serve(
 
     A page for image uploads is at /.
     """
-    from modelyard.config.resolve import COMMAND_LINE
-    from modelyard.errors import UserError
     from modelyard.serving.http.server import serve as serve_model
-    from modelyard.system.console import show_log
 
     if run is None and export is None:
         raise UserError(
             "there is nothing to serve. Give a run: modelyard serve RUN, or modelyard serve --model_dir RUN; "
             "or an export: modelyard serve --export FOLDER"
         )
-    show_log()
     serve_model(
         run, export, name=name, host=host, port=port, checkpoint=checkpoint, max_batch=max_batch,
         max_delay_ms=max_delay_ms, max_queue=max_queue, max_body_mb=max_body_mb, max_pixels=max_pixels,

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from modelyard.cli.output import Json, cell, exit_interrupted, program, show
+from modelyard.cli.output import Json, exit_interrupted, program, show, table
+from modelyard.errors import COMMAND_LINE, DataError, Interrupted, unknown
 
 if TYPE_CHECKING:
     from modelyard.config import Config
@@ -42,7 +43,6 @@ def resume(options: dict[str, Any], run: str, json: Json = False) -> None:
 
     Options may change its length, cadences, hooks and devices.
     """
-    from modelyard.config.resolve import COMMAND_LINE
     from modelyard.loop.run import resume_config
 
     config, evaluates = resume_config(run, options, COMMAND_LINE)
@@ -52,10 +52,7 @@ def resume(options: dict[str, Any], run: str, json: Json = False) -> None:
 def _train(config: Config, evaluates: bool, as_json: bool) -> None:
     from modelyard import api
     from modelyard.cluster.description import find_cluster
-    from modelyard.errors import Interrupted
-    from modelyard.system.console import show_log
 
-    show_log()
     try:
         result = api.run(config, evaluates)
     except api.ExportFailedError as error:
@@ -77,34 +74,28 @@ def evaluate(
 ) -> None:
     """Evaluate a checkpoint of a run."""
     from modelyard import api
-    from modelyard.config.resolve import COMMAND_LINE
     from modelyard.data.dataset import SPLITS
-    from modelyard.errors import DataError, unknown
-    from modelyard.system.console import show_log
 
     if split not in SPLITS:
         raise DataError(unknown("split", split, SPLITS))
-    show_log()
     result = api.evaluate(run, checkpoint=checkpoint, split=split, source=COMMAND_LINE, **options)
     _show_result(result, as_json=json)
 
 
 def _show_result(result: Any, as_json: bool) -> None:
-    from rich.table import Table
-
     from modelyard.cluster.description import CHIEF, EVALUATOR
 
     if result.role not in (CHIEF, EVALUATOR):  # the chief shows it
         return
-    table = Table(title=f"{result.split}, model of step {result.model_step}", title_justify="left", show_header=False)
-    for name, value in result.metrics.items():
-        table.add_row(name, cell(float(value)))
+    rows: dict[str, Any] = {name: float(value) for name, value in result.metrics.items()}
     if result.best:
-        table.add_row(f"best validation {result.best['metric']}", cell(float(result.best["value"])))
-        table.add_row("best at step", str(result.best["step"]))
+        rows[f"best validation {result.best['metric']}"] = float(result.best["value"])
+        rows["best at step"] = result.best["step"]
     if result.seconds:
-        table.add_row("seconds", f"{result.seconds:.1f}")
-    text = [table, f"run folder: {result.model_dir}", *(f"exported: {path}" for path in result.exports)]
+        rows["seconds"] = f"{result.seconds:.1f}"
+    title = f"{result.split}, model of step {result.model_step}"
+    results = table(("", ""), rows.items(), title=title, show_header=False)
+    text = [results, f"run folder: {result.model_dir}", *(f"exported: {path}" for path in result.exports)]
     show(result.as_json(), text, as_json=as_json, text_too=True)
 
 
@@ -124,32 +115,27 @@ def find_learning_rate(
     """
     from pathlib import Path
 
-    from rich.table import Table
-
     from modelyard.config import resolve
     from modelyard.loop import learning_rate_finder
-    from modelyard.system.console import show_log
 
     config = resolve(options)
-    show_log()
     found = learning_rate_finder.find_learning_rate(config, lowest=lowest, highest=highest, steps=steps, output=output)
-    table = Table("step", "learning rate", "loss", "smoothed")
-    rows = 12
-    for step in sorted({round(i * (len(found.losses) - 1) / (rows - 1)) for i in range(rows)}):
-        values = (found.learning_rates[step], found.losses[step], found.smoothed[step])
-        table.add_row(str(step), *(f"{value:.3g}" for value in values))
+    shown = sorted({round(i * (len(found.losses) - 1) / 11) for i in range(12)})
+    values = {i: (found.learning_rates[i], found.losses[i], found.smoothed[i]) for i in shown}
+    rows = [(step, *(f"{value:.3g}" for value in values[step])) for step in shown]
+    text: list[Any] = [table(("step", "learning rate", "loss", "smoothed"), rows)]
     points = {
         "the loss falls fastest at": found.steepest,
         "the loss diverges at": found.diverged,
         "a tenth of that is": found.tenth,
     }
-    lines = [f"{name:<26} {'–' if rate is None else f'{rate:.2g}'}" for name, rate in points.items()]
+    text += [f"{name:<26} {'–' if rate is None else f'{rate:.2g}'}" for name, rate in points.items()]
     if found.suggestion is None:
-        lines.append(
+        text.append(
             "no suggestion: the loss neither fell, beyond noise, nor diverged. Try a higher --highest or more --steps."
         )
     else:
         which = "where the loss falls fastest" if found.suggestion == found.steepest else "a tenth of where it diverges"
-        lines.append(f"suggestion: --learning_rate {found.suggestion:.2g} ({which})")
-    lines.append(f"{Path(found.folder) / learning_rate_finder.TABLE}, {learning_rate_finder.PLOT}")
-    show(found.as_json(), [table, *lines], as_json=json)
+        text.append(f"suggestion: --learning_rate {found.suggestion:.2g} ({which})")
+    text.append(f"{Path(found.folder) / learning_rate_finder.TABLE}, {learning_rate_finder.PLOT}")
+    show(found.as_json(), text, as_json=json)

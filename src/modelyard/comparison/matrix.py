@@ -15,8 +15,7 @@ from modelyard.comparison.matrix_folder import MatrixFolder, merge_plan
 from modelyard.comparison.plan import DATASET, MODEL, SEED, MatrixRequest, read_request
 from modelyard.comparison.scheduler import DONE, FAILED, Scheduler, make_slots
 from modelyard.config.calls import parse_list
-from modelyard.config.resolve import COMMAND_LINE
-from modelyard.errors import ConfigError, Problem, UserError
+from modelyard.errors import COMMAND_LINE, ConfigError, Problem, UserError
 from modelyard.launcher.supervise import live_display
 from modelyard.system.log import log_to
 from modelyard.system.machine import available_cores

@@ -21,11 +21,10 @@ from modelyard.config.plugins import load_installed_plugins, load_plugins
 from modelyard.config.schema import CORE_FIELDS, EXCLUSIVE, PARTS, PATH_DATASET, Config, is_path
 from modelyard.config.wording import sentence
 from modelyard.config.yaml_file import CONFIG_VERSION, RUN_CONFIG_KEY, Value, is_run_config, read_flat, read_set
-from modelyard.errors import ConfigError, Problem, UserError, nearest, unknown
+from modelyard.errors import COMMAND_LINE, ConfigError, Problem, UserError, nearest, unknown
 from modelyard.registry import AUGMENTATIONS, ENGINES, HOOKS, PREPROCESSINGS
 
 DEFAULT_RECIPE = "digits"
-COMMAND_LINE = "command line"
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,9 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from modelyard.cluster.description import CHIEF, EVALUATOR, PS, WORKER
-from modelyard.config.resolve import COMMAND_LINE
 from modelyard.config.wording import sentence
 from modelyard.config.yaml_file import Value, read_flat
-from modelyard.errors import ConfigError, Problem, nearest, unknown
+from modelyard.errors import COMMAND_LINE, ConfigError, Problem, nearest, unknown
 from modelyard.launcher.command import LAUNCHABLE, RESUME, TRAIN_AND_EVALUATE, option
 from modelyard.launcher.template import fill_text, shipped_template
 

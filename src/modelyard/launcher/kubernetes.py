@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from modelyard.config.resolve import COMMAND_LINE
-from modelyard.errors import ConfigError, Problem
+from modelyard.errors import COMMAND_LINE, ConfigError, Problem
 from modelyard.launcher.job import ContainerResources, Job, Memory, Word, container_arguments, container_command
 from modelyard.launcher.template import fill_yaml
 from modelyard.storage import is_remote

@@ -17,8 +17,7 @@ from typing import Any
 
 from modelyard import __version__
 from modelyard.config.calls import parse_list
-from modelyard.config.resolve import COMMAND_LINE
-from modelyard.errors import ConfigError, Problem, RunError, UserError, unknown
+from modelyard.errors import COMMAND_LINE, ConfigError, Problem, RunError, UserError, unknown
 from modelyard.launcher import kubernetes, slurm_script, vertex
 from modelyard.launcher.command import option
 from modelyard.launcher.job import Resources, make_job, read_resources

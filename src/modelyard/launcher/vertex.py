@@ -7,8 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from modelyard.cluster.description import CHIEF, EVALUATOR, PS, WORKER
-from modelyard.config.resolve import COMMAND_LINE
-from modelyard.errors import ConfigError, Problem
+from modelyard.errors import COMMAND_LINE, ConfigError, Problem
 from modelyard.launcher.job import ContainerResources, Job, Word, container_arguments, container_command
 from modelyard.launcher.template import fill_yaml
 from modelyard.storage import is_remote
