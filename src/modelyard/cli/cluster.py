@@ -81,10 +81,10 @@ def _config_of(words: list[str]) -> Config:
     from modelyard.launcher.command import RESUME
     from modelyard.loop.run import resume_config
 
-    def new_run(options: dict[str, Any], json: Json = False) -> Config:
+    def new_run(options: dict[str, Any], json: Json = False) -> Any:
         return resolve(options)
 
-    def existing_run(options: dict[str, Any], run: str, json: Json = False) -> Config:
+    def existing_run(options: dict[str, Any], run: str, json: Json = False) -> Any:
         return resume_config(run, options, COMMAND_LINE)[0]
 
     verb, *rest = words
