@@ -33,7 +33,7 @@ from modelyard.run.checkpoint import (
 from modelyard.run.directory import RunDirectory, find_runs, is_running, open_run_folder, remote_run_folder
 from modelyard.run.journal import JOURNAL, log_result
 from modelyard.system.files import remove_folder
-from modelyard.system.pid_file import hold_pid_file, holders
+from modelyard.system.process import hold_pid_file, holders
 
 pytest.importorskip("fsspec")
 URL = "memory://bucket/runs/one"

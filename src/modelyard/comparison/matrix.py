@@ -17,8 +17,8 @@ from modelyard.comparison.scheduler import DONE, FAILED, Scheduler, make_slots
 from modelyard.config.calls import parse_list
 from modelyard.errors import COMMAND_LINE, ConfigError, Problem, UserError
 from modelyard.launcher.supervise import live_display
-from modelyard.system.log import log_to
 from modelyard.system.machine import available_cores
+from modelyard.system.process import log_to
 
 NAME = "matrix"
 """The name of its log and pid file, by which `modelyard stop` finds it."""

@@ -37,7 +37,7 @@ from modelyard.launcher.processes import (
 )
 from modelyard.run.directory import is_running, run_options
 from modelyard.system.console import console
-from modelyard.system.signals import signals_go_to
+from modelyard.system.process import handle_signals
 
 WAITING, RUNNING, DONE, FAILED, STOPPED = "waiting", "running", "done", "failed", "stopped"
 _GPU_SHARING = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
@@ -136,7 +136,7 @@ class Scheduler:
         waiting = [state for state in states if state.state == WAITING]
         if len(waiting) < len(states):
             log.info("%d of %d cells are done already", len(states) - len(waiting), len(states))
-        with signals_go_to(lambda number, frame: self._signals.append(number)):
+        with handle_signals(lambda number, frame: self._signals.append(number)):
             try:
                 self._loop(waiting)
             finally:

@@ -42,8 +42,8 @@ from modelyard.run.checkpoint import (
 from modelyard.run.directory import RunDirectory, open_run_folder
 from modelyard.run.journal import log_result
 from modelyard.run.manifest import read_manifest, started_by
-from modelyard.system.log import log_to
 from modelyard.system.machine import gpus
+from modelyard.system.process import log_to
 
 if TYPE_CHECKING:
     from modelyard.engine.base import Engine

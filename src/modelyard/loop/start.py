@@ -36,7 +36,7 @@ from modelyard.run.weights.finite import check_finite
 from modelyard.run.weights.match import SHOWN, Matched, differing, match
 from modelyard.system.files import explain
 from modelyard.system.machine import hardware, versions
-from modelyard.system.pid_file import holders
+from modelyard.system.process import holders
 
 if TYPE_CHECKING:
     from modelyard.engine.base import Engine
