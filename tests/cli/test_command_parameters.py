@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
-from modelyard.cli.app import COMMANDS, main
+from modelyard.cli.app import COMMANDS, build_app, main
 from modelyard.errors import UserError
 
 OPENED_BY = {
@@ -81,6 +82,14 @@ def test_an_option_that_only_a_plugin_knows_is_not_taken_for_the_run(call: Call,
     assert expected in call(command, "a", "--eval_batch_size", "7", "--wide", "3")
     assert expected in call(command, "--model_dir", "a", "--wide", "3", "--eval_batch_size", "7")
     assert expected in call(command, "--wide=3", "--model_dir", "a", "--eval_batch_size", "7")
+
+
+def test_the_help_for_an_existing_run_shows_what_may_change() -> None:
+    group: Any = typer.main.get_command(build_app("resume"))
+    hidden = {parameter.name: parameter.hidden for parameter in group.commands["resume"].params if parameter.opts}
+    shown = {name for name, is_hidden in hidden.items() if not is_hidden}
+    assert shown >= {"train_steps", "hooks", "num_gpus", "save_every", "dataset", "train_files", "model_dir"}
+    assert set(hidden) - shown >= {"model", "optimizer", "momentum", "hidden_units", "precision", "recipe", "resume"}
 
 
 @pytest.mark.parametrize(

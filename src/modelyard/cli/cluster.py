@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def launch(
     command: Annotated[
         list[str] | None,
-        typer.Argument(metavar="-- COMMAND …", help="train, train-and-evaluate or resume, with its options"),
+        typer.Argument(metavar="-- COMMAND", help="train, train-and-evaluate or resume, with its options"),
     ] = None,
     workers: Annotated[int | None, typer.Option(help="number of processes that train (default: 1)")] = None,
     ps: Annotated[
@@ -33,7 +33,7 @@ def launch(
         ),
     ] = None,
     max_restarts: Annotated[
-        int, typer.Option("--max_restarts", help="number of restarts in a row without progress")
+        int, typer.Option("--max_restarts", help="restarts in a row without progress before it fails")
     ] = 3,
     no_pin: Annotated[
         bool, typer.Option("--no_pin", help="do not bind each training process to its part of the cores")
@@ -129,7 +129,7 @@ def submit(
     target: Annotated[str, typer.Argument(metavar="slurm|kubernetes|vertex", help="where to run it")],
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="-- COMMAND …", help="command to run, such as -- train --model_dir runs/mine"),
+        typer.Argument(metavar="-- COMMAND", help="command to run, such as -- train --model_dir runs/mine"),
     ] = None,
     workers: Annotated[int, typer.Option(help="number of processes that train")] = 1,
     ps: Annotated[int, typer.Option(help="number of parameter servers")] = 0,

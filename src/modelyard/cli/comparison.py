@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def matrix(
     options: dict[str, Any],
     file: Annotated[
-        str | None, typer.Argument(metavar="[FILE.yaml]", help="YAML file with axes, exclude and options")
+        str | None, typer.Argument(metavar="FILE.yaml", help="YAML file with axes, exclude and options")
     ] = None,
     output: Annotated[
         str, typer.Option(metavar="FOLDER", help="folder of the matrix; if it exists, the matrix is resumed")
@@ -101,8 +101,8 @@ def _written(folder: Path, replaced: list[Path] | None = None) -> str:
 
 
 def runs(
-    folders: Annotated[list[str] | None, typer.Argument(metavar="[RUN …]", help="runs to compare")] = None,
-    model_dir: Annotated[str | None, typer.Option("--model_dir", metavar="RUN", help="one run, as RUN")] = None,
+    folders: Annotated[list[str] | None, typer.Argument(metavar="RUN", help="folders of runs to compare")] = None,
+    model_dir: Annotated[str | None, typer.Option("--model_dir", metavar="RUN", help="one run, instead of RUN")] = None,
     runs_dir: Annotated[str, typer.Option("--runs_dir", help="folder of the runs to list")] = "runs",
     json: Json = False,
 ) -> None:

@@ -68,7 +68,7 @@ def _list_components(registry: Registry, as_json: bool) -> None:
 
 def models(
     options: dict[str, Any],
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="model to show")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="model to show")] = None,
     image_shape: Annotated[
         str | None, typer.Option("--image_shape", metavar="H,W,C", help="build it for this shape (default: as listed)")
     ] = None,

@@ -12,15 +12,19 @@ import typer
 from pydantic.fields import FieldInfo
 
 from modelyard.config.resolve import field_kind
-from modelyard.config.schema import CORE_FIELDS, GROUPS, PARTS
+from modelyard.config.schema import CORE_FIELDS, GROUPS, PARTS, is_free
 from modelyard.errors import COMMAND_LINE, ConfigError, Problem, UserError, nearest
 from modelyard.registry import MODELS
 from modelyard.storage import is_remote
 
 _OWNERS_SHOWN = 5
 _TRUE, _FALSE = {"true", "yes", "on", "1"}, {"false", "no", "off", "0"}
-_RUN = Annotated[str | None, typer.Argument(metavar="RUN", help="folder of the run; or use --model_dir")]
-_MODEL_DIR = Annotated[str | None, typer.Option("--model_dir", metavar="RUN", help="folder of the run, as RUN")]
+_FOR_NEW_RUNS = (
+    *("config_file", "config_set", "hyperparameter_file", "hyperparameter_set"),
+    *("runs_dir", "run_name", "model_dir", "resume"),
+)
+_RUN = Annotated[str | None, typer.Argument(metavar="RUN", help="folder of the run, or give --model_dir")]
+_MODEL_DIR = Annotated[str | None, typer.Option("--model_dir", metavar="RUN", help="folder of the run, instead of RUN")]
 
 
 @lru_cache
@@ -74,7 +78,8 @@ def as_typer_command(
     """Returns a command as typer calls it.
 
     The command's parameter ``run`` becomes the argument RUN and the option --model_dir. Its parameter ``options``
-    becomes one flag per option of the config, and receives those that were typed.
+    becomes one flag per option of the config, and receives those that were typed. With ``run``, the help shows only
+    options that may change for an existing run.
 
     Args:
         function: the command.
@@ -92,9 +97,9 @@ def as_typer_command(
     if "options" in own:
         for group in GROUPS:
             for name in [name for name in group.model_fields if core is None or name in core]:
-                flags[name] = _flag(name, group.model_fields[name], group.title)
+                flags[name] = _flag(name, group.model_fields[name], group.title, of_run="run" in own)
         for name, (info, panel, owners) in part_fields(parts).items():
-            flags[name] = _flag(name, info, panel, owners)
+            flags[name] = _flag(name, info, panel, owners, of_run="run" in own)
     flags = {name: flag for name, flag in flags.items() if name not in parameters}
 
     def command(context: typer.Context, **values: Any) -> Any:
@@ -126,16 +131,22 @@ def _parameter(name: str, annotation: Any, default: Any = None) -> inspect.Param
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def _flag(name: str, info: FieldInfo, panel: str, owners: Sequence[str] = ()) -> inspect.Parameter:
+def _flag(name: str, info: FieldInfo, panel: str, owners: Sequence[str] = (), *, of_run: bool) -> inspect.Parameter:
     kind = field_kind(info.annotation)
-    default = _shown_default(info) if len(owners) <= 1 else ""  # others may have others
+    default = _shown_default(info) if len(owners) <= 1 and not of_run else ""  # a run and other owners have their own
     text = (info.description or "") + (f" (default: {default})" if default else "")
     text += f" – of {_shortened(owners)}" if owners else ""
     shown: dict[str, Any] = {"help": text, "rich_help_panel": panel, "show_default": False}
+    shown["hidden"] = of_run and not _may_change(name)
     if kind == "flag":
         return _parameter(name, Annotated[bool | None, typer.Option(f"--{name}/--no_{name}", **shown)])
     metavar = "|".join(_choices(info.annotation)) if kind == "CHOICE" else kind
     return _parameter(name, Annotated[str | None, typer.Option(f"--{name}", metavar=metavar, **shown)])
+
+
+def _may_change(name: str) -> bool:
+    """Whether an option may change for an existing run. Options of a dataset may: its files may have moved."""
+    return (is_free(name) and name not in _FOR_NEW_RUNS) or name == "dataset" or name in part_fields(("dataset",))
 
 
 def _taken_for_arguments(context: typer.Context, values: dict[str, Any]) -> list[str]:

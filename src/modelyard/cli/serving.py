@@ -20,7 +20,7 @@ def predict(
     run: str,
     files: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[FILES …]", help="images, folders, 'patterns*.jpg'; or one .csv, .npz, records"),
+        typer.Argument(metavar="FILES", help="images, folders, 'patterns*.jpg'; or one .csv, .npz, records"),
     ] = None,
     output: Annotated[str, typer.Option(metavar="FILE", help="a .csv or .jsonl file to write")] = "predictions.csv",
     checkpoint: Checkpoint = None,

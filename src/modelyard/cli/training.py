@@ -41,7 +41,7 @@ def train(options: dict[str, Any], json: Json = False) -> None:
 def resume(options: dict[str, Any], run: str, json: Json = False) -> None:
     """Resume a run with its own config.
 
-    Options may change its length, cadences, hooks and devices.
+    Options may change its length, cadences, hooks and devices. By default, they are those of the run.
     """
     from modelyard.loop.run import resume_config
 
@@ -72,7 +72,10 @@ def evaluate(
     split: Annotated[str, typer.Option(metavar="validation|test|train", help="split to evaluate on")] = "validation",
     json: Json = False,
 ) -> None:
-    """Evaluate a checkpoint of a run."""
+    """Evaluate a checkpoint of a run.
+
+    Options may change how it is computed, such as devices and batch size. By default, they are those of the run.
+    """
     from modelyard import api
     from modelyard.data.dataset import SPLITS
 
