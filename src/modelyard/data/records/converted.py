@@ -14,7 +14,7 @@ from modelyard.data.raw_examples import RawExamples
 from modelyard.data.records.feature_map import FeatureMap
 from modelyard.data.records.items import RecordExamples
 from modelyard.errors import DataError
-from modelyard.system.console import late_bar
+from modelyard.system.console import bar
 
 DATASET_JSON, LABELS, BAD = "dataset.json", "labels.txt", "bad.txt"
 SETTINGS = ".convert.json"
@@ -112,7 +112,7 @@ def open_converted(folder: Path, cache: Path | None = None) -> tuple[dict[str, R
             if size != shard.bytes:
                 raise DataError(f"{path} has {size:,} bytes, but {DATASET_JSON} says {shard.bytes:,}. Copy it again.")
         paths = [folder / shard.file for shard in parts.shards]
-        with late_bar(f"indexing {split}") as progress:
+        with bar(f"indexing {split}") as progress:
             items = RecordExamples(paths, info.features, cache, progress=progress)
         if len(items) != parts.examples:
             raise DataError(f"{folder} has {len(items):,} {split} examples; {DATASET_JSON} says {parts.examples:,}.")

@@ -28,7 +28,7 @@ from modelyard.data.sources.npz import read_npy_folder, read_npz
 from modelyard.data.sources.remote import local_tree
 from modelyard.errors import ConfigError, DataError, Problem
 from modelyard.storage import is_remote, list_files
-from modelyard.system.console import late_bar
+from modelyard.system.console import bar
 
 if TYPE_CHECKING:
     from modelyard.data.records.feature_map import FeatureMap
@@ -220,7 +220,7 @@ def _of_records(files: dict[str, list[Path]], options: FilesOptions, context: Da
     from modelyard.data.records.items import RecordExamples
 
     features = feature_map(options)
-    with late_bar("indexing records") as progress:
+    with bar("indexing records") as progress:
         opened = {
             split: RecordExamples(p, features, context.cache_dir, progress=progress) for split, p in files.items()
         }

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from modelyard import storage
 from modelyard.errors import DataError
-from modelyard.system.console import bar, late_bar
+from modelyard.system.console import bar
 from modelyard.system.files import PARTIAL, explain, remove_partial
 
 _AT_ONCE = 8
@@ -35,7 +35,7 @@ def local_tree(url: str, cache: Path, beside: Callable[[Path], list[str]] | None
     fixed, pattern = _fixed_part(url)
     names = storage.list_files(url)
     if names == [url]:
-        with late_bar(f"bringing {url}") as progress:
+        with bar(f"bringing {url}") as progress:
             copy = storage.local_copy(url, cache, progress)
         others = beside(copy) if beside is not None else []
         if not others:

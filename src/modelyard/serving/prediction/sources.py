@@ -199,13 +199,13 @@ def _of_records(path: Path, options: FilesOptions, classes: Sequence[str], label
     from dataclasses import replace
 
     from modelyard.data.records.items import RecordExamples, describe_record
-    from modelyard.system.console import late_bar
+    from modelyard.system.console import bar
 
     features, paths = feature_map(options), matching(str(path))
     labelled = any(line.rpartition(": ")[0] == features.label for line in describe_record(paths[0], cache))
     if not labelled:
         features = replace(features, label=None)
-    with late_bar("indexing records") as progress:
+    with bar("indexing records") as progress:
         items = RecordExamples(paths, features, cache, progress=progress)
     if not labelled:
         return ToPredict(items, labelled=False)
