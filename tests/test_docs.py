@@ -135,7 +135,7 @@ def test_every_option_that_a_page_names_exists() -> None:
         for entry in registry.entries():
             names |= set(entry.options.model_fields) if isinstance(entry.target, str) else set()
     known = {f"--{prefix}{name}" for name in names for prefix in ("", "no_")} | OTHER_OPTIONS
-    commands = [typer.main.get_command(build_app(""))]
+    commands = [typer.main.get_command(build_app())]
     while commands:
         command: Any = commands.pop()
         known |= {option for parameter in command.params for option in parameter.opts}

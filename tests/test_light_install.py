@@ -35,7 +35,7 @@ def without_them(code: str, *arguments: str) -> str:
 def test_a_run_on_arrays_imports_none_of_them(tmp_path: Path) -> None:
     code = """
 import modelyard
-from modelyard.cli import app, commands, doctor
+from modelyard.cli import app, components, training
 from modelyard.data.open_dataset import load_dataset
 from modelyard.engine.jax import JaxEngine
 from modelyard.loop import metric_hooks, recording, run

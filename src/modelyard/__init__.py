@@ -1,4 +1,4 @@
-"""Modelyard: train many models on many datasets from one config; a killed run goes on bit for bit."""
+"""Modelyard: train many models on many datasets from one config. A killed run resumes bit for bit."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from modelyard.serving.http.server import serve
     from modelyard.serving.prediction.predict import Predictions, predict
 
-# Imported when first used: `import modelyard` must not fix Keras's backend, and must be quick.
+# Imported on first use: `import modelyard` must be quick and must not choose Keras's backend.
 _HOMES = {
     "modelyard.cli.app": ("main",),
     "modelyard.config": ("Config", "load_config"),

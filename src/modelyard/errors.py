@@ -1,4 +1,4 @@
-"""What went wrong, in words for the person who can put it right."""
+"""Errors that a user can correct."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+COMMAND_LINE = "command line"
+"""Where a problem is: in what was typed."""
+
 
 class UserError(Exception):
-    """A mistake the user can mend. The command line prints it without a traceback and exits with ``status``."""
+    """An error that the user can correct. The command line prints it without a traceback and exits with ``status``."""
 
     status = 2
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake in a config: where it stands, which key, what is wrong, what would be right."""
+    """One mistake in a config: its file and line, the key, what is wrong and what is expected."""
 
     where: str
     key: str
@@ -27,7 +30,9 @@ class Problem:
 
 
 class ConfigError(UserError):
-    """Every mistake that was found in a config, at once."""
+    """All mistakes in a config."""
+
+    heading = ""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = list(problems)
@@ -35,24 +40,19 @@ class ConfigError(UserError):
         super().__init__(self.problems)
 
     def add_hint(self, hint: str) -> None:
-        """Adds a line that may help."""
+        """Adds a line at the end that may help."""
         self.hints.append(hint)
 
-    def heading(self) -> str:
-        """The first line."""
-        count = len(self.problems)
-        return f"{count} mistake{'s' if count != 1 else ''} in the config:"
-
     def __str__(self) -> str:
-        return "\n".join([self.heading(), *(f"  {problem}" for problem in self.problems), *self.hints])
+        count = len(self.problems)
+        heading = self.heading or f"{count} mistake{'s' if count != 1 else ''} in the config:"
+        return "\n".join([heading, *(f"  {problem}" for problem in self.problems), *self.hints])
 
 
 class ChangedConfigError(ConfigError):
-    """Options that can't change when a run is gone on with."""
+    """Options that can't change when a run is resumed."""
 
-    def heading(self) -> str:
-        """The first line."""
-        return "these options can't change when a run goes on; start a new run (another --model_dir) for them:"
+    heading = "these options can't change when a run is resumed; start a new run (another --model_dir) for them:"
 
 
 class RunError(UserError):
@@ -64,7 +64,7 @@ class DataError(UserError):
 
 
 class StorageError(RunError, DataError):
-    """A file or folder, of data or of a run, that cloud storage does not give or take."""
+    """A file or folder in cloud storage that can't be read or written."""
 
 
 class CheckpointError(UserError):
@@ -72,17 +72,17 @@ class CheckpointError(UserError):
 
 
 class TrainingError(UserError):
-    """Training that can't go on, such as a loss that is not a number."""
+    """Training that can't continue, such as a NaN loss."""
 
 
 class ClusterError(UserError):
-    """Processes that can't work together: different configs, an address in use, one that never came."""
+    """Processes that can't work together: different configs, an address in use, one that never started."""
 
 
 class PeerLostError(ClusterError):
-    """Another process of the run died or can't be reached. Started again, the run goes on from its last checkpoint.
+    """Another process of the run died or can't be reached. A restart resumes from the last checkpoint.
 
-    The status is that of a failure that passes (EX_TEMPFAIL): whoever started the process should start it again.
+    The status is EX_TEMPFAIL: the process should be restarted.
     """
 
     status = 75
@@ -93,8 +93,8 @@ class Interrupted(KeyboardInterrupt):
 
     Args:
         number: the signal.
-        step: how far training was.
-        model_dir: the run folder to go on with.
+        step: the last step that was trained.
+        model_dir: the run folder to resume.
     """
 
     def __init__(self, number: int, step: int, model_dir: str) -> None:
@@ -105,14 +105,14 @@ class Interrupted(KeyboardInterrupt):
 
 
 def nearest(name: str, known: Iterable[str], most: int = 3) -> list[str]:
-    """The known names closest to ``name``, best first."""
+    """Returns the known names closest to ``name``, best first."""
     lowered = {candidate.lower(): candidate for candidate in known}
     matches = difflib.get_close_matches(name.lower(), lowered, n=most, cutoff=0.6)
     return [lowered[match] for match in matches]
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """A sentence for a name nobody knows: the near ones, or all when there are few."""
+    """Returns the message for an unknown name: the closest names, or else all of them."""
     names = sorted(known)
     near = nearest(name, names)
     if near:

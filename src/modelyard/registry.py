@@ -1,7 +1,7 @@
 """Models, datasets, hooks, optimizers and the rest, by name.
 
-Built-in parts are *declared*: name, options and help are known at once, the code is imported when the part is used, so
-that listing and checking names costs no heavy import. A user's parts are *registered* with a decorator.
+Built-in components are *declared*: name, options and help are known at once, and the code is imported when it is used.
+Listing and checking names therefore imports nothing heavy. A user's components are *registered* with a decorator.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Target = TypeVar("Target", bound=Callable[..., Any])
 
 
 class Options(BaseModel):
-    """Typed options of a part. Each field needs a description; it becomes an option when the part is chosen."""
+    """Typed options of a component. Each field needs a description; it is an option of runs with that component."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, protected_namespaces=(), coerce_numbers_to_str=True, allow_inf_nan=False
@@ -28,7 +28,7 @@ class Options(BaseModel):
 
 @dataclass(frozen=True)
 class Entry:
-    """One registered part."""
+    """One registered component."""
 
     kind: str
     name: str
@@ -37,7 +37,7 @@ class Entry:
     summary: str
 
     def load(self) -> Callable[..., Any]:
-        """The function or class itself, imported now if it was only declared."""
+        """Returns the function or class; imports it if it was only declared."""
         if not isinstance(self.target, str):
             return self.target
         module, _, attribute = self.target.partition(":")
@@ -46,7 +46,7 @@ class Entry:
 
 
 class Registry:
-    """Parts of one kind. ``catalog`` names the module that declares the built-in ones, imported on first use.
+    """Components of one kind. ``catalog`` names the module that declares the built-in ones, imported on first use.
 
     Example:
         >>> colours = Registry("colour")
@@ -64,15 +64,15 @@ class Registry:
         self._entries: dict[str, Entry] = {}
 
     def declare(self, name: str, target: str, *, options: type[Options] = Options, summary: str) -> None:
-        """Add a built-in part whose code lives at ``module:attribute``."""
+        """Adds a built-in component whose code is at ``module:attribute``."""
         self._add(Entry(self.kind, name, target, options, summary))
 
     def register(self, name: str | None = None, *, options: type[Options] | None = None) -> Callable[[Target], Target]:
-        """Decorator: add a function or class under ``name`` (by default its own).
+        """Decorator that adds a function or class under ``name`` (by default its own).
 
         Args:
-            name: what the user writes to choose it.
-            options: its typed options; by default its attribute ``Options``, else what all parts of this kind have.
+            name: its name in options.
+            options: its typed options; by default its attribute ``Options``, or else the default of this kind.
         """
 
         def add(target: Target) -> Target:
@@ -85,7 +85,7 @@ class Registry:
         return add
 
     def get(self, name: str) -> Entry:
-        """The part called ``name``; an unknown name is an error that lists the near ones."""
+        """Returns the component ``name``; the error for an unknown name lists the closest ones."""
         self._load_catalog()
         try:
             return self._entries[name]
@@ -93,19 +93,19 @@ class Registry:
             raise UserError(unknown(self.kind, name, self._entries)) from None
 
     def names(self) -> list[str]:
-        """All names, in the order they were added."""
+        """Returns all names, in the order they were added."""
         self._load_catalog()
         return list(self._entries)
 
     def entries(self) -> list[Entry]:
-        """All parts, in the order they were added."""
+        """Returns all components, in the order they were added."""
         self._load_catalog()
         return list(self._entries.values())
 
     def _add(self, entry: Entry) -> None:
         known = self._entries.get(entry.name)
         if known is not None and not _same_code(known.target, entry.target):
-            raise UserError(f"a {self.kind} named {entry.name!r} exists already: give yours another name.")
+            raise UserError(f"a {self.kind} named {entry.name!r} exists already. Give yours another name.")
         self._entries[entry.name] = entry
 
     def _load_catalog(self) -> None:
@@ -115,7 +115,7 @@ class Registry:
 
 
 def _same_code(one: str | Callable[..., Any], other: str | Callable[..., Any]) -> bool:
-    """A plugin that is imported twice registers the same function again; that is no conflict."""
+    """Whether both are the same code: a plugin that is imported twice registers its functions again."""
     if isinstance(one, str) or isinstance(other, str):
         return one == other
     return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)

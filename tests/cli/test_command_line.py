@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from conftest import COMMAND, environment, last_json
-from modelyard.cli.commands import _cell
+from modelyard.cli.output import cell
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 HEAVY = ("tensorflow", "jax", "keras", "sklearn", "tensorboard")
@@ -108,7 +108,7 @@ def test_a_mistake_is_explained_and_exits_with_2(command: Command, words: list[s
     ("words", "text"),
     [
         (["serve", "--model_dir", "run", "--prot", "80"], "Did you mean 'port'?"),
-        (["serve", "run"], "A run is --model_dir run, an export --export run."),
+        (["serve", "run", "photos"], "photos: is not an option."),
     ],
 )
 def test_options_of_a_command_are_named_too(command: Command, words: list[str], text: str) -> None:
@@ -243,7 +243,7 @@ def test_the_version_is_printed(command: Command) -> None:
 
 
 def test_small_numbers_are_shown_and_not_rounded_to_nothing() -> None:
-    assert [_cell(value) for value in (1e-5, -2.5e-6, 0.0, 0.001, 2.30891, float("nan"))] == [
+    assert [cell(value) for value in (1e-5, -2.5e-6, 0.0, 0.001, 2.30891, float("nan"))] == [
         "1e-05",
         "-2.5e-06",
         "0.0000",

@@ -220,7 +220,7 @@ def test_convert_prints_one_json_object(run: Run, photos: Path) -> None:
     assert (made["folder"], made["examples"], made["shards"]) == ("records", {"train": 14}, {"train": 2})
     assert (made["already_done"], made["bad"], made["reencoded"]) == (False, [], 0)
     assert json.loads(run(*words).out)["already_done"] is True
-    assert "was there already" in run(*words[:-1]).out
+    assert "exists already" in run(*words[:-1]).out
 
 
 @pytest.mark.parametrize("source", ["digits", "photos"])

@@ -22,13 +22,13 @@ TF_CONFIG = {
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest of the examination asks TensorFlow and JAX, in processes of their own."""
     monkeypatch.setattr(doctor, "_ask", lambda code: {"version": "1.2.3", "devices": []})
-    monkeypatch.setattr(doctor, "gpus", list)
+    monkeypatch.setattr("modelyard.system.machine.gpus", list)
     for name in ("TF_CONFIG", "SLURM_STEP_ID", "JOB_COMPLETION_INDEX"):
         monkeypatch.delenv(name, raising=False)
 
 
 def checks(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
-    doctor.run(as_json=True)
+    doctor.doctor(json=True)
     found: list[dict[str, object]] = json.loads(capsys.readouterr().out)
     return [check for check in found if str(check["check"]).startswith("cluster")]
 
@@ -56,7 +56,7 @@ def test_role_address_and_the_others_are_explained(
         ("cluster model_dir", "/runs/one"),
         ("cluster environment", "cloud"),
     ]
-    doctor.run(as_json=False)
+    doctor.doctor()
     assert "chief at a:1, the coordinator" in capsys.readouterr().out
 
 
@@ -66,7 +66,7 @@ def test_everything_wrong_with_tf_config_is_shown(
     wrong = {"cluster": {"worker": ["b"], "boss": ["a:1"]}, "task": {"type": "worker", "index": 7}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(wrong))
     with pytest.raises(SystemExit) as caught:
-        doctor.run(as_json=True)
+        doctor.doctor(json=True)
     assert caught.value.code == 1
     problems = [check for check in json.loads(capsys.readouterr().out) if check["check"] == "cluster"]
     assert len(problems) >= 3
@@ -77,10 +77,10 @@ H200 = "NVIDIA H200, 143771 MiB, 570.00"
 
 
 def engines(monkeypatch: pytest.MonkeyPatch, chosen: str, **seen: dict[str, object]) -> dict[str, tuple[str, object]]:
-    monkeypatch.setattr(doctor, "gpus", lambda: [H200])
-    monkeypatch.setattr(doctor, "choose_engine", lambda name: (chosen, "auto: JAX sees NVIDIA H200"))
+    monkeypatch.setattr("modelyard.system.machine.gpus", lambda: [H200])
+    monkeypatch.setattr("modelyard.config.backend.choose_engine", lambda name: (chosen, "auto: JAX sees NVIDIA H200"))
     monkeypatch.setattr(doctor, "_ask", lambda code: next(seen[n] for n in seen if f"import json, {n}" in code))
-    monkeypatch.setattr(doctor, "is_installed", lambda name: name in seen)
+    monkeypatch.setattr("modelyard.config.backend.is_installed", lambda name: name in seen)
     return {name: (result, ok) for name, result, ok in doctor.examine()}
 
 
@@ -120,8 +120,8 @@ def test_what_an_engine_that_crashes_said_last_is_shown() -> None:
 
 def test_a_platform_that_jax_does_not_have_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_PLATFORMS", "cuda")
-    monkeypatch.setattr(doctor, "is_installed", lambda name: True)
-    monkeypatch.setattr(doctor, "choose_engine", lambda name: ("jax", "auto"))
+    monkeypatch.setattr("modelyard.config.backend.is_installed", lambda name: True)
+    monkeypatch.setattr("modelyard.config.backend.choose_engine", lambda name: ("jax", "auto"))
     monkeypatch.setattr(doctor, "_ask_jax", lambda: {"error": "AssertionError"})
     (said,) = (result for name, result, _ in doctor._engines() if name == "jax")
     assert said.startswith("can't be used: AssertionError (JAX_PLATFORMS=cuda is set")

@@ -22,8 +22,10 @@ from modelyard.errors import RunError
 AXES = {"model": ["mlp", "simple_cnn"], "dataset": ["digits"], "random_seed": [0, 1]}
 MAIN = """
 import sys, json, modelyard
-from modelyard.cli.matrix import matrix
-matrix(None, {"output": "m", "axes": json.loads(sys.argv[1]), "jobs": int(sys.argv[2])}, {}, as_json=False)
+from modelyard.cli.comparison import matrix
+from modelyard.system.console import show_log
+show_log()
+matrix({"axes": json.loads(sys.argv[1])}, output="m", jobs=int(sys.argv[2]))
 """
 
 

@@ -1,9 +1,8 @@
 """The words of a command line, before they are parsed."""
 
 import pytest
-import typer
 
-from modelyard.cli.options import given_options, is_flag, normalize, part_fields
+from modelyard.cli.options import is_flag, normalize, part_fields, unknown_options
 from modelyard.config import resolve
 from modelyard.config.schema import COMPONENTS, CORE_FIELDS
 from modelyard.errors import ConfigError
@@ -34,9 +33,7 @@ def test_dashes_are_underscores_and_flags_take_true_and_false(words: list[str], 
 
 
 def test_a_flag_with_another_value_is_a_config_error_with_the_others() -> None:
-    context = typer.Context(typer.main.get_command(typer.Typer(callback=lambda: None)))
-    context.args = normalize(["--xla=maybe", "--random-seed", "x"])
-    given = given_options(context)
+    given = unknown_options(normalize(["--xla=maybe", "--random-seed", "x"]))
     assert given == {"xla": "maybe", "random_seed": "x"}
     with pytest.raises(ConfigError) as caught:
         resolve(given, pick_up_files=False)
@@ -46,16 +43,13 @@ def test_a_flag_with_another_value_is_a_config_error_with_the_others() -> None:
 
 
 def test_options_of_a_users_part_are_taken_as_they_are() -> None:
-    context = typer.Context(typer.main.get_command(typer.Typer(callback=lambda: None)))
-    context.args = ["--my_depth", "3", "--my_flag", "--my_width=5"]
-    assert given_options(context) == {"my_depth": "3", "my_flag": True, "my_width": "5"}
+    words = ["--my_depth", "3", "--my_flag", "--my_width=5"]
+    assert unknown_options(words) == {"my_depth": "3", "my_flag": True, "my_width": "5"}
 
 
 def test_words_that_are_no_options_are_all_named() -> None:
-    context = typer.Context(typer.main.get_command(typer.Typer(callback=lambda: None)))
-    context.args = ["train_steps", "5"]
     with pytest.raises(ConfigError) as caught:
-        given_options(context)
+        unknown_options(["train_steps", "5"])
     assert [problem.key for problem in caught.value.problems] == ["train_steps", "5"]
     assert "--train_steps" in caught.value.problems[0].message
 

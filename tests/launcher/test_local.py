@@ -30,7 +30,7 @@ if sys.argv[1] == "launch":
     import modelyard
     modelyard.main()
 import json, pathlib, signal, time
-from modelyard.system.log import log_to
+from modelyard.system.process import log_to
 
 run = pathlib.Path(sys.argv[sys.argv.index("--model_dir") + 1])
 config = json.loads(os.environ["TF_CONFIG"])
@@ -209,7 +209,7 @@ def test_stop_without_a_launcher_signals_the_processes_and_reports_those_that_do
     waits = """
 import signal, sys, time
 from pathlib import Path
-from modelyard.system.log import log_to
+from modelyard.system.process import log_to
 if len(sys.argv) > 2:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 with log_to(Path("run/runlogs"), sys.argv[1]):

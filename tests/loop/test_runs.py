@@ -206,7 +206,7 @@ def test_a_run_folder_of_another_config_is_refused_with_the_differences() -> Non
     with pytest.raises(ConfigError) as caught:
         go(learning_rate=0.5, hidden_units=[8], random_seed=3)
     text = str(caught.value)
-    assert "can't change when a run goes on" in text
+    assert "can't change when a run is resumed" in text
     for part in ("learning_rate: is 0.5 here, 0.001 in the run", "hidden_units", "random_seed"):
         assert part in text
     assert metrics() == before

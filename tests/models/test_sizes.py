@@ -19,11 +19,11 @@ def test_every_built_in_model_has_a_size() -> None:
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in SIZES])
 def test_a_size_is_that_of_the_model(two_devices: None, name: str) -> None:
     from conftest import engine_name
-    from modelyard.cli.models import built
+    from modelyard.cli.components import build_model
     from modelyard.models.flops import flops
 
     size = SIZES[name]
-    model = built(MODELS.get(name), size.shape, size.classes, {"engine": engine_name()})
+    model = build_model(MODELS.get(name), size.shape, size.classes, {"engine": engine_name()})
     weights = [v for v in model.variables if not v.path.endswith("seed_generator_state")]
     assert sum(int(np.prod(v.shape)) for v in weights) == size.parameters
     assert flops(model) == size.flops

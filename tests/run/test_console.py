@@ -10,17 +10,17 @@ from rich.console import Console
 from rich.text import Text
 
 from modelyard.system import console
-from modelyard.system.console import late_bar, show_log
+from modelyard.system.console import bar, show_log
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_a_late_bar_is_seen_when_there_is_something_to_tell(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+def test_a_bar_without_a_total_appears_with_the_first_update(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
     out = io.StringIO()
     monkeypatch.setattr(console, "console", lambda: Console(file=out, force_terminal=terminal, width=80))
-    with late_bar("idle"):
+    with bar("idle"):
         pass
     assert out.getvalue() == ""
-    with late_bar("indexing") as progress:
+    with bar("indexing") as progress:
         progress(3, 10)
         progress(10, 10)
     assert ("indexing" in out.getvalue(), "10/10" in out.getvalue()) == (terminal, terminal)

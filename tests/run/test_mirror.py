@@ -38,7 +38,7 @@ from modelyard.run.directory import (
 )
 from modelyard.run.manifest import log_result
 from modelyard.system.files import remove_folder
-from modelyard.system.pid_file import hold_pid_file, holders
+from modelyard.system.process import hold_pid_file, holders
 
 pytest.importorskip("fsspec")
 URL = "memory://bucket/runs/one"

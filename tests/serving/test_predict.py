@@ -401,5 +401,5 @@ def test_the_command_shows_the_confusion_matrix(home: Path, capsys: pytest.Captu
         modelyard.main(["predict", str(home / "run"), str(home / "photos"), "--top", "2", "--engine", engine_name()])
     assert not left.value.code
     out = capsys.readouterr().out
-    assert "truth (rows) and predictions (columns)" in out
+    assert "labels (rows) and predictions (columns)" in out
     assert "21 predictions by the model of step 3 in predictions.csv" in out

@@ -12,11 +12,11 @@ from typing import Annotated
 
 import typer
 
-from modelyard.cli import after, export, looking, machines, sources, training
-from modelyard.cli.serve import serve
+from modelyard.cli import cluster, comparison, components, data, doctor, serving, training
 from modelyard.errors import ConfigError, UserError, nearest
 
-_EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": ["-h", "--help"]}
+_EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
+_HELP = {"help_option_names": ["-h", "--help"]}
 _ALIASES = {
     "train_and_evaluate": "train-and-evaluate",
     "train_and_eval": "train-and-evaluate",
@@ -26,21 +26,71 @@ _ALIASES = {
 
 
 @dataclass(frozen=True)
-class Command:
-    """A command: its function, its panel in the help, and which options of the config it takes.
+class ConfigFlags:
+    """The options of the config that a command takes.
 
-    Those are all, data, show, model, where or serve.
+    Args:
+        core: names of core options; None for all.
+        parts: all options of all components of these kinds.
+    """
+
+    core: tuple[str, ...] | None
+    parts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: its function, its panel in the help, and the options of the config that it takes.
+
+    A function with a parameter ``run`` takes a run as RUN or --model_dir. One with ``options`` takes ``flags``.
     """
 
     function: Callable[..., None]
-    panel: str | None = None
-    takes: str = ""
+    panel: str
+    flags: ConfigFlags | None = None
+
+
+_ALL = ConfigFlags(None, ("model", "dataset", "optimizer", "learning_rate_schedule"))
+_DATASET = ("plugins", "data_dir", "cache_dir", "split_seed")
+_SHOWN_DATASET = (*_DATASET, "augment", "preprocess", "random_seed")
+_SERVED = ("plugins", "engine", "num_gpus", "gpu_id", "threads", "data_dir", "cache_dir")
+_EXPORTED = ("plugins", "data_dir", "cache_dir", "threads")
+COMMANDS = {
+    "train-and-evaluate": Command(training.train_and_evaluate, "Run", _ALL),
+    "train": Command(training.train, "Run", _ALL),
+    "resume": Command(training.resume, "Run", _ALL),
+    "evaluate": Command(training.evaluate, "Run", _ALL),
+    "matrix": Command(comparison.matrix, "Run", _ALL),
+    "find-learning-rate": Command(training.find_learning_rate, "Run", _ALL),
+    "predict": Command(serving.predict, "After training", _ALL),
+    "export": Command(serving.export, "After training", ConfigFlags(_EXPORTED)),
+    "serve": Command(serving.serve, "After training", ConfigFlags(_SERVED)),
+    "convert": Command(data.convert, "Data", ConfigFlags(_DATASET, ("dataset",))),
+    "data fetch": Command(data.data_fetch, "Data"),
+    "data info": Command(data.data_info, "Data", ConfigFlags(_DATASET, ("dataset",))),
+    "data verify": Command(data.data_verify, "Data", ConfigFlags(_DATASET, ("dataset",))),
+    "data show": Command(data.data_show, "Data", ConfigFlags(_SHOWN_DATASET, ("dataset",))),
+    "launch": Command(cluster.launch, "Cluster"),
+    "stop": Command(cluster.stop, "Cluster"),
+    "submit": Command(cluster.submit, "Cluster"),
+    "config": Command(components.config, "Information", _ALL),
+    "models": Command(components.models, "Information", ConfigFlags(("plugins", "engine"), ("model",))),
+    "datasets": Command(components.datasets, "Information"),
+    "hooks": Command(components.hooks, "Information"),
+    "runs": Command(comparison.runs, "Information"),
+    "leaderboard": Command(comparison.leaderboard, "Information"),
+    "doctor": Command(doctor.doctor, "Information"),
+}
+"""By name; two words are a command of a group."""
 
 
 def root(
-    version: Annotated[bool, typer.Option("--version", help="print the version and leave", is_eager=True)] = False,
+    version: Annotated[bool, typer.Option("--version", help="print the version and exit", is_eager=True)] = False,
 ) -> None:
-    """Train many models on many datasets from one config. A killed run goes on bit for bit."""
+    """Train many models on many datasets from one config. A killed run resumes bit for bit.
+
+    `modelyard COMMAND --help` lists the options of a command.
+    """
     if version:
         from modelyard import __version__
 
@@ -48,85 +98,51 @@ def root(
         raise typer.Exit
 
 
-_RUN, _AFTER, _DATA, _CLUSTER, _LOOK = "Run", "After training", "Data", "Cluster", "Look"
-_OF_DATA = ("plugins", "data_dir", "cache_dir", "split_seed")
-COMMANDS: dict[str, Command] = {
-    "train-and-evaluate": Command(training.train_and_evaluate, _RUN, "all"),
-    "train": Command(training.train, _RUN, "all"),
-    "resume": Command(training.resume, _RUN, "all"),
-    "evaluate": Command(training.evaluate, _RUN, "all"),
-    "matrix": Command(training.matrix, _RUN, "all"),
-    "find-learning-rate": Command(training.find_learning_rate, _RUN, "all"),
-    "predict": Command(after.predict, _AFTER, "all"),
-    "export": Command(export.export, _AFTER, "where"),
-    "serve": Command(serve, _AFTER, "serve"),
-    "convert": Command(sources.convert, _DATA, "data"),
-    "data fetch": Command(sources.data_fetch),
-    "data info": Command(sources.data_info, takes="data"),
-    "data verify": Command(sources.data_verify, takes="data"),
-    "data show": Command(sources.data_show, takes="show"),
-    "launch": Command(machines.launch, _CLUSTER),
-    "stop": Command(machines.stop, _CLUSTER),
-    "submit": Command(machines.submit, _CLUSTER),
-    "config": Command(looking.config, _LOOK, "all"),
-    "models": Command(looking.models, _LOOK, "model"),
-    "datasets": Command(looking.datasets, _LOOK),
-    "hooks": Command(looking.hooks, _LOOK),
-    "runs": Command(looking.runs, _LOOK),
-    "leaderboard": Command(looking.leaderboard, _LOOK),
-    "doctor": Command(looking.doctor, _LOOK),
-}
-"""By name; two words are a command of a group."""
-
-
 def build_app(command: str | None = None) -> typer.Typer:
-    """The application. Only ``command`` gets the options of the config: for all of them, that takes longer than the
-    rest of the start; None gives them to all.
-    """
+    """Returns the application. Only ``command`` gets its parameters, which takes time; None gives them to all."""
     app = typer.Typer(
         name="modelyard",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode="rich",
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings=_HELP,
     )
     app.callback(invoke_without_command=True)(root)
-    group = typer.Typer(no_args_is_help=True, help="Fetch, look at and check datasets.", rich_markup_mode="rich")
+    group = typer.Typer(no_args_is_help=True, help="Fetch, show and check datasets.", rich_markup_mode="rich")
     for name, entry in COMMANDS.items():
-        function = entry.function
-        if entry.takes and command in (name, None):
-            from modelyard.cli.options import Taken, with_config_options
+        function, flags = entry.function, entry.flags
+        if command not in (name, None):
+            function = _only_help(function)
+        elif flags is not None or "run" in inspect.signature(function).parameters:
+            from modelyard.cli.options import as_typer_command
 
-            taken = {
-                "all": Taken(),
-                "data": Taken(_OF_DATA, ("dataset",)),
-                "show": Taken((*_OF_DATA, "augment", "preprocess", "random_seed"), ("dataset",)),
-                "model": Taken(("plugins", "engine"), ("model",)),
-                "where": Taken(("plugins", "data_dir", "cache_dir", "threads"), ()),
-                "serve": Taken(("plugins", "engine", "num_gpus", "gpu_id", "threads", "data_dir", "cache_dir"), ()),
-            }
-            function = with_config_options(function, taken[entry.takes])
+            function = as_typer_command(function, flags.core, flags.parts) if flags else as_typer_command(function)
         *above, last = name.split()
-        place = group if above else app
-        place.command(last, context_settings=_EXTRA if entry.takes else None, rich_help_panel=entry.panel)(function)
-    app.add_typer(group, name="data", rich_help_panel=_DATA)
+        settings = {**_HELP, **(_EXTRA if flags else {})}
+        (group if above else app).command(last, context_settings=settings, rich_help_panel=entry.panel)(function)
+    app.add_typer(group, name="data", rich_help_panel="Data")
     return app
 
 
-def command_of(words: list[str]) -> str:
-    """The command that ``words`` call; an old spelling in them is replaced by today's."""
-    places = [i for i, word in enumerate(words) if not word.startswith("-")][:2]
-    if not places:
-        return ""
-    words[places[0]] = _ALIASES.get(words[places[0]], words[places[0]])
-    named = [words[place] for place in places]
-    return " ".join(named) if " ".join(named) in COMMANDS else named[0]
+def _only_help(function: Callable[..., None]) -> Callable[..., None]:
+    """Returns a command that is listed in the help and never called."""
+
+    def command() -> None:
+        raise AssertionError(f"{function.__name__} was built without its parameters")
+
+    command.__doc__ = function.__doc__
+    return command
 
 
-def _underscored(word: str) -> str:
-    """Dashes in the name of an option are underscores."""
-    name, equals, value = word.partition("=")
-    return f"--{name[2:].replace('-', '_')}{equals}{value}" if word.startswith("--") else word
+def replace_alias(words: list[str]) -> list[str]:
+    """Returns the words with today's name of the command, where they have an old one."""
+    first = next((i for i, word in enumerate(words) if not word.startswith("-")), len(words))
+    return [*words[:first], *(_ALIASES.get(word, word) for word in words[first : first + 1]), *words[first + 1 :]]
+
+
+def _command_name(words: list[str]) -> str:
+    named = [word for word in words if not word.startswith("-")][:2]
+    return " ".join(named) if " ".join(named) in COMMANDS else " ".join(named[:1])
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -136,35 +152,46 @@ def main(arguments: list[str] | None = None) -> None:
         A file with ``@modelyard.register_model`` functions ends with ``modelyard.main()``; then
         ``python my_file.py train-and-evaluate --model my_model`` works.
     """
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    command = command_of(words)
-    completing = any(name.endswith("_COMPLETE") and name.startswith("_") for name in os.environ)
+    words = replace_alias(sys.argv[1:] if arguments is None else arguments)
+    name = _command_name(words)
+    command = COMMANDS.get(name)
+    completing = any(variable.endswith("_COMPLETE") and variable.startswith("_") for variable in os.environ)
     try:
-        if command in COMMANDS and COMMANDS[command].takes:
+        if command is not None and command.flags is not None:
             from modelyard.cli.options import normalize
 
             words = normalize(words)
-        elif command in COMMANDS:
-            own = words.index("--") if "--" in words else len(words)  # what follows is for another command
+        elif command is not None:
+            own = words.index("--") if "--" in words else len(words)  # the rest is for another command
             words = [_underscored(word) for word in words[:own]] + words[own:]
-        build_app(None if completing else command)(words, standalone_mode=True)
+        if command is not None and not {"-h", "--help"} & set(words):
+            from modelyard.system.console import show_log
+
+            show_log()
+        build_app(None if completing else name)(words, standalone_mode=True)
     except UserError as error:
-        if isinstance(error, ConfigError) and command in COMMANDS:
-            _look_among_own_options(error, COMMANDS[command].function)
+        if isinstance(error, ConfigError) and command is not None:
+            _suggest_own_options(error, command.function)
         _print_error(error)
         sys.exit(error.status)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
 
 
-def _look_among_own_options(error: ConfigError, function: Callable[..., None]) -> None:
-    """What is misspelt may be an option of the command, of which the config knows nothing."""
-    own = [name for name in inspect.signature(function).parameters if name not in ("ctx", "run", "files")]
-    for place, problem in enumerate(error.problems):
+def _underscored(word: str) -> str:
+    """Returns an option with underscores for dashes in its name."""
+    name, equals, value = word.partition("=")
+    return f"--{name[2:].replace('-', '_')}{equals}{value}" if word.startswith("--") else word
+
+
+def _suggest_own_options(error: ConfigError, function: Callable[..., None]) -> None:
+    """Names an option of the command, which the config does not know, where one was misspelled."""
+    own = {*inspect.signature(function).parameters, "model_dir"} - {"options", "run", "files"}
+    for index, problem in enumerate(error.problems):
         near = nearest(problem.key, own, 1) if problem.message.startswith("there is no such option") else []
         if near:
-            told = f"there is no such option. Did you mean '{near[0]}'?"
-            error.problems[place] = replace(problem, message=told)
+            message = f"there is no such option. Did you mean '{near[0]}'?"
+            error.problems[index] = replace(problem, message=message)
 
 
 def _print_error(error: UserError) -> None:

@@ -1,119 +1,189 @@
-"""What the commands for clusters do: call the library and print."""
+"""Commands for several processes: launch, stop, submit."""
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from modelyard.cli.commands import program
-from modelyard.cli.options import given_options, normalize
-from modelyard.cluster.description import Cluster
-from modelyard.config import Config, resolve
-from modelyard.config.resolve import COMMAND_LINE
-from modelyard.errors import ConfigError, Interrupted, Problem
-from modelyard.system.console import console, show_log
+from modelyard.cli.output import Json, exit_interrupted, program, program_of_processes, show
+from modelyard.errors import COMMAND_LINE, ConfigError, Interrupted, Problem
+
+if TYPE_CHECKING:
+    from modelyard.config import Config
 
 
-def launch(words: list[str], model_dir: str | None, layout: dict[str, Any], app: typer.Typer | None) -> None:
-    """Launches a cluster; mistakes in its command are shown before anything is started.
+def launch(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="-- COMMAND", help="train, train-and-evaluate or resume, with its options"),
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="number of processes that train (default: 1)")] = None,
+    ps: Annotated[
+        int, typer.Option(help="number of parameter servers; with them, a chief coordinates the workers")
+    ] = 0,
+    evaluator: Annotated[bool, typer.Option("--evaluator", help="evaluate in a separate process")] = False,
+    model_dir: Annotated[
+        str | None,
+        typer.Option(
+            "--model_dir", metavar="RUN", help="run folder of all processes (default: of COMMAND, or a new one)"
+        ),
+    ] = None,
+    max_restarts: Annotated[
+        int, typer.Option("--max_restarts", help="restarts in a row without progress before it fails")
+    ] = 3,
+    no_pin: Annotated[
+        bool, typer.Option("--no_pin", help="do not bind each training process to its part of the cores")
+    ] = False,
+) -> None:
+    """Run a command as several processes on this machine.
 
-    Args:
-        words: the command of its processes.
-        model_dir: the run folder, where it was said before the command.
-        layout: how many processes, and how they are kept going.
-        app: the command line that knows the command.
+    If a process is lost, all restart from the last checkpoint; with --ps, only a lost worker restarts.
     """
+    from modelyard.cli.app import replace_alias
+    from modelyard.cli.options import normalize
+    from modelyard.cluster.description import Cluster
     from modelyard.distributed.agreement import config_in_cluster
     from modelyard.launcher.job import check_command, with_model_dir
     from modelyard.launcher.local import check_layout
-    from modelyard.launcher.local import launch as launch_cluster
+    from modelyard.launcher.local import launch as launch_processes
+    from modelyard.run.directory import new_run_path
 
-    given = list(words)
-    words, folder = with_model_dir(check_command(normalize(words)), model_dir)
-    config = _config_of(words, app)
-    addresses = check_layout(layout["workers"], layout["ps"], layout["evaluator"], layout["max_restarts"])
+    words, folder = with_model_dir(check_command(normalize(replace_alias(command or []))), model_dir)
+    config = _config_of(words)
+    addresses = check_layout(workers, ps, evaluator, max_restarts)
     config_in_cluster(config, Cluster(addresses=addresses, source="launch", model_dir=folder or "runs/new"))
-    show_log()
     if folder is None:
-        from modelyard.run.directory import new_run_path
-
         words, folder = with_model_dir(words, str(new_run_path(config)))
-    ours = program() == "modelyard"
-    runner = None if ours else [sys.executable, str(Path(sys.argv[0]))]
     try:
-        launch_cluster(words, model_dir=folder, cache_dir=config.cache_dir, program=runner, **layout)
+        launch_processes(
+            words, workers=workers, ps=ps, evaluator=evaluator, model_dir=folder, max_restarts=max_restarts,
+            pin=not no_pin, cache_dir=config.cache_dir, program=program_of_processes(),
+        )  # fmt: skip
     except Interrupted as interrupt:
-        again = shlex.join(["launch", *_flags(layout), "--model_dir", str(folder), "--", *given])
-        with contextlib.suppress(OSError):  # the terminal may have been closed
-            saved = f"step {interrupt.step} is saved" if interrupt.step else "no step was trained"
-            console().print(f"[bold]stopped; {saved}.[/] Go on with:")
-            console().print(f"  {program()} {again}", soft_wrap=True, markup=False)
-        sys.exit(128 + interrupt.signal)
+        flags = [] if workers is None else ["--workers", str(workers)]
+        flags += ["--ps", str(ps)] if ps else []
+        flags += ["--evaluator"] if evaluator else []
+        flags += ["--max_restarts", str(max_restarts)] if max_restarts != 3 else []
+        flags += ["--no_pin"] if no_pin else []
+        again = shlex.join(["launch", *flags, "--model_dir", str(folder), "--", *(command or [])])
+        saved = f"step {interrupt.step} is saved" if interrupt.step else "no step was trained"
+        exit_interrupted(interrupt, f"; {saved}", f"{program()} {again}")
 
 
-def _config_of(words: list[str], app: typer.Typer | None) -> Config:
-    """The config that the processes will find, so that a mistake in it is shown once and at once."""
+def _config_of(words: list[str]) -> Config:
+    """Returns the config that the processes will find, so that mistakes in it are reported before they start."""
+    from modelyard.cli.options import as_typer_command
+    from modelyard.config import resolve
     from modelyard.launcher.job import RESUME
+    from modelyard.loop.existing_run import resume_config
+
+    def new_run(options: dict[str, Any], json: Json = False) -> Any:
+        return resolve(options)
+
+    def existing_run(options: dict[str, Any], run: str, json: Json = False) -> Any:
+        return resume_config(run, options, COMMAND_LINE)[0]
 
     verb, *rest = words
-    group: Any = typer.main.get_command(app) if app is not None else None
-    command = group.commands[verb]
+    app = typer.Typer(add_completion=False)
+    settings = {"allow_extra_args": True, "ignore_unknown_options": True}
+    app.command(context_settings=settings)(as_typer_command(existing_run if verb == RESUME else new_run, None))
+    command = typer.main.get_command(app)
     with command.make_context(verb, rest) as context:
-        own = ("run", "json")
-        context.obj = {name: value for name, value in context.params.items() if value is not None and name not in own}
-        options = given_options(context)
-        run = context.params.get("run")
-    if verb == RESUME:
-        from modelyard.loop.existing_run import resume_config
-
-        config, _ = resume_config(str(run), options, COMMAND_LINE)
-    else:
-        config = resolve(options)
+        config: Config = command.invoke(context)
     if config.cluster == "none":
-        message = "is none, and then every process would train alone; leave it out."
+        message = "is none, and then every process would train alone. Leave it out."
         raise ConfigError([Problem(config.origin("cluster"), "cluster", message)])
     return config
 
 
-def _flags(layout: dict[str, Any]) -> list[str]:
-    """The options of `launch` as they were given."""
-    flags = [] if layout["workers"] is None else ["--workers", str(layout["workers"])]
-    flags += ["--ps", str(layout["ps"])] if layout["ps"] else []
-    flags += ["--evaluator"] if layout["evaluator"] else []
-    flags += ["--max_restarts", str(layout["max_restarts"])] if layout["max_restarts"] != 3 else []
-    return flags + ([] if layout["pin"] else ["--no_pin"])
-
-
-def stop(model_dir: str, force: bool, timeout_secs: float) -> None:
-    """Stops a run."""
+def stop(
+    run: str,
+    force: Annotated[bool, typer.Option("--force", help="kill the processes; nothing more is saved")] = False,
+    timeout_secs: Annotated[float, typer.Option("--timeout_secs", help="how long to wait", min=0)] = 60.0,
+) -> None:
+    """Stop a run: its processes on this machine save and exit."""
     from modelyard.launcher.local import stop as stop_run
+    from modelyard.system.console import console
 
-    show_log()
+    shown = ""
     with console().status("") as status:
-        shown: list[Any] = []
-        names = stop_run(model_dir, force=force, timeout_secs=timeout_secs, waiting=_show_waiting(status, shown))
-    if names:
-        console().print(f"{', '.join(names)} {'killed' if force else 'stopped'}", soft_wrap=True, markup=False)
+
+        def waiting(running: list[Any]) -> None:
+            nonlocal shown
+            text = f"waiting for {', '.join(map(str, running))}"
+            if text != shown and not console().is_terminal:
+                console().print(text, soft_wrap=True, markup=False)
+            shown = text
+            status.update(text)
+
+        names = stop_run(run, force=force, timeout_secs=timeout_secs, waiting=waiting)
+    done = f"{', '.join(names)} {'killed' if force else 'stopped'}" if names else f"nothing is running in {run}"
+    console().print(done, soft_wrap=True, markup=False)
+
+
+def submit(
+    target: Annotated[str, typer.Argument(metavar="slurm|kubernetes|vertex", help="where to run it")],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="-- COMMAND", help="command to run, such as -- train --model_dir runs/mine"),
+    ] = None,
+    workers: Annotated[int, typer.Option(help="number of processes that train")] = 1,
+    ps: Annotated[int, typer.Option(help="number of parameter servers")] = 0,
+    evaluator: Annotated[bool, typer.Option("--evaluator", help="evaluate in a separate process")] = False,
+    name: Annotated[str | None, typer.Option(help="name of the job (default: name of the run folder)")] = None,
+    resources: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="YAML file with the resources of the job: cpus, memory, image, …"),
+    ] = None,
+    time: Annotated[str | None, typer.Option(help="time limit, such as 12h")] = None,
+    gpus: Annotated[int | None, typer.Option(help="GPUs of each process")] = None,
+    partition: Annotated[str | None, typer.Option(help="SLURM partition")] = None,
+    image: Annotated[str | None, typer.Option(help="container image")] = None,
+    region: Annotated[str | None, typer.Option(help="region of Vertex AI")] = None,
+    template: Annotated[str | None, typer.Option(metavar="FILE", help="template to use instead of Modelyard's")] = None,
+    output: Annotated[
+        str | None, typer.Option(metavar="FILE", help="file to write (default: named by the job)")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry_run", help="print the file; write and submit nothing")] = False,
+    force: Annotated[bool, typer.Option("--force", help="replace an existing file")] = False,
+    print_template: Annotated[bool, typer.Option("--print_template", help="print the template and exit")] = False,
+    print_dockerfile: Annotated[
+        bool, typer.Option("--print_dockerfile", help="print a Dockerfile for the command and exit")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Submit a run to SLURM, Kubernetes or Vertex AI.
+
+    Without the target's tool on this machine, only the script or manifest is written.
+    """
+    from modelyard.launcher import submit as submission
+    from modelyard.system.console import console
+
+    if print_template or print_dockerfile:
+        text = submission.template_text(target) if print_template else submission.dockerfile(words or [], bool(gpus))
+        sys.stdout.write(text)
+        return
+    done = submission.submit(
+        target, words or [], workers=workers, ps=ps, evaluator=evaluator, name=name, resources=resources, time=time,
+        gpus=gpus, partition=partition, image=image, region=region, template=template, output=output,
+        dry_run=dry_run, force=force,
+    )  # fmt: skip
+    if done.path is None:
+        if not json:
+            sys.stdout.write(done.text)
+        lines = [f"nothing was written or submitted. Without --dry_run: {done.command}"]
     else:
-        console().print(f"nothing is running in {model_dir}", soft_wrap=True, markup=False)
-
-
-def _show_waiting(status: Any, shown: list[Any]) -> Callable[[list[Any]], None]:
-    """Says who is waited for: on a terminal all the time, elsewhere whenever that changes."""
-
-    def show(running: list[Any]) -> None:
-        if running == shown:
-            return
-        shown[:] = running
-        text = f"waiting for {', '.join(str(holder) for holder in running)}"
-        status.update(text)
-        if not console().is_terminal:
-            console().print(text, soft_wrap=True, markup=False)
-
-    return show
+        tool = done.command.split()[0]
+        waits = f"{tool} is not installed here. Submit the job with: {done.command}"
+        lines = [f"wrote {done.path}", done.answer if done.submitted else waits]
+    for line in lines:
+        console().print(line, soft_wrap=True, markup=False)
+    if json:
+        result = asdict(done) | {"path": str(done.path) if done.path else None}
+        if done.path is not None:
+            del result["text"]
+        show(result, [], as_json=True)

@@ -1,125 +1,161 @@
-"""The commands on datasets: call the library and print."""
+"""Commands for datasets: convert, and data fetch, info, verify, show."""
 
 from __future__ import annotations
 
 import shlex
 from dataclasses import asdict
-from typing import Any, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
-from rich.table import Table
+import typer
 
-import modelyard
-from modelyard.cli.commands import print_json, stdout
-from modelyard.config.resolve import COMMAND_LINE
-from modelyard.data.dataset import SPLITS
-from modelyard.data.records.reader import read_dataset_json
-from modelyard.errors import DataError, unknown
-from modelyard.system.console import console, show_log
+from modelyard.cli.output import Json, show, table
+from modelyard.errors import COMMAND_LINE, DataError, unknown
+
+Source = Annotated[str, typer.Argument(metavar="DATASET", help="a path, or the name of a dataset")]
+_CLASSES_SHOWN = 50
 
 
-def convert(source: str, to: str, settings: dict[str, Any], options: dict[str, Any], *, as_json: bool) -> None:
-    """Converts, shows what was made."""
+def convert(
+    options: dict[str, Any],
+    source: Annotated[str, typer.Option("--from", metavar="SOURCE", help="a path, or the name of a dataset")],
+    to: Annotated[str, typer.Option(metavar="FOLDER", help="folder to make")],
+    encoding: Annotated[
+        str, typer.Option(metavar="keep|jpeg|raw", help="keep the original bytes, or store JPEG or pixels")
+    ] = "keep",
+    max_edge: Annotated[
+        int | None, typer.Option("--max_edge", help="shrink images whose longer edge is longer, in pixels", min=1)
+    ] = None,
+    quality: Annotated[int, typer.Option(help="quality of JPEGs that are encoded", min=1, max=100)] = 95,
+    shards: Annotated[
+        int | None, typer.Option(help="number of files per split (default: about 128 MB per file)", min=1)
+    ] = None,
+    validation_fraction: Annotated[
+        float | None,
+        typer.Option("--validation_fraction", help="share of each class for validation (default: keep the splits)"),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="name of the dataset (default: name of the folder)")] = None,
+    processes: Annotated[
+        int, typer.Option(help="number of processes; 0: one per core. The result is the same", min=0)
+    ] = 0,
+    on_bad: Annotated[
+        str, typer.Option("--on_bad", metavar="fail|skip", help="an unreadable image: fail, or skip it")
+    ] = "fail",
+    json: Json = False,
+) -> None:
+    """Convert a dataset to records with an index.
+
+    If interrupted, run the same command again to resume.
+    """
+    import modelyard
+    from modelyard.data.records.reader import read_dataset_json
+    from modelyard.system.console import console
+
     hints = get_type_hints(modelyard.convert)
-    for key in ("encoding", "on_bad"):
-        choices = get_args(hints[key])
-        if settings[key] not in choices:
-            raise DataError(unknown(key, settings[key], choices))
-    fraction = settings["validation_fraction"]
-    if fraction is not None and not 0 < fraction < 1:
-        raise DataError(f"validation_fraction {fraction} must be between 0 and 1.")
-    show_log()
+    for key, value in (("encoding", encoding), ("on_bad", on_bad)):
+        if value not in get_args(hints[key]):
+            raise DataError(unknown(key, value, get_args(hints[key])))
+    if validation_fraction is not None and not 0 < validation_fraction < 1:
+        raise DataError(f"validation_fraction {validation_fraction} must be between 0 and 1.")
+    chosen: dict[str, Any] = {"encoding": encoding, "on_bad": on_bad}
     try:
-        report = modelyard.convert(source, to, origin=COMMAND_LINE, **settings, **options)
+        report = modelyard.convert(
+            source, to, max_edge=max_edge, quality=quality, shards=shards, validation_fraction=validation_fraction,
+            name=name, processes=processes, origin=COMMAND_LINE, **chosen, **options,
+        )  # fmt: skip
     except KeyboardInterrupt:
-        console().print("[bold]stopped.[/] Finished shards are kept: run the same command again to go on.")
+        console().print("[bold]stopped.[/] Finished shards are kept. Run the same command again to resume.")
         raise
-    if as_json:
-        print_json({**asdict(report), "folder": str(report.folder)})
-        return
-    table = Table("split", "examples", "shards", title=str(report.folder), title_justify="left")
-    for split, count in report.examples.items():
-        table.add_row(split, f"{count:,}", str(report.shards[split]))
-    out = stdout()
-    out.print(table)
-    made = "was there already" if report.already_done else f"{report.bytes / 1e6:,.1f} MB"
-    went_on = f", {report.kept_shards} shards from an earlier start" if report.kept_shards else ""
-    out.print(f"{made}{went_on}")
+    rows = [(split, f"{count:,}", report.shards[split]) for split, count in report.examples.items()]
+    kept = f", {report.kept_shards} shards from an earlier start" if report.kept_shards else ""
+    text: list[Any] = [table(("split", "examples", "shards"), rows, title=str(report.folder))]
+    text.append(f"{'exists already' if report.already_done else f'{report.bytes / 1e6:,.1f} MB'}{kept}")
     if report.reencoded:
-        out.print(f"{report.reencoded:,} images were larger than max_edge; they were made smaller and encoded again.")
+        text.append(f"{report.reencoded:,} images were larger than max_edge; they were made smaller and encoded again.")
     if report.bad:
-        out.print(
-            f"{len(report.bad)} images can't be read and were left out: {report.folder / 'bad.txt'}", soft_wrap=True
-        )
+        text.append(f"{len(report.bad)} images can't be read and were left out: {report.folder / 'bad.txt'}")
     size = " --image_size 224" if read_dataset_json(report.folder).shape is None else ""
-    out.print(f"train on it: modelyard train-and-evaluate --dataset {shlex.quote(to)}{size}", soft_wrap=True)
+    text.append(f"train on it: modelyard train-and-evaluate --dataset {shlex.quote(to)}{size}")
+    show({**asdict(report), "folder": str(report.folder)}, text, as_json=json)
 
 
-def fetch(name: str, data_dir: str, archive: str | None) -> None:
-    """Fetches, shows where the files are."""
-    show_log()
-    for path in modelyard.fetch(name, data_dir, archive):
-        stdout().print(str(path), soft_wrap=True)
+def data_fetch(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="mnist, fashion_mnist, cifar10 or cifar100")],
+    data_dir: Annotated[str, typer.Option("--data_dir", help="folder for the files")] = "data",
+    archive: Annotated[
+        str | None,
+        typer.Option("--from", metavar="ARCHIVE", help="a local copy: the file, or a folder with the files"),
+    ] = None,
+) -> None:
+    """Download the official files of a dataset, and check them.
+
+    A broken download is resumed.
+    """
+    from modelyard.data.sources.fetch import fetch
+
+    show(None, [str(path) for path in fetch(name, data_dir, archive)], as_json=False)
 
 
-def info(source: str, options: dict[str, Any], *, as_json: bool) -> None:
-    """Shows what is in a dataset."""
-    show_log()
+def data_info(options: dict[str, Any], source: Source, json: Json = False) -> None:
+    """Show splits, classes and sizes; of records, also their features."""
+    import modelyard
+
     found = modelyard.data_info(source, origin=COMMAND_LINE, **options)
-    if as_json:
-        print_json(found)
-        return
-    out = stdout()
-    table = Table("class", *found["splits"], title=source, title_justify="left")
-    for number, name in enumerate(found["classes"][:50]):
-        counts = [split["classes"] for split in found["splits"].values()]
-        table.add_row(name, *("" if of is None else f"{of[number]:,}" for of in counts))
-    if len(found["classes"]) > 50:
-        table.add_row(f"… {len(found['classes']) - 50} more", *("" for _ in found["splits"]))
-    table.add_section()
-    table.add_row("all", *(f"{split['examples']:,}" for split in found["splits"].values()))
-    out.print(table)
+    counts = [split["classes"] for split in found["splits"].values()]
+    names = found["classes"]
+    rows = [[name, *("" if of is None else f"{of[number]:,}" for of in counts)] for number, name in enumerate(names)]
+    if len(names) > _CLASSES_SHOWN:
+        rows[_CLASSES_SHOWN:] = [[f"… {len(names) - _CLASSES_SHOWN} more"]]
+    classes = table(("class", *found["splits"]), rows, title=source)
+    classes.add_section()
+    classes.add_row("all", *(f"{split['examples']:,}" for split in found["splits"].values()))
+    text: list[Any] = [classes]
     image, sizes = found["image"], found["sizes"]
     if sizes and sizes[0] != sizes[1]:
         low, high = sizes
-        out.print(f"sizes differ (of 100 images, heights {low[0]} to {high[0]}, widths {low[1]} to {high[1]}):")
-        out.print("to train on them, give one: --image_size 224, for example")
+        text.append(f"sizes differ (of 100 images, heights {low[0]} to {high[0]}, widths {low[1]} to {high[1]}):")
+        text.append("to train on them, give one size, such as --image_size 224")
     elif image is not None:
-        out.print(f"an example: {'×'.join(map(str, image['shape']))} {image['dtype']}")
+        text.append(f"one example: {'×'.join(map(str, image['shape']))} {image['dtype']}")
     if found["record"]:
-        out.print("a record has:", *found["record"], sep="\n  ", markup=False, soft_wrap=True)
+        text.append("\n  ".join(["features of a record:", *found["record"]]))
+    show(found, text, as_json=json)
 
 
-def verify(source: str, options: dict[str, Any], *, as_json: bool) -> None:
-    """Checks a dataset; problems are an error."""
-    show_log()
-    report = modelyard.verify_data(source, origin=COMMAND_LINE, **options)
-    if as_json:
-        found = {**asdict(report), "shared": [[*pair, count] for pair, count in report.shared.items()]}
-        print_json(found)
-    else:
-        columns = ("split", "examples", "classes", "fewest", "most", "bad", "heights", "widths")
-        table = Table(*columns, title=source, title_justify="left")
-        for name, split in report.splits.items():
-            counts = [count for count in split.class_counts if count] or [0]
-            sizes = ["–" if size is None else f"{size[0]} to {size[1]}" for size in (split.heights, split.widths)]
-            numbers = (split.examples, len(counts), min(counts), max(counts), split.bad)
-            table.add_row(name, *(f"{number:,}" for number in numbers), *sizes)
-        stdout().print(table)
-        for warning in report.warnings:
-            stdout().print(f"note: {warning}", soft_wrap=True)
+def data_verify(options: dict[str, Any], source: Source, json: Json = False) -> None:
+    """Read everything: checksums, images, labels. List what is damaged."""
+    from modelyard.data.inspection import verify_data
+    from modelyard.system.console import console
+
+    report = verify_data(source, origin=COMMAND_LINE, **options)
+    columns = ("split", "examples", "classes", "fewest", "most", "bad", "heights", "widths")
+    rows = []
+    for name, split in report.splits.items():
+        counts = [count for count in split.class_counts if count] or [0]
+        sizes = [size and f"{size[0]} to {size[1]}" for size in (split.heights, split.widths)]
+        numbers = (split.examples, len(counts), min(counts), max(counts), split.bad)
+        rows.append((name, *(f"{number:,}" for number in numbers), *sizes))
+    text = [table(columns, rows, title=source), *(f"note: {warning}" for warning in report.warnings)]
+    show({**asdict(report), "shared": [[*pair, n] for pair, n in report.shared.items()]}, text, as_json=json)
     if not report.ok:
-        shown = [*report.problems, *(["…"] if report.problem_count > len(report.problems) else [])]
-        raise DataError("\n  ".join([f"{source}: {report.problem_count} problem(s)", *shown]))
-    notes = f" See the {len(report.warnings)} note(s)." if report.warnings and not as_json else ""
+        more = ["…"] if report.problem_count > len(report.problems) else []
+        raise DataError("\n  ".join([f"{source}: {report.problem_count} problem(s)", *report.problems, *more]))
+    notes = f" See the {len(report.warnings)} note(s)." if report.warnings and not json else ""
     console().print(f"everything was read; nothing is damaged.{notes}")
 
 
-def show(source: str, output: str, split: str, examples: int, copies: int, options: dict[str, Any]) -> None:
-    """Makes the picture, says where it is."""
+def data_show(
+    options: dict[str, Any],
+    source: Source,
+    output: Annotated[str, typer.Option(metavar="FILE", help="PNG file to write")] = "sheet.png",
+    split: Annotated[str, typer.Option(metavar="train|validation|test", help="split to show")] = "train",
+    examples: Annotated[int, typer.Option(help="number of examples", min=1, max=200)] = 8,
+    copies: Annotated[int, typer.Option(help="augmented copies of each example", min=0, max=20)] = 5,
+) -> None:
+    """Make a picture of examples, as they are stored and as they are augmented in training."""
+    from modelyard.data.dataset import SPLITS
+    from modelyard.data.sheet import show_data
+
     if split not in SPLITS:
         raise DataError(unknown("split", split, SPLITS))
-    show_log()
-    path = modelyard.show_data(
-        source, output, split=split, examples=examples, copies=copies, origin=COMMAND_LINE, **options
-    )
-    stdout().print(str(path), soft_wrap=True)
+    path = show_data(source, output, split=split, examples=examples, copies=copies, origin=COMMAND_LINE, **options)
+    show(None, [str(path)], as_json=False)

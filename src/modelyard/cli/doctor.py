@@ -1,4 +1,4 @@
-"""Checks the machine, and says what would mend it."""
+"""The command doctor: checks this machine."""
 
 from __future__ import annotations
 
@@ -10,68 +10,58 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
-from modelyard.cluster.environment import find_cluster
-from modelyard.config.backend import INSTALL, choose_engine, count_devices, is_installed
+from modelyard.cli.output import Json, show, table
 from modelyard.errors import ConfigError, UserError
-from modelyard.system.machine import available_cores, cpu_flags, gpus, hardware, versions
 
 _LOW_DISK = 2 << 30
+Check = tuple[str, str, bool | None]
+"""Name, result, and whether it is fine; None for information."""
 
 
-def run(*, as_json: bool) -> None:
-    """Prints a table of checks; exits with 1 if one failed."""
+def doctor(json: Json = False) -> None:
+    """Check this machine: versions, engine, CPU, GPUs, memory, disk, and its role in a cluster."""
+    from rich.text import Text
+
     checks = examine()
-    if as_json:
-        print(json.dumps([{"check": c, "result": r, "ok": ok} for c, r, ok in checks]))  # noqa: T201
-    else:
-        table = Table("check", "", "result")
-        for name, result, ok in checks:
-            table.add_row(name, {True: "[green]ok[/]", False: "[red]problem[/]", None: "[dim]–[/]"}[ok], escape(result))
-        Console(highlight=False).print(table)
+    marks = {True: Text("ok", "green"), False: Text("problem", "red"), None: Text("–", "dim")}
+    listed = table(("check", "", "result"), [(name, marks[ok], result) for name, result, ok in checks])
+    show([{"check": name, "result": result, "ok": ok} for name, result, ok in checks], [listed], as_json=json)
     if any(ok is False for _, _, ok in checks):
         sys.exit(1)
 
 
-def examine() -> list[tuple[str, str, bool | None]]:
-    """All checks: name, what was found, and whether it is well (None: just so you know)."""
-    machine, found = hardware(), versions()
-    checks: list[tuple[str, str, bool | None]] = [
+def examine() -> list[Check]:
+    """Returns all checks."""
+    from modelyard.config.backend import is_installed
+    from modelyard.system.machine import available_cores, cpu_flags, hardware, versions
+
+    machine, found, free = hardware(), versions(), shutil.disk_usage(Path.cwd()).free
+    checks: list[Check] = [
         ("python", found["python"], sys.version_info >= (3, 11)),
         ("packages", ", ".join(f"{name} {version}" for name, version in found.items() if name != "python"), None),
         ("cpu", f"{machine['cpu']}, {available_cores()} cores", None),
         ("memory", f"{machine['memory_gib']} GiB", machine["memory_gib"] >= 2),
-        _disk(),
+        ("disk", f"{free / 2**30:.1f} GiB free here", free >= _LOW_DISK),
     ]
     checks += _engines()
     if "avx512f" not in cpu_flags() and is_installed("tensorflow"):
         checks.append(("oneDNN", "switched on for TensorFlow, since this CPU has no AVX-512", None))
-    checks.append(_writable())
+    writable = os.access(Path.cwd(), os.W_OK)
+    checks.append(("run folders", "can be made here" if writable else "this folder is not writable", writable))
     return checks + _cluster()
 
 
-def _disk() -> tuple[str, str, bool | None]:
-    free = shutil.disk_usage(Path.cwd()).free
-    return "disk", f"{free / 2**30:.1f} GiB free here", free >= _LOW_DISK
+def _cluster() -> list[Check]:
+    """Returns the role of this process in a cluster, or what is wrong with its description."""
+    from modelyard.cluster.environment import find_cluster
 
-
-def _writable() -> tuple[str, str, bool | None]:
-    ok = os.access(Path.cwd(), os.W_OK)
-    return "run folders", "can be made here" if ok else "can't be made here: this folder is not writable", ok
-
-
-def _cluster() -> list[tuple[str, str, bool | None]]:
-    """The part that this process would take among others, or what is wrong with how it was told."""
     try:
         cluster = find_cluster()
     except ConfigError as error:
         return [("cluster", str(problem), False) for problem in error.problems]
     if not cluster.source:
         return [("cluster", "alone: neither TF_CONFIG nor SLURM's variables name other processes", None)]
-    checks: list[tuple[str, str, bool | None]] = [("cluster", f"{cluster.describe()} (from {cluster.source})", True)]
+    checks: list[Check] = [("cluster", f"{cluster.describe()} (from {cluster.source})", True)]
     me = cluster.me
     checks += [
         ("cluster role", me.role, None),
@@ -89,10 +79,13 @@ def _cluster() -> list[tuple[str, str, bool | None]]:
     return checks
 
 
-def _engines() -> list[tuple[str, str, bool | None]]:
-    """Which engine ``auto`` takes, and what each of them sees; that should be what the driver sees."""
+def _engines() -> list[Check]:
+    """Returns which engine ``auto`` chooses, and what each of them sees: that should be what the driver sees."""
+    from modelyard.config.backend import INSTALL, choose_engine, count_devices, is_installed
+    from modelyard.system.machine import gpus
+
     driver = gpus()
-    checks: list[tuple[str, str, bool | None]] = [("GPUs (driver)", "; ".join(driver) or "none", None)]
+    checks: list[Check] = [("GPUs (driver)", "; ".join(driver) or "none", None)]
     try:
         chosen, reason = choose_engine("auto")
     except UserError as error:
@@ -104,17 +97,16 @@ def _engines() -> list[tuple[str, str, bool | None]]:
             continue
         seen = ask()
         if "error" in seen:
-            # JAX says nothing more than AssertionError of a platform that its plugins do not have.
+            # For a platform without a plugin, JAX raises AssertionError without a message.
             asked = os.environ.get("JAX_PLATFORMS") if name == "jax" else None
             hint = f" (JAX_PLATFORMS={asked} is set: is that platform's build of JAX installed?)" if asked else ""
             checks.append((name, f"can't be used: {seen['error']}{hint}", False))
             continue
         result = f"{seen['version']} sees {count_devices(seen['devices']) or 'no accelerator'}{seen.get('built', '')}"
-        short = len(seen["devices"]) < len(driver)
-        if short:
+        incomplete = len(seen["devices"]) < len(driver)
+        if incomplete:
             result += f". The driver has {len(driver)}: {INSTALL[name]}"
-        # An engine that nobody uses here may lack what it would need.
-        checks.append((name, result, None if name != chosen else not short))
+        checks.append((name, result, None if name != chosen else not incomplete))  # an unused engine may be incomplete
     return checks
 
 
@@ -137,8 +129,8 @@ def _ask_jax() -> dict[str, Any]:
 
 
 def _ask(code: str) -> dict[str, Any]:
-    """In a process of its own: a broken install may crash."""
-    # JAX would take most of a GPU's memory, where others may be training.
+    """Runs code in a subprocess, since a broken installation may crash, and returns the JSON that it prints."""
+    # JAX would allocate most of a GPU's memory, where others may be training.
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     try:
         done = subprocess.run(

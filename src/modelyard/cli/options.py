@@ -1,28 +1,35 @@
-"""Every option of the config as a flag, and what was typed as a dictionary."""
+"""The parameters of commands: flags for the options of the config, and the run as RUN or --model_dir."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import lru_cache
-from typing import Annotated, Any, Literal, Optional, get_args, get_origin
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
 
-from modelyard.config.resolve import COMMAND_LINE, field_kind
-from modelyard.config.schema import COMPONENTS, CORE_FIELDS, GROUPS
-from modelyard.errors import ConfigError, Problem, nearest
+from modelyard.config.resolve import field_kind
+from modelyard.config.schema import COMPONENTS, CORE_FIELDS, GROUPS, is_mutable
+from modelyard.errors import COMMAND_LINE, ConfigError, Problem, UserError, nearest
 from modelyard.registry import MODELS
+from modelyard.storage import is_remote
 
 _OWNERS_SHOWN = 5
 _TRUE, _FALSE = {"true", "yes", "on", "1"}, {"false", "no", "off", "0"}
+_FOR_NEW_RUNS = (
+    *("config_file", "config_set", "hyperparameter_file", "hyperparameter_set"),
+    *("runs_dir", "run_name", "model_dir", "resume"),
+)
+_RUN = Annotated[str | None, typer.Argument(metavar="RUN", help="folder of the run, or give --model_dir")]
+_MODEL_DIR = Annotated[str | None, typer.Option("--model_dir", metavar="RUN", help="folder of the run, instead of RUN")]
 
 
 @lru_cache
 def part_fields(parts: tuple[str, ...] = tuple(COMPONENTS)) -> dict[str, tuple[FieldInfo, str, list[str]]]:
-    """The options of all built-in parts, each with the panel of the help it stands in and the parts that have it."""
+    """The options of all built-in components, each with its panel in the help and the components that have it."""
     found: dict[str, tuple[FieldInfo, str, list[str]]] = {}
     for part in parts:
         for entry in COMPONENTS[part].entries():
@@ -33,13 +40,13 @@ def part_fields(parts: tuple[str, ...] = tuple(COMPONENTS)) -> dict[str, tuple[F
 
 
 def is_flag(name: str) -> bool:
-    """Whether an option may stand alone on the command line."""
+    """Whether an option of the config needs no value on the command line."""
     info = CORE_FIELDS.get(name) or (part_fields().get(name) or (None,))[0]
     return info is not None and field_kind(info.annotation) == "flag"
 
 
 def normalize(arguments: Iterable[str]) -> list[str]:
-    """Dashes and underscores are the same; ``--xla false``, ``--xla=false`` and ``--no-xla`` too."""
+    """Returns the words with one spelling per option: ``--xla false``, ``--xla=false``, ``--no-xla`` are --no_xla."""
     done: list[str] = []
     pending = list(arguments)
     while pending:
@@ -65,53 +72,112 @@ def normalize(arguments: Iterable[str]) -> list[str]:
     return done
 
 
-@dataclass(frozen=True)
-class Taken:
-    """Which options of the config a command takes: core options by name (None: all), and those of some parts."""
+def as_typer_command(
+    function: Callable[..., Any], core: Collection[str] | None = (), parts: tuple[str, ...] = ()
+) -> Callable[..., Any]:
+    """Returns a command as typer calls it.
 
-    core: tuple[str, ...] | None = None
-    parts: tuple[str, ...] = tuple(COMPONENTS)
+    The command's parameter ``run`` becomes the argument RUN and the option --model_dir. Its parameter ``options``
+    becomes one flag per option of the config, and receives those that were typed. With ``run``, the help shows only
+    options that may change for an existing run.
 
+    Args:
+        function: the command.
+        core: names of the core options of the config that it takes; None for all.
+        parts: it takes the options of all components of these kinds, such as model.
+    """
+    own = dict(inspect.signature(function, eval_str=True).parameters)
+    parameters = {"context": _parameter("context", typer.Context, inspect.Parameter.empty)}
+    for name, parameter in own.items():
+        if name == "run":
+            parameters |= {"run": _parameter("run", _RUN), "model_dir": _parameter("model_dir", _MODEL_DIR)}
+        elif name != "options":
+            parameters[name] = _parameter(name, parameter.annotation, parameter.default)
+    flags: dict[str, inspect.Parameter] = {}
+    if "options" in own:
+        for group in GROUPS:
+            for name in [name for name in group.model_fields if core is None or name in core]:
+                flags[name] = _flag(name, group.model_fields[name], group.title, of_run="run" in own)
+        for name, (info, panel, owners) in part_fields(parts).items():
+            flags[name] = _flag(name, info, panel, owners, of_run="run" in own)
+    flags = {name: flag for name, flag in flags.items() if name not in parameters}
 
-def with_config_options(function: Callable[..., Any], which: Taken) -> Callable[..., Any]:
-    """Gives a command, which takes a context and its own parameters, options of the config."""
-    own = list(inspect.signature(function, eval_str=True).parameters.values())
-    taken = {parameter.name for parameter in own}
-    parameters = own[:]
-    for group in GROUPS:
-        for name, info in group.model_fields.items():
-            if name not in taken and (which.core is None or name in which.core):
-                parameters.append(_parameter(name, info, group.title))
-    for name, (info, panel, owners) in part_fields(which.parts).items():
-        parameters.append(_parameter(name, info, panel, owners))
+    def command(context: typer.Context, **values: Any) -> Any:
+        unknown = [*_taken_for_arguments(context, values), *context.args]
+        arguments = {name: values[name] for name in own if name in values}
+        if "options" in own:
+            typed = {name: values[name] for name in flags if values[name] is not None}
+            arguments["options"] = typed | unknown_options(unknown)
+        if "run" in own:
+            run, model_dir = values["run"], values["model_dir"]
+            if "files" in own and run and model_dir and not _is_same(run, model_dir) and not _is_run(run):
+                run, arguments["files"] = None, [run, *(values["files"] or ())]
+            if run is not None and model_dir is not None and not _is_same(run, model_dir):
+                raise UserError(f"two different runs are given, {run} and --model_dir {model_dir}. Give one of them.")
+            arguments["run"] = run if run is not None else model_dir
+            if arguments["run"] is None and own["run"].default is inspect.Parameter.empty:
+                call = f"modelyard {context.info_name}"
+                raise UserError(f"no run is given. Give its folder: {call} RUN, or {call} --model_dir RUN")
+        return function(**arguments)
 
-    def command(**values: Any) -> Any:
-        mine = {name: values.pop(name) for name in taken}
-        mine["ctx"].obj = {name: value for name, value in values.items() if value is not None}
-        return function(**mine)
-
+    parameters |= flags
     command.__name__, command.__doc__ = function.__name__, function.__doc__
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    command.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
+    command.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
     return command
 
 
-def given_options(context: typer.Context) -> dict[str, Any]:
-    """What the user typed: known flags, and options of a user's own parts.
+def _parameter(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _flag(name: str, info: FieldInfo, panel: str, owners: Sequence[str] = (), *, of_run: bool) -> inspect.Parameter:
+    kind = field_kind(info.annotation)
+    default = _shown_default(info) if len(owners) <= 1 and not of_run else ""  # a run and other owners have their own
+    text = (info.description or "") + (f" (default: {default})" if default else "")
+    text += f" – of {_shortened(owners)}" if owners else ""
+    shown: dict[str, Any] = {"help": text, "rich_help_panel": panel, "show_default": False}
+    shown["hidden"] = of_run and not _may_change(name)
+    if kind == "flag":
+        return _parameter(name, Annotated[bool | None, typer.Option(f"--{name}/--no_{name}", **shown)])
+    metavar = "|".join(_choices(info.annotation)) if kind == "CHOICE" else kind
+    return _parameter(name, Annotated[str | None, typer.Option(f"--{name}", metavar=metavar, **shown)])
+
+
+def _may_change(name: str) -> bool:
+    """Whether an option may change for an existing run. Options of a dataset may: its files may have moved."""
+    return (is_mutable(name) and name not in _FOR_NEW_RUNS) or name == "dataset" or name in part_fields(("dataset",))
+
+
+def _taken_for_arguments(context: typer.Context, values: dict[str, Any]) -> list[str]:
+    """Removes from arguments, and returns, an option that only a plugin knows and all words after it."""
+    unknown: list[str] = []
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        if parameter.param_type_name != "argument" or parameter.required or values[name] is None:
+            continue
+        words = [values[name]] if isinstance(values[name], str) else list(values[name])
+        end = 0 if unknown else next((i for i, word in enumerate(words) if word.startswith("--")), len(words))
+        if end < len(words):
+            unknown += words[end:]
+            values[name] = words[:end] or None
+    return unknown
+
+
+def unknown_options(words: Sequence[str]) -> dict[str, Any]:
+    """Returns the options of a user's own components in ``words``, which typer does not know.
 
     Raises:
-        ConfigError: for words that are no options.
+        ConfigError: for words that are not options.
     """
-    options: dict[str, Any] = dict(context.obj or {})
+    options: dict[str, Any] = {}
     problems = []
-    extra = list(context.args)
-    while extra:
-        word = extra.pop(0)
+    pending = list(words)
+    while pending:
+        word = pending.pop(0)
         if not word.startswith("--"):
             near = nearest(word, [f"--{name}" for name in CORE_FIELDS], most=1)
             hint = f" Did you mean {near[0]}?" if near else ""
-            if context.info_name == "serve":  # other commands take the run without an option
-                hint = f" A run is --model_dir {word}, an export --export {word}."
             problems.append(Problem(COMMAND_LINE, word, f"is not an option.{hint}"))
             continue
         name, equals, value = word[2:].partition("=")
@@ -120,25 +186,20 @@ def given_options(context: typer.Context) -> dict[str, Any]:
         elif equals:
             options[name] = value
         else:
-            options[name] = extra.pop(0) if extra and not extra[0].startswith("--") else True
+            options[name] = pending.pop(0) if pending and not pending[0].startswith("--") else True
     if problems:
         raise ConfigError(problems)
     return options
 
 
-def _parameter(name: str, info: FieldInfo, panel: str, owners: Sequence[str] = ()) -> inspect.Parameter:
-    kind = field_kind(info.annotation)
-    default = _shown_default(info) if len(owners) <= 1 else ""  # others may have others
-    text = (info.description or "") + (f" (default: {default})" if default else "")
-    text += f" – of {_shortened(owners)}" if owners else ""
-    if kind == "flag":
-        flags = typer.Option(f"--{name}/--no_{name}", help=text, rich_help_panel=panel, show_default=False)
-        annotation: Any = Annotated[Optional[bool], flags]  # noqa: UP045 - typer reads it at run time
-    else:
-        shown = "|".join(_choices(info.annotation)) if kind == "CHOICE" else kind
-        flags = typer.Option(f"--{name}", help=text, rich_help_panel=panel, metavar=shown, show_default=False)
-        annotation = Annotated[Optional[str], flags]  # noqa: UP045
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+def _is_same(one: str, other: str) -> bool:
+    if is_remote(one) or is_remote(other):
+        return one.rstrip("/") == other.rstrip("/")
+    return Path(one).expanduser().absolute() == Path(other).expanduser().absolute()
+
+
+def _is_run(word: str) -> bool:
+    return not is_remote(word) and (Path(word).expanduser() / "config.yaml").is_file()
 
 
 def _shortened(owners: Sequence[str]) -> str:
@@ -151,18 +212,14 @@ def _shortened(owners: Sequence[str]) -> str:
 def _choices(annotation: Any) -> list[str]:
     if get_origin(annotation) is Literal:
         return [str(choice) for choice in get_args(annotation)]
-    return [choice for part in get_args(annotation) for choice in (_choices(part) if get_args(part) else ["N"])]
+    if get_origin(annotation) is Annotated:
+        return _choices(get_args(annotation)[0])
+    return ["N"] if annotation is int else [choice for part in get_args(annotation) for choice in _choices(part)]
 
 
 def _shown_default(info: FieldInfo) -> str:
     default = info.default
-    if (
-        info.is_required()
-        or default is None
-        or default == ""
-        or default == ()
-        or "default:" in (info.description or "")
-    ):
+    if info.is_required() or default in (None, "", ()) or "default:" in (info.description or ""):
         return ""
     if isinstance(default, tuple):
         return ",".join(map(str, default))

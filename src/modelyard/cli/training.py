@@ -1,100 +1,144 @@
-"""Commands that train: what may stand behind each word."""
+"""Commands that train and evaluate."""
 
 from __future__ import annotations
 
-from typing import Annotated, Optional
+import shlex
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from modelyard.cli.given import Json, Run, given, resolved
-from modelyard.errors import UserError
+from modelyard.cli.output import Json, exit_interrupted, program, show, table
+from modelyard.errors import COMMAND_LINE, DataError, Interrupted, unknown
 
-_FINDER = "Learning rates"
+if TYPE_CHECKING:
+    from modelyard.config import Config
+
+Checkpoint = Annotated[
+    str | None, typer.Option(metavar="best|latest|STEP", help="checkpoint to use (default: best if there is one)")
+]
 
 
-def train_and_evaluate(ctx: typer.Context, json: Json = False) -> None:
-    """Train, evaluate on validation on the way, and keep the best (also: train_and_eval).
+def train_and_evaluate(options: dict[str, Any], json: Json = False) -> None:
+    """Train, evaluate during training, and keep the best model.
 
-    Alone, it trains simple_cnn on digits. A --model_dir that exists is gone on with.
+    Without options, it trains simple_cnn on digits. If --model_dir exists, the run is resumed.
     """
-    from modelyard.cli import commands
+    from modelyard.config import resolve
 
-    commands.train(resolved(given(ctx)), evaluates=True, as_json=json)
-
-
-def train(ctx: typer.Context, json: Json = False) -> None:
-    """Train and save, without evaluating."""
-    from modelyard.cli import commands
-
-    commands.train(resolved(given(ctx)), evaluates=False, as_json=json)
+    _train(resolve(options), evaluates=True, as_json=json)
 
 
-def resume(ctx: typer.Context, run: Run, json: Json = False) -> None:
-    """Go on with a run from its own config; options may change its length, cadences, hooks and devices."""
-    from modelyard.cli import commands
+def train(options: dict[str, Any], json: Json = False) -> None:
+    """Train and save, without evaluating.
 
-    commands.resume(run, given(ctx), as_json=json)
+    If --model_dir exists, the run is resumed.
+    """
+    from modelyard.config import resolve
+
+    _train(resolve(options), evaluates=False, as_json=json)
+
+
+def resume(options: dict[str, Any], run: str, json: Json = False) -> None:
+    """Resume a run with its own config.
+
+    Options may change its length, cadences, hooks and devices. By default, they are those of the run.
+    """
+    from modelyard.loop.existing_run import resume_config
+
+    config, evaluates = resume_config(run, options, COMMAND_LINE)
+    _train(config, evaluates, as_json=json)
+
+
+def _train(config: Config, evaluates: bool, as_json: bool) -> None:
+    from modelyard import api
+    from modelyard.cluster.environment import find_cluster
+
+    try:
+        result = api.run(config, evaluates)
+    except api.ExportFailedError as error:
+        _show_result(error.result, as_json)  # the run itself is complete
+        raise
+    except Interrupted as interrupt:
+        again = f"{program()} resume {shlex.quote(interrupt.model_dir)}"
+        together = "the same command for every process of the cluster"
+        exit_interrupted(interrupt, f" at step {interrupt.step}", again if find_cluster().is_alone else together)
+    _show_result(result, as_json)
 
 
 def evaluate(
-    ctx: typer.Context,
-    run: Annotated[Optional[str], typer.Argument(metavar="RUN", help="the run folder (or --model_dir)")] = None,  # noqa: UP045
-    checkpoint: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="best, latest or a step (default: best if there is one)", rich_help_panel="Evaluate"),
-    ] = None,
-    split: Annotated[
-        str, typer.Option(metavar="validation|test|train", help="split to evaluate on", rich_help_panel="Evaluate")
-    ] = "validation",
+    options: dict[str, Any],
+    run: str,
+    checkpoint: Checkpoint = None,
+    split: Annotated[str, typer.Option(metavar="validation|test|train", help="split to evaluate on")] = "validation",
     json: Json = False,
 ) -> None:
-    """Evaluate a checkpoint of a run."""
-    from modelyard.cli import commands
+    """Evaluate a checkpoint of a run.
 
-    options = given(ctx)
-    folder = run or options.pop("model_dir", None)
-    if folder is None:
-        raise UserError("which run? Give its folder: modelyard evaluate RUN")
-    commands.evaluate(str(folder), checkpoint, split, options, as_json=json)
+    Options may change how it is computed, such as devices and batch size. By default, they are those of the run.
+    """
+    from modelyard import api
+    from modelyard.data.dataset import SPLITS
+
+    if split not in SPLITS:
+        raise DataError(unknown("split", split, SPLITS))
+    result = api.evaluate(run, checkpoint=checkpoint, split=split, source=COMMAND_LINE, **options)
+    _show_result(result, as_json=json)
+
+
+def _show_result(result: Any, as_json: bool) -> None:
+    from modelyard.cluster.description import CHIEF, EVALUATOR
+
+    if result.role not in (CHIEF, EVALUATOR):  # the chief shows it
+        return
+    rows: dict[str, Any] = {name: float(value) for name, value in result.metrics.items()}
+    if result.best:
+        rows[f"best validation {result.best['metric']}"] = float(result.best["value"])
+        rows["best at step"] = result.best["step"]
+    if result.seconds:
+        rows["seconds"] = f"{result.seconds:.1f}"
+    title = f"{result.split}, model of step {result.model_step}"
+    results = table(("", ""), rows.items(), title=title, show_header=False)
+    text = [results, f"run folder: {result.model_dir}", *(f"exported: {path}" for path in result.exports)]
+    show(result.as_json(), text, as_json=as_json, text_too=True)
 
 
 def find_learning_rate(
-    ctx: typer.Context,
-    lowest: Annotated[float, typer.Option(help="learning rate of the first step", rich_help_panel=_FINDER)] = 1e-6,
-    highest: Annotated[float, typer.Option(help="learning rate of the last step", rich_help_panel=_FINDER)] = 1.0,
-    steps: Annotated[int, typer.Option(help="how many steps at most", rich_help_panel=_FINDER)] = 100,
+    options: dict[str, Any],
+    lowest: Annotated[float, typer.Option(help="learning rate of the first step")] = 1e-6,
+    highest: Annotated[float, typer.Option(help="learning rate of the last step")] = 1.0,
+    steps: Annotated[int, typer.Option(help="number of steps; fewer if the loss diverges")] = 100,
     output: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="folder for table and plot (default: a new one in runs_dir)", rich_help_panel=_FINDER),
+        str | None, typer.Option(metavar="FOLDER", help="folder for table and plot (default: a new one in runs_dir)")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Train a few steps with a growing learning rate and suggest one; takes the options of a run."""
-    from modelyard.cli import learning_rate
+    """Train a few steps with a growing learning rate, and suggest one.
 
-    settings = {"lowest": lowest, "highest": highest, "steps": steps, "output": output}
-    learning_rate.find(resolved(given(ctx)), settings, as_json=json)
+    Give the model, dataset and other options of the run that you plan.
+    """
+    from pathlib import Path
 
+    from modelyard.config import resolve
+    from modelyard.loop import learning_rate_finder
 
-def matrix(
-    ctx: typer.Context,
-    file: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Argument(metavar="[FILE.yaml]", help="axes, exclude and options of the matrix"),
-    ] = None,
-    output: Annotated[
-        str, typer.Option(metavar="FOLDER", help="folder of the matrix; one that exists is gone on with")
-    ] = "",
-    models: Annotated[Optional[str], typer.Option(metavar="LIST", help="models, separated by commas")] = None,  # noqa: UP045
-    datasets: Annotated[Optional[str], typer.Option(metavar="LIST", help="datasets, by name or path")] = None,  # noqa: UP045
-    seeds: Annotated[Optional[str], typer.Option(metavar="NUMBER", help="how many seeds, or which: 0,7,11")] = None,  # noqa: UP045
-    jobs: Annotated[int, typer.Option(help="cells side by side, each with its share of cores and GPUs")] = 1,
-    json: Json = False,
-) -> None:
-    """Train every combination of models, datasets and seeds, and compare them; started again, it goes on."""
-    from modelyard.cli import matrix as many
-
-    if not output:
-        raise UserError("where to? Name the folder of the matrix: modelyard matrix --output FOLDER …")
-    settings = {"output": output, "models": models, "datasets": datasets, "seeds": seeds, "jobs": jobs}
-    many.matrix(file, settings, given(ctx), as_json=json)
+    config = resolve(options)
+    found = learning_rate_finder.find_learning_rate(config, lowest=lowest, highest=highest, steps=steps, output=output)
+    shown = sorted({round(i * (len(found.losses) - 1) / 11) for i in range(12)})
+    values = {i: (found.learning_rates[i], found.losses[i], found.smoothed[i]) for i in shown}
+    rows = [(step, *(f"{value:.3g}" for value in values[step])) for step in shown]
+    text: list[Any] = [table(("step", "learning rate", "loss", "smoothed"), rows)]
+    points = {
+        "the loss falls fastest at": found.steepest,
+        "the loss diverges at": found.diverged,
+        "a tenth of that is": found.tenth,
+    }
+    text += [f"{name:<26} {'–' if rate is None else f'{rate:.2g}'}" for name, rate in points.items()]
+    if found.suggestion is None:
+        text.append(
+            "no suggestion: the loss neither fell, beyond noise, nor diverged. Try a higher --highest or more --steps."
+        )
+    else:
+        which = "where the loss falls fastest" if found.suggestion == found.steepest else "a tenth of where it diverges"
+        text.append(f"suggestion: --learning_rate {found.suggestion:.2g} ({which})")
+    text.append(f"{Path(found.folder) / learning_rate_finder.TABLE}, {learning_rate_finder.PLOT}")
+    show(found.as_json(), text, as_json=json)

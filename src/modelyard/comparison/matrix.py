@@ -27,8 +27,7 @@ from modelyard.comparison.leaderboard import Leaderboard, leaderboard
 from modelyard.comparison.matrix_folder import MatrixFolder, is_finished, merge_plan
 from modelyard.comparison.plan import DATASET, MODEL, SEED, Cell, MatrixRequest, read_request
 from modelyard.config.calls import parse_list
-from modelyard.config.resolve import COMMAND_LINE
-from modelyard.errors import ConfigError, Interrupted, Problem, UserError
+from modelyard.errors import COMMAND_LINE, ConfigError, Interrupted, Problem, UserError
 from modelyard.launcher.job import TRAIN_AND_EVALUATE
 from modelyard.launcher.processes import (
     NO_GPU,
@@ -42,9 +41,8 @@ from modelyard.launcher.processes import (
 from modelyard.launcher.supervise import live_display
 from modelyard.run.directory import RunDirectory, is_running, run_options
 from modelyard.system.console import console
-from modelyard.system.log import log_to
 from modelyard.system.machine import available_cores
-from modelyard.system.signals import signals_go_to
+from modelyard.system.process import handle_signals, log_to
 
 NAME = "matrix"
 """The name of its log and pid file, by which `modelyard stop` finds it."""
@@ -266,7 +264,7 @@ class Scheduler:
         waiting = [result for result in results if result.state == WAITING]
         if len(waiting) < len(results):
             log.info("%d of %d cells are done already", len(results) - len(waiting), len(results))
-        with signals_go_to(lambda number, frame: self._signals.append(number)):
+        with handle_signals(lambda number, frame: self._signals.append(number)):
             try:
                 self._loop(waiting)
             finally:

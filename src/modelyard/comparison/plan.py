@@ -17,10 +17,9 @@ from typing import Any
 
 from modelyard import storage
 from modelyard.config import Config, resolve
-from modelyard.config.resolve import COMMAND_LINE
 from modelyard.config.schema import CORE_FIELDS, EXCLUSIVE, is_mutable, is_path
 from modelyard.config.yaml_file import Value, inline, read_sections
-from modelyard.errors import ConfigError, Problem, nearest, unknown
+from modelyard.errors import COMMAND_LINE, ConfigError, Problem, nearest, unknown
 from modelyard.loop.run import with_absolute_paths
 
 MODEL, DATASET, SEED = "model", "dataset", "random_seed"

@@ -18,11 +18,10 @@ from modelyard.config.plugins import load_installed_plugins, load_plugins
 from modelyard.config.schema import COMPONENTS, CORE_FIELDS, EXCLUSIVE, Config, registered_name
 from modelyard.config.weight_groups import read_group, read_phases
 from modelyard.config.yaml_file import CONFIG_VERSION, RUN_CONFIG_KEY, Value, is_run_config, read_flat, read_set
-from modelyard.errors import ConfigError, Problem, UserError, nearest, unknown
+from modelyard.errors import COMMAND_LINE, ConfigError, Problem, UserError, nearest, unknown
 from modelyard.registry import AUGMENTATIONS, ENGINES, HOOKS, PREPROCESSINGS
 
 DEFAULT_RECIPE = "digits"
-COMMAND_LINE = "command line"
 
 
 def load_config(**options: Any) -> Config:

@@ -28,9 +28,8 @@ from modelyard.errors import ClusterError, Interrupted
 from modelyard.loop import run as single
 from modelyard.loop.run import Result, build, conclude, is_finished, load_engine, run_length
 from modelyard.run.directory import RunDirectory, remote_run_folder
-from modelyard.system.log import log_to
 from modelyard.system.machine import available_cores
-from modelyard.system.signals import signals_go_to
+from modelyard.system.process import handle_signals, log_to
 
 if TYPE_CHECKING:
     from modelyard.engine.base import Engine
@@ -224,5 +223,5 @@ def signals_to_coordinator(group: Follower) -> Iterator[None]:
         log.info("%s: reported to %s, which saves and has all exit …", name, group.cluster.coordinator)
         threading.Thread(target=group.report_signal, args=(number,), daemon=True).start()
 
-    with signals_go_to(note):
+    with handle_signals(note):
         yield

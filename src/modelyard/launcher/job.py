@@ -10,8 +10,7 @@ from pathlib import Path
 
 from modelyard import storage
 from modelyard.cluster.description import CHIEF, EVALUATOR, PS, WORKER
-from modelyard.config.resolve import COMMAND_LINE
-from modelyard.errors import ConfigError, Problem, UserError, unknown
+from modelyard.errors import COMMAND_LINE, ConfigError, Problem, UserError, unknown
 
 TRAIN, TRAIN_AND_EVALUATE, RESUME = "train", "train-and-evaluate", "resume"
 LAUNCHABLE = (TRAIN_AND_EVALUATE, TRAIN, RESUME)

@@ -35,8 +35,7 @@ from modelyard.launcher.supervise import USER_ERROR, LaunchError, Stopped, Super
 from modelyard.run.checkpoint import list_checkpoints
 from modelyard.run.directory import RunDirectory
 from modelyard.system.console import console
-from modelyard.system.log import log_to
-from modelyard.system.pid_file import Holder, holders
+from modelyard.system.process import Holder, holders, log_to
 
 LAUNCHER = "launch"
 """The name of the launcher's own log and pid file."""

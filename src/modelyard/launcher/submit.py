@@ -16,8 +16,7 @@ from typing import Any
 
 from modelyard import __version__
 from modelyard.config.calls import parse_list
-from modelyard.config.resolve import COMMAND_LINE
-from modelyard.errors import ConfigError, Problem, RunError, UserError, unknown
+from modelyard.errors import COMMAND_LINE, ConfigError, Problem, RunError, UserError, unknown
 from modelyard.launcher.job import make_job, option
 from modelyard.launcher.targets import TARGETS, Target, read_resources
 from modelyard.launcher.template import fill_text, read_template, shipped_template

@@ -14,9 +14,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from modelyard.cluster.description import CHIEF, EVALUATOR, PS, WORKER
 from modelyard.config.calls import validation_message
-from modelyard.config.resolve import COMMAND_LINE
 from modelyard.config.yaml_file import Value, read_flat
-from modelyard.errors import ConfigError, Problem, nearest
+from modelyard.errors import COMMAND_LINE, ConfigError, Problem, nearest
 from modelyard.launcher.job import Job, option
 from modelyard.launcher.template import fill_text, fill_yaml, shipped_template
 from modelyard.storage import is_remote

@@ -43,9 +43,8 @@ from modelyard.run.directory import (
 )
 from modelyard.run.manifest import log_result, log_start, read_manifest, write_manifest
 from modelyard.system.files import explain
-from modelyard.system.log import log_to
 from modelyard.system.machine import gpus, hardware, versions
-from modelyard.system.pid_file import holders
+from modelyard.system.process import holders, log_to
 
 if TYPE_CHECKING:
     from modelyard.engine.base import Engine

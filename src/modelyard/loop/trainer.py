@@ -27,7 +27,7 @@ from modelyard.run.checkpoint import BackgroundWriter, Checkpoint, list_best, re
 from modelyard.run.directory import RunDirectory
 from modelyard.run.metrics import read_metrics
 from modelyard.system.console import bar
-from modelyard.system.signals import signals_go_to
+from modelyard.system.process import handle_signals
 
 log = logging.getLogger("modelyard")
 
@@ -420,5 +420,5 @@ class Trainer:
             self._own_signal = number
             log.info("%s: saving, then exiting …", signal.Signals(number).name)
 
-        with signals_go_to(note):
+        with handle_signals(note):
             yield

@@ -31,7 +31,7 @@ from modelyard.run.directory import BEST, CHECKPOINTS, CONFIG, EVENTS, JOURNAL, 
 from modelyard.run.manifest import JOURNAL_TITLE
 from modelyard.run.remote_lock import RemoteLock, is_alive
 from modelyard.system.files import explain, remove_folder, whole_folder
-from modelyard.system.pid_file import SUFFIX, holders
+from modelyard.system.process import SUFFIX, holders
 
 _SMALL = (CONFIG, MANIFEST, METRICS, EVENTS, LOGS, PROFILE)
 """Files and folders that are uploaded before any checkpoint, in this order: a folder with a config is a run."""

@@ -1,10 +1,10 @@
-"""What people see while a run goes on. Everything for people goes to standard error."""
+"""The terminal: log and progress bars. Text for people goes to standard error."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -16,24 +16,23 @@ log = logging.getLogger("modelyard")
 
 @lru_cache(maxsize=1)
 def console() -> Console:
-    """The terminal."""
+    """Returns the console of standard error."""
     return Console(stderr=True, highlight=False)
 
 
-class _Marked(logging.Formatter):
-    """Says ``warning:`` before what is one: among many lines it would be overlooked."""
+class _LevelFormatter(logging.Formatter):
+    """Writes ``warning:`` or ``error:`` before such messages."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is logging's
-        """The line of a record."""
-        if record.levelno >= logging.WARNING:
-            record = logging.makeLogRecord(
-                {**vars(record), "message": f"{record.levelname.lower()}: {record.message}"}  # others have it as it was
-            )
+        """Returns the line of a record."""
+        if record.levelno >= logging.WARNING:  # a copy: other handlers get the record unchanged
+            message = f"{record.levelname.lower()}: {record.message}"
+            record = logging.makeLogRecord({**vars(record), "message": message})
         return super().formatMessage(record)
 
 
 def show_log() -> None:
-    """Sends the log to the terminal too."""
+    """Shows the log on the terminal."""
     if any(handler.name == "terminal" for handler in log.handlers):
         return
     handler: logging.Handler
@@ -46,10 +45,10 @@ def show_log() -> None:
             omit_repeated_times=False,
             keywords=["warning: ", "error: "],
         )
-        handler.setFormatter(_Marked())
-    else:  # a file or a pipe: nothing is wrapped
+        handler.setFormatter(_LevelFormatter())
+    else:  # a file or a pipe: lines are not wrapped
         handler = logging.StreamHandler()
-        handler.setFormatter(_Marked("%(asctime)s %(message)s", "%H:%M:%S"))
+        handler.setFormatter(_LevelFormatter("%(asctime)s %(message)s", "%H:%M:%S"))
     handler.name = "terminal"
     handler.setLevel(logging.INFO)
     log.addHandler(handler)
@@ -58,36 +57,25 @@ def show_log() -> None:
 
 
 @contextlib.contextmanager
-def bar(description: str, total: int | None) -> Iterator[Any]:
-    """A progress bar for something that is counted, up to ``total`` if that is known.
+def bar(description: str, total: int | None = None) -> Iterator[Any]:
+    """Shows a progress bar; call what it yields with the number done.
 
-    Call what it yields with the number done.
+    If ``total`` is not known yet, the bar appears with the first call, which may give it as its second argument. Work
+    that an earlier start did already then shows none.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console(), transient=True, disable=not console().is_terminal) as progress:
-        task = progress.add_task(description, total=total)
+    progress = Progress(*columns, console=console(), transient=True, disable=not console().is_terminal)
+    task = progress.add_task(description, total=total)
 
-        def update(done: int, total: int | None = total, description: str = description) -> None:
-            progress.update(task, completed=done, total=total, description=description)
+    def update(done: int, total: int | None = total, description: str = description) -> None:
+        progress.start()  # has no effect on one that is started
+        progress.update(task, completed=done, total=total, description=description)
 
+    try:
+        if total is not None:
+            progress.start()
         yield update
-
-
-@contextlib.contextmanager
-def late_bar(description: str) -> Iterator[Callable[[int, int], None]]:
-    """A `bar` that appears when something is told: for work that was mostly done at an earlier start.
-
-    Call what it yields with the number done and the number of all.
-    """
-    with contextlib.ExitStack() as stack:
-        update: Any = None
-
-        def tell(done: int, total: int) -> None:
-            nonlocal update
-            if update is None:
-                update = stack.enter_context(bar(description, total))
-            update(done, total)
-
-        yield tell
+    finally:
+        progress.stop()

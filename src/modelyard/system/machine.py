@@ -1,4 +1,4 @@
-"""What this machine is: versions, CPU, memory, GPUs, git commit."""
+"""Facts about this machine: versions, CPU, memory, GPUs, git commit."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 PACKAGES = (
     "modelyard", "keras", "tensorflow", "tensorflow-cpu", "jax", "jaxlib", "numpy", "safetensors", "tensorboard",
     "simplejpeg", "opencv-python-headless", "pillow",
 )  # fmt: skip
 
-_asking = threading.Lock()
+_lock = threading.Lock()
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that matter, those that are installed."""
+    """Returns the versions of Python and of the installed packages that matter."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -32,25 +34,25 @@ def versions() -> dict[str, str]:
 
 
 def hardware() -> dict[str, Any]:
-    """Processor, cores this process may use, memory, GPUs."""
+    """Returns the processor, the cores that this process may use, memory and GPUs."""
     return {
         "host": platform.node(),
         "system": platform.platform(),
         "cpu": _cpu_model(),
         "cores": available_cores(),
-        "memory_gib": round(_memory_bytes() / 2**30, 1),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "gpus": gpus(),
     }
 
 
 def available_cores() -> int:
-    """Cores this process may run on."""
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def gpus() -> list[str]:
-    """NVIDIA GPUs, as the driver names them. It takes a second to say so, and is asked once."""
-    with _asking:
+    """Returns the NVIDIA GPUs that the driver lists. That takes a second and is done once."""
+    with _lock:
         return list(_gpus())
 
 
@@ -63,7 +65,7 @@ def _gpus() -> list[str]:
 
 
 def pid_space() -> str:
-    """Within which process ids mean what they mean to this process: containers may share a host name."""
+    """Returns the pid namespace of this process: containers may share a host name."""
     try:
         return os.readlink("/proc/self/ns/pid")  # noqa: PTH115 - not a path
     except OSError:
@@ -71,7 +73,7 @@ def pid_space() -> str:
 
 
 def git_commit(folder: Path) -> str | None:
-    """The commit of the repository around ``folder``, with ``+changes`` if files differ from it."""
+    """Returns the commit of the repository around ``folder``, with ``+changes`` if files differ from it."""
     if shutil.which("git") is None:
         return None
     commit = _output(["git", "-C", str(folder), "rev-parse", "HEAD"]).strip()
@@ -82,7 +84,7 @@ def git_commit(folder: Path) -> str | None:
 
 
 def cpu_flags() -> set[str]:
-    """Instruction sets of the processor."""
+    """Returns the instruction sets of the processor."""
     return set(_cpu_info("flags").split())
 
 
@@ -98,13 +100,6 @@ def _cpu_info(key: str) -> str:
     except OSError:
         pass
     return ""
-
-
-def _memory_bytes() -> int:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError):
-        return 0
 
 
 def _output(command: list[str]) -> str:

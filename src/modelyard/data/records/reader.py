@@ -23,7 +23,7 @@ from modelyard.data.records.index import IN_PIECES, Index, build_index, find_ind
 from modelyard.data.records.tfrecord import RecordFile, plain_file, scan
 from modelyard.errors import DataError
 from modelyard.storage import Progress, remove_stale
-from modelyard.system.console import late_bar
+from modelyard.system.console import bar
 
 DATASET_JSON, LABELS, BAD = "dataset.json", "labels.txt", "bad.txt"
 SETTINGS = ".convert.json"
@@ -275,7 +275,7 @@ def open_converted(folder: Path, cache: Path | None = None) -> tuple[dict[str, R
             if (size := path.stat().st_size) != shard.bytes:
                 raise DataError(f"{path} has {size:,} bytes, but {DATASET_JSON} says {shard.bytes:,}. Copy it again.")
         paths = [folder / shard.file for shard in parts.shards]
-        with late_bar(f"indexing {split}") as progress:
+        with bar(f"indexing {split}") as progress:
             examples = RecordExamples(paths, info.features, cache, progress=progress)
         if len(examples) != parts.examples:
             raise DataError(f"{folder} has {len(examples):,} {split} examples; {DATASET_JSON} says {parts.examples:,}.")

@@ -36,7 +36,7 @@ from modelyard.data.sources.npz import read_npy_folder, read_npz, read_npz_to_pr
 from modelyard.data.sources.remote import local_tree
 from modelyard.errors import ConfigError, DataError, Problem
 from modelyard.storage import is_remote, list_files
-from modelyard.system.console import late_bar
+from modelyard.system.console import bar
 
 if TYPE_CHECKING:
     from modelyard.data.records.example import FeatureMap
@@ -224,7 +224,7 @@ def _of_records(paths: dict[str, list[Path]], options: FilesOptions, context: Da
     from modelyard.data.records.reader import RecordExamples
 
     features = _feature_map(options)
-    with late_bar("indexing records") as progress:
+    with bar("indexing records") as progress:
         splits = {
             split: RecordExamples(p, features, context.cache_dir, progress=progress) for split, p in paths.items()
         }
@@ -318,7 +318,7 @@ def _records_to_predict(paths: list[Path], options: FilesOptions, cache: Path) -
     labelled = any(line.rpartition(": ")[0] == features.label for line in describe_record(paths[0], cache))
     if not labelled:
         features = replace(features, label=None)
-    with late_bar("indexing records") as progress:
+    with bar("indexing records") as progress:
         examples = RecordExamples(paths, features, cache, progress=progress)
     if not labelled:
         return FilesToPredict(examples, None)

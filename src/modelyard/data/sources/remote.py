@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from modelyard import storage
 from modelyard.errors import DataError
-from modelyard.system.console import bar, late_bar
+from modelyard.system.console import bar
 from modelyard.system.files import PARTIAL, explain, remove_partial
 
 _THREADS = 8
@@ -35,7 +35,7 @@ def local_tree(url: str, cache: Path, referenced: Callable[[Path], list[str]] | 
     root, pattern = _split_pattern(url)
     names = storage.list_files(url)
     if names == [url]:
-        with late_bar(f"copying {url}") as progress:
+        with bar(f"copying {url}") as progress:
             copy = storage.local_copy(url, cache, progress)
         others = referenced(copy) if referenced is not None else []
         if not others:

@@ -18,13 +18,12 @@ import pytest
 
 from conftest import environment
 from modelyard.errors import RunError
-from modelyard.system.log import log_to
-from modelyard.system.pid_file import hold_pid_file, holders, read_holder
+from modelyard.system.process import hold_pid_file, holders, log_to, read_holder
 
 FILE = Path("worker-0.pid")
 HOLDS = """
 import sys, pathlib
-from modelyard.system.pid_file import hold_pid_file
+from modelyard.system.process import hold_pid_file
 with hold_pid_file(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
@@ -125,7 +124,7 @@ LOGS = """
 import logging, sys
 from pathlib import Path
 from modelyard.system.console import show_log
-from modelyard.system.log import log_to
+from modelyard.system.process import log_to
 show_log()
 with log_to(Path("logs"), "worker-0"):
     logging.getLogger("modelyard").info("once")

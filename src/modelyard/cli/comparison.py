@@ -1,0 +1,131 @@
+"""Commands for many runs: matrix, leaderboard, runs."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from modelyard.cli.output import Json, exit_interrupted, program, program_of_processes, show, table
+from modelyard.errors import COMMAND_LINE, Interrupted, UserError
+
+if TYPE_CHECKING:
+    from modelyard.comparison.leaderboard import Leaderboard
+
+
+def matrix(
+    options: dict[str, Any],
+    file: Annotated[
+        str | None, typer.Argument(metavar="FILE.yaml", help="YAML file with axes, exclude and options")
+    ] = None,
+    output: Annotated[
+        str, typer.Option(metavar="FOLDER", help="folder of the matrix; if it exists, the matrix is resumed")
+    ] = "",
+    models: Annotated[str | None, typer.Option(metavar="LIST", help="models, separated by commas")] = None,
+    datasets: Annotated[str | None, typer.Option(metavar="LIST", help="datasets, by name or path")] = None,
+    seeds: Annotated[str | None, typer.Option(metavar="NUMBER", help="number of seeds, or a list: 0,7,11")] = None,
+    jobs: Annotated[int, typer.Option(help="runs in parallel, each with its part of the cores and GPUs")] = 1,
+    json: Json = False,
+) -> None:
+    """Train every combination of models, datasets and seeds, and compare them.
+
+    If interrupted, run the same command again to resume.
+    """
+    from modelyard.comparison.matrix import matrix as run_matrix
+    from modelyard.comparison.matrix_folder import MatrixFolder
+    from modelyard.system.console import console
+
+    if not output:
+        raise UserError("no folder is given. Name the folder of the matrix: modelyard matrix --output FOLDER …")
+    again = f"{program()} matrix --output {shlex.quote(output)}"
+    try:
+        result = run_matrix(
+            file, output=output, models=models, datasets=datasets, seeds=seeds, jobs=jobs,
+            program=program_of_processes(), source=COMMAND_LINE, **options,
+        )  # fmt: skip
+    except Interrupted as interrupt:
+        count = f"{interrupt.step} of {len(MatrixFolder(output).cell_axes())} cells done"
+        exit_interrupted(interrupt, f" with {count}; started cells are saved", f"{again} --jobs {jobs}")
+    text = [] if result.leaderboard is None else [*_tables(result.leaderboard), _written(Path(result.output))]
+    text += [f"{cell.name} failed: {cell.reason}\n  log: {cell.log}" for cell in result.failed]
+    show(asdict(result), text, as_json=json, text_too=True)
+    if result.failed:
+        message = f"{len(result.failed)} of {len(result.cells)} cells failed. Try them again: {again}"
+        console().print(message, soft_wrap=True, markup=False)
+        sys.exit(1)
+
+
+def leaderboard(
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="folder with runs, at any depth")],
+    metric: Annotated[str | None, typer.Option(help="metric to compare (default: accuracy if there is)")] = None,
+    split: Annotated[
+        str | None, typer.Option(metavar="test|validation", help="split to compare (default: test if all runs have it)")
+    ] = None,
+    output: Annotated[str | None, typer.Option(metavar="FOLDER", help="folder to write to (default: FOLDER)")] = None,
+    json: Json = False,
+) -> None:
+    """Rank models over datasets and seeds, with mean, spread and costs.
+
+    The table is written as leaderboard.csv, leaderboard.md and leaderboard.html.
+    """
+    from modelyard.comparison.leaderboard import leaderboard as make_leaderboard
+    from modelyard.comparison.pages import page_files
+
+    target = Path(output or folder).expanduser()
+    replaced = [path for path in page_files(target) if path.exists()]
+    board = make_leaderboard(folder, metric=metric, split=split, output=output)
+    show(asdict(board), [*_tables(board), _written(target, replaced)], as_json=json, text_too=True)
+
+
+def _tables(board: Leaderboard) -> list[Any]:
+    from modelyard.comparison.pages import LEGEND, heading, table_rows
+
+    columns, *rows = table_rows(board)
+    ranking = table(columns, rows, right=columns[1:], title=heading(board))
+    reasons = [f"{run.name}: {run.status}" + (f" – {run.reason}" if run.reason else "") for run in board.unfinished]
+    return [ranking, LEGEND, *(f"note: {n}" for n in board.notes), *(f"not counted: {reason}" for reason in reasons)]
+
+
+def _written(folder: Path, replaced: list[Path] | None = None) -> str:
+    from modelyard.comparison.pages import page_files
+
+    text = f"written: {', '.join(str(path) for path in page_files(folder))}"
+    if replaced:
+        names = ", ".join(path.name for path in replaced)
+        text += f"\n  in place of the earlier {names}; --output FOLDER writes elsewhere and keeps them"
+    return text
+
+
+def runs(
+    folders: Annotated[list[str] | None, typer.Argument(metavar="RUN", help="folders of runs to compare")] = None,
+    model_dir: Annotated[str | None, typer.Option("--model_dir", metavar="RUN", help="one run, instead of RUN")] = None,
+    runs_dir: Annotated[str, typer.Option("--runs_dir", help="folder of the runs to list")] = "runs",
+    json: Json = False,
+) -> None:
+    """List all runs, or compare the results and options of some."""
+    from modelyard.config.yaml_file import inline
+    from modelyard.run.directory import find_runs, open_run_folder
+    from modelyard.run.summary import compare, summarize
+    from modelyard.system.console import console
+
+    chosen = [*(folders or ()), *([] if model_dir is None or model_dir in (folders or ()) else [model_dir])]
+    if not chosen:
+        found = [summarize(run) for run in find_runs(runs_dir)]
+        columns = ("run", "model", "dataset", "step", "status", "best", "test")
+        listed = table(columns, [[row.get(column) for column in columns] for row in found])
+        listed.columns[0].min_width = 20
+        show(found, [listed] if found else [], as_json=json)
+        if not found and not json:
+            console().print(f"no runs in {runs_dir}. Start one: modelyard train-and-evaluate")
+        return
+    compared = compare([open_run_folder(folder) for folder in chosen])
+    names = [row["run"] for row in compared["runs"]]
+    keys = ("model", "dataset", "step", "status", "best", "validation", "test", "seconds")
+    results = table(("", *names), [(key, *(row.get(key) for row in compared["runs"])) for key in keys], title="results")
+    options = [(key, *map(inline, values)) for key, values in compared["options"].items()]
+    different = table(("option", *names), options, title="options that differ")
+    show(compared, [results, different if options else "all options are the same"], as_json=json)

@@ -1,0 +1,112 @@
+"""Results of commands, as text or JSON, and the command that resumes what was interrupted."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import shlex
+import sys
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from modelyard.errors import Interrupted
+
+Json = Annotated[bool, typer.Option("--json", help="print one JSON object as the last line of standard output")]
+
+
+def show(value: Any, text: Iterable[Any], *, as_json: bool, text_too: bool = False) -> None:
+    """Prints a result on standard output.
+
+    Args:
+        value: the result, for programs.
+        text: the result, for people: strings and tables.
+        as_json: whether to print ``value``, as one line of JSON, and not ``text``.
+        text_too: whether to print ``text`` on standard error then.
+    """
+    if text_too or not as_json:
+        from rich.console import Console
+
+        # Names of classes and files are shown as they are: no markup, no emoji.
+        console = Console(stderr=as_json, highlight=False, markup=False, emoji=False)
+        if not console.is_terminal:
+            console.width = 200  # a file or a pipe has room
+        for item in text:
+            console.print(item, soft_wrap=isinstance(item, str))
+    if as_json:
+        import json
+
+        print(json.dumps(_finite(value)), flush=True)  # noqa: T201
+
+
+def table(
+    columns: Sequence[str], rows: Iterable[Iterable[Any]], *, right: Collection[str] = (), **settings: Any
+) -> Table:
+    """Returns a table for `show`.
+
+    Args:
+        columns: the headings.
+        rows: the cells of each row; `cell` makes them text.
+        right: columns that are aligned to the right.
+        **settings: other settings of a rich table, such as its title.
+    """
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    headings = [Column(name, justify="right" if name in right else "left", overflow="fold") for name in columns]
+    made = Table(*headings, title_justify="left", **settings)
+    for row in rows:
+        made.add_row(*(value if isinstance(value, Text) else cell(value) for value in row))
+    return made
+
+
+def _finite(value: Any) -> Any:
+    """Replaces NaN and infinity, which JSON does not have, by null."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def cell(value: Any) -> str:
+    """Returns a value as text for a table."""
+    if isinstance(value, dict):
+        return "  ".join(f"{name} {cell(item)}" for name, item in value.items())
+    if value is None:
+        return "–"
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.3g}" if 0 < abs(value) < 0.001 else f"{value:.4f}"  # a learning rate of 1e-5 is not 0.0000
+
+
+def _user_script() -> str | None:
+    """Returns the user's script that called `main`, if there is one: it knows their models and datasets."""
+    return None if Path(sys.argv[0]).stem in ("modelyard", "yard", "__main__") else sys.argv[0]
+
+
+def program() -> str:
+    """Returns how the user calls the command line: ``modelyard``, or their own script."""
+    script = _user_script()
+    return "modelyard" if script is None else f"python {shlex.quote(script)}"
+
+
+def program_of_processes() -> list[str] | None:
+    """Returns the program for processes of this command: the user's script, or None for Modelyard itself."""
+    script = _user_script()
+    return None if script is None else [sys.executable, script]
+
+
+def exit_interrupted(interrupt: Interrupted, stopped: str, again: str) -> NoReturn:
+    """Reports what was saved and how to resume it, and exits with the status of the signal."""
+    from modelyard.system.console import console
+
+    with contextlib.suppress(OSError):  # the terminal may have been closed
+        console().print(f"[bold]stopped{stopped}.[/] Resume with:")
+        console().print(f"  {again}", soft_wrap=True, markup=False)
+    sys.exit(128 + interrupt.signal)
