@@ -329,6 +329,16 @@ def test_one_that_was_begun_with_other_views_begins_anew(home: Path, monkeypatch
     assert Path("a.csv").read_bytes() == Path("b.csv").read_bytes()
 
 
+def test_one_that_was_begun_with_other_kernels_begins_again(
+    home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {"probabilities": True, "eval_batch_size": 4}
+    assert stopped(monkeypatch, home / "run", home / "photos", **options) == 4
+    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
+    modelyard.predict(home / "run", home / "photos", output="a.csv", **options)
+    assert "resuming" not in caplog.text
+
+
 def test_one_that_was_killed_after_its_last_row_still_knows_its_metrics(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,9 +102,6 @@ def import_engine(name: str) -> str:
         )
     os.environ["KERAS_BACKEND"] = chosen
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # JAX's libraries read it, too
-    if chosen == "tensorflow":
-        # Without AVX-512, TensorFlow leaves oneDNN's faster convolutions off unless told otherwise.
-        os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
     if chosen not in sys.modules:
         try:
             with without_lines(sys.stderr, 2, _GREETING):  # said before the log level is read

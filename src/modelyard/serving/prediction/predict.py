@@ -163,7 +163,8 @@ class _TableWriter:
         """Returns a hash of everything that the table depends on."""
         weights = self.model.path.stat().st_mtime_ns
         options = [(name, getattr(self.model.config, name)) for name in _KEY_OPTIONS]
-        parts = (self.model.address, self.model.path.name, weights, self.examples.items.fingerprint(), options)
+        kernels = os.environ.get("TF_ENABLE_ONEDNN_OPTS")  # they decide the last digit
+        parts = (self.model.address, self.model.path.name, weights, self.examples.items.fingerprint(), options, kernels)
         return hashlib.sha256(
             repr((*parts, self.top, self.probabilities, self.skips, self.examples.labelled)).encode()
         ).hexdigest()
