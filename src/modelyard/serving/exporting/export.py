@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import logging
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,11 +16,12 @@ from modelyard.config.accelerators import is_installed
 from modelyard.config.backend import INSTALL, keras_backend, select_engine
 from modelyard.errors import RunError, UserError, unknown
 from modelyard.run.directory import RunDirectory
+from modelyard.serving.exporting import check
 from modelyard.serving.run_model import OpenRun, open_run
 from modelyard.system.files import PARTIAL, explain, remove_partial, whole_folder
 
 if TYPE_CHECKING:
-    from modelyard.serving.exporting.exportable import Exportable
+    from modelyard.serving.exporting.formats import Exportable
 
 log = logging.getLogger("modelyard")
 Format = Literal["saved_model", "keras", "onnx", "tflite"]
@@ -100,9 +98,8 @@ def export(
 
 def _export(run: OpenRun, form: Format, target: Path, overwrite: bool, options: dict[str, Any]) -> Exported:
     select_engine("tensorflow")
-    from modelyard.serving.description import describe, write_description
-    from modelyard.serving.exporting import check
-    from modelyard.serving.exporting.exportable import make_exportable
+    from modelyard.serving.exported_model import write_description
+    from modelyard.serving.exporting.formats import make_exportable
 
     run = replace(run, config=run.config.model_copy(update={**check.EXACT, "engine": "tensorflow"}))
     model = make_exportable(run)
@@ -114,7 +111,7 @@ def _export(run: OpenRun, form: Format, target: Path, overwrite: bool, options: 
     write, load = _format_functions(form)
     with whole_folder(target) as folder:
         write(model, folder)
-        write_description(folder, describe(model, form, int(target.name)))
+        write_description(folder, model, form, int(target.name))
         differences = check.compare_all(load(folder), examples, expected)
         if target.exists() and not overwrite:
             raise RunError(f"{target} was written by another process meanwhile. Export again.")
@@ -125,10 +122,10 @@ def _export(run: OpenRun, form: Format, target: Path, overwrite: bool, options: 
 
 def _format_functions(form: Format) -> tuple[Callable[[Exportable, Path], None], Callable[[Path], dict[str, Any]]]:
     """Returns the functions that write a format, and load it again as predictors by signature."""
-    from modelyard.serving.exporting import formats, saved_model
+    from modelyard.serving.exporting import formats
 
     return {
-        "saved_model": (saved_model.write_saved_model, saved_model.load_saved_model),
+        "saved_model": (formats.write_saved_model, formats.load_saved_model),
         "keras": (formats.write_keras, formats.load_keras),
         "onnx": (formats.write_onnx, formats.load_onnx),
         "tflite": (formats.write_tflite, formats.load_tflite),
@@ -237,7 +234,7 @@ def _is_number(name: str) -> bool:
     return name.isascii() and name.isdecimal()
 
 
-# -- where Keras runs on another backend --------------------------------------------------------------------------
+# -- in a process where Keras runs on TensorFlow -----------------------------------------------------------------------
 
 
 def export_in_subprocess(model_dir: str | Path, *, format: Format) -> Exported:  # noqa: A002 - as for `export`
@@ -249,25 +246,7 @@ def export_in_subprocess(model_dir: str | Path, *, format: Format) -> Exported: 
 def _export_in_subprocess(
     run: OpenRun, form: Format, base: Path, version: int | None, overwrite: bool, options: dict[str, Any]
 ) -> Exported:
-    from modelyard.serving.exporting.check import subprocess_environment
-
     arguments = {"model_dir": run.directory.address, "checkpoint": run.step, "format": form, "output": str(base)}
     arguments |= {"version": version, "overwrite": overwrite, **options}
-    words = [sys.executable, "-m", "modelyard.serving.exporting.export", json.dumps(arguments)]
-    done = subprocess.run(words, env=subprocess_environment("tensorflow"), capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise UserError((done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1])
-    return Exported(**json.loads(done.stdout.strip().splitlines()[-1]))
-
-
-def main(words: list[str]) -> None:
-    """Exports with the arguments of a JSON object and prints the result as JSON; an error is one line on stderr."""
-    try:
-        print(json.dumps(asdict(export(**json.loads(words[0])))))  # noqa: T201 - for the parent process
-    except UserError as error:
-        print(" ".join(str(error).split()), file=sys.stderr)  # noqa: T201
-        sys.exit(error.status)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    exported: Exported = check.call_in_subprocess("tensorflow", export, **arguments)
+    return exported

@@ -25,13 +25,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from modelyard.serving.description import BYTES, DEFAULT
 from modelyard.serving.http import json_tensors as tensors
 from modelyard.serving.http.batching import DeadlineExceededError, QueueFullError
 from modelyard.serving.http.limits import BodyReader, Limits, RequestError, uploaded_files
 from modelyard.serving.http.metadata import about_response, metadata_response, openapi_document, status_response
 from modelyard.serving.http.model_versions import AVAILABLE, LoadedVersion, ModelVersions
-from modelyard.serving.servable import Outputs
+from modelyard.serving.servable import BYTES, DEFAULT, Outputs
 
 log = logging.getLogger("modelyard")
 
@@ -228,7 +227,7 @@ class Service:
         async with self._bodies.read(request) as body:
             files = await uploaded_files(request, body, self.limits.max_instances)
             self.limits.check_count(len(files))
-            decoder = tensors.FileDecoder(version.servable, self.limits)
+            decoder = tensors.FileDecoder(version.servable.info.image, self.limits)
             images = await self._in_thread(lambda: np.stack([decoder.decode(data, name) for name, data in files]))
             outputs = await self._run_model(version, images)
         return {"predictions": tensors.as_rows(outputs)}
@@ -245,9 +244,10 @@ class Service:
         return request
 
     async def _to_images(self, version: LoadedVersion, rows: list[Any]) -> NDArray[Any]:
+        image = version.servable.info.image
         if any(isinstance(row, dict) for row in rows):  # files are decoded in threads, in parallel to other requests
-            return await self._in_thread(lambda: tensors.images_from_rows(rows, version.servable, self.limits))
-        return tensors.images_from_rows(rows, version.servable, self.limits)
+            return await self._in_thread(lambda: tensors.images_from_rows(rows, image, self.limits))
+        return tensors.images_from_rows(rows, image, self.limits)
 
     async def _in_thread(self, work: Callable[[], NDArray[Any]]) -> NDArray[Any]:
         try:

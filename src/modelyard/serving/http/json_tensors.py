@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from modelyard.data.dataset import IMAGE
 from modelyard.data.image_spec import ImageSpec
 from modelyard.errors import DataError
-from modelyard.serving.description import BYTES, IMAGE_BYTES
 from modelyard.serving.http.limits import Limits, RequestError
-from modelyard.serving.servable import Outputs, Servable
+from modelyard.serving.servable import BYTES, IMAGE_BYTES, Outputs
 
 B64 = "b64"
 _REQUEST_PIXELS = 4
@@ -129,21 +128,20 @@ def _only_input(named: dict[str, Any], where: str, name: str) -> Any:
     return named[name]
 
 
-def images_from_rows(rows: list[Any], servable: Servable, limits: Limits) -> NDArray[Any]:
+def images_from_rows(rows: list[Any], image: ImageSpec, limits: Limits) -> NDArray[Any]:
     """Returns a batch of images as the model takes them.
 
     Args:
         rows: nested lists of numbers, or objects with an image file as base64.
-        servable: the model.
+        image: the images that the model takes.
         limits: the limits of a request.
 
     Raises:
         RequestError: for the first row that is wrong.
     """
-    image = servable.info.image
     if not any(isinstance(row, dict) for row in rows):
         return _to_array(rows, image)
-    decoder = FileDecoder(servable, limits)
+    decoder = FileDecoder(image, limits)
     out = np.empty((len(rows), *image.shape), image.dtype)
     for number, row in enumerate(rows):
         if isinstance(row, dict):
@@ -156,8 +154,8 @@ def images_from_rows(rows: list[Any], servable: Servable, limits: Limits) -> NDA
 class FileDecoder:
     """Decodes the image files of one request, up to its limit of pixels."""
 
-    def __init__(self, servable: Servable, limits: Limits) -> None:
-        self._servable, self._limits, self._pixels = servable, limits, 0
+    def __init__(self, image: ImageSpec, limits: Limits) -> None:
+        self._image, self._limits, self._pixels = image, limits, 0
 
     def decode(self, data: bytes, name: str) -> NDArray[Any]:
         """Returns the pixels of one file, as in training.
@@ -175,7 +173,7 @@ class FileDecoder:
                 raise RequestError(413, f"{name} has {width}×{height} pixels; the maximum is {most:,} (--max_pixels).")
             if self._pixels > _REQUEST_PIXELS * most:
                 raise RequestError(413, f"the images of this request have more than {_REQUEST_PIXELS * most:,} pixels.")
-            return self._servable.decode(data, name)
+            return self._image.decode(data, name)
         except DataError as error:
             raise RequestError(400, str(error)) from None
 

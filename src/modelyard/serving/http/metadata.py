@@ -6,10 +6,9 @@ from typing import Any
 
 from modelyard import __version__
 from modelyard.data.dataset import IMAGE
-from modelyard.serving.description import BYTES, DEFAULT, IMAGE_BYTES
 from modelyard.serving.http.limits import Limits
 from modelyard.serving.http.model_versions import LoadedVersion, VersionStatus
-from modelyard.serving.servable import Servable
+from modelyard.serving.servable import BYTES, DEFAULT, IMAGE_BYTES, Servable
 
 _TYPES = {"float32": "DT_FLOAT", "float64": "DT_DOUBLE", "float16": "DT_HALF", "bool": "DT_BOOL", "string": "DT_STRING"}
 _ERROR = {"$ref": "#/components/schemas/Error"}

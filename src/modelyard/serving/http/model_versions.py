@@ -15,10 +15,10 @@ from typing import Any
 
 from modelyard.errors import RunError, UserError
 from modelyard.run.checkpoint import best_first, list_checkpoints, step_of
-from modelyard.serving.description import DESCRIPTION
-from modelyard.serving.exported_model import SAVED_MODEL, ExportedServable, is_exported_version
+from modelyard.serving.exported_model import DESCRIPTION, SAVED_MODEL, ExportedServable, is_exported_version
 from modelyard.serving.http.batching import Batcher, BatchingOptions
-from modelyard.serving.servable import RunServable, Servable
+from modelyard.serving.run_model import RunServable, open_run
+from modelyard.serving.servable import Servable
 
 log = logging.getLogger("modelyard")
 
@@ -103,8 +103,6 @@ class RunSource(VersionSource):
     """
 
     def __init__(self, model_dir: str, checkpoint: str | None, options: dict[str, Any], origin: str) -> None:
-        from modelyard.serving.run_model import open_run
-
         self._model_dir, self._options, self._origin = model_dir, options, origin
         opened = open_run(model_dir, checkpoint, origin, **options)
         self.directory, self._step = opened.directory, opened.step
@@ -125,8 +123,6 @@ class RunSource(VersionSource):
 
     def load(self, version: int) -> Servable:
         """Loads the run's model with the weights of that step."""
-        from modelyard.serving.run_model import open_run
-
         return RunServable(open_run(self._model_dir, str(version), self._origin, **self._options))
 
     def explain_missing(self) -> str:

@@ -17,9 +17,10 @@ import numpy as np
 from modelyard import storage
 from modelyard.data.dataset import TEST
 from modelyard.data.image_spec import UndecodableError
+from modelyard.data.raw_examples import RawExamples
 from modelyard.errors import DataError, UserError
 from modelyard.serving.exported_model import OpenExport, is_export
-from modelyard.serving.prediction.sources import COLUMNS, ToPredict, open_sources
+from modelyard.serving.prediction.sources import COLUMNS, Labelled, open_sources
 from modelyard.serving.prediction.table import FORMATS, Outputs, Table, TableFormat, TableMetrics, output_type
 from modelyard.serving.run_model import OpenRun, open_run
 from modelyard.system.files import PARTIAL, explain, write_text
@@ -96,14 +97,14 @@ def predict(
     columns = {key: options.pop(key) for key in COLUMNS if options.get(key) is not None}
     run = _open_model(model_dir, checkpoint, split, source, options)
     if split is not None and isinstance(run, OpenRun):
-        found = _split_examples(run, split)
+        examples, labelled = _split_examples(run, split)
     else:
-        found = open_sources([*map(str, sources)], run.config, run.classes, columns, run.label)
-    if not len(found.items):
+        examples, labelled = open_sources([*map(str, sources)], run.config, run.classes, columns, run.label)
+    if not len(examples):
         raise DataError("there are no examples to predict.")
     # Files are streamed; arrays are in memory already.
-    run.config = run.config.model_copy(update={"resident": "auto" if hasattr(found.items, "images") else "never"})
-    return _TableWriter(run, found, target, top, probabilities, on_bad == "skip").run()
+    run.config = run.config.model_copy(update={"resident": "auto" if hasattr(examples, "images") else "never"})
+    return _TableWriter(run, examples, labelled, target, top, probabilities, on_bad == "skip").run()
 
 
 def _open_model(
@@ -119,13 +120,13 @@ def _open_model(
     return OpenExport(folder, options, source)
 
 
-def _split_examples(run: OpenRun, split: str) -> ToPredict:
+def _split_examples(run: OpenRun, split: str) -> Labelled:
     from modelyard.data.decoded import raw_examples_of
     from modelyard.data.open_dataset import open_dataset
 
     dataset = open_dataset(run.config, run.config.validation_fraction)
     dataset.size(split)
-    return ToPredict(raw_examples_of(dataset)[split], labelled=True)
+    return raw_examples_of(dataset)[split], True
 
 
 class _TableWriter:
@@ -134,23 +135,25 @@ class _TableWriter:
     Args:
         model: the run with its checkpoint, or the export.
         examples: the examples to predict.
+        labelled: whether they have labels of the run's classes.
         target: the table.
         top: how many classes to list per example.
         probabilities: whether to add all probabilities.
-        skips: whether unreadable examples get a row.
+        skip_bad: whether unreadable examples get a row.
     """
 
     def __init__(
         self,
         model: OpenRun | OpenExport,
-        examples: ToPredict,
+        examples: RawExamples,
+        labelled: bool,
         target: Path,
         top: int,
         probabilities: bool,
-        skips: bool,
+        skip_bad: bool,
     ) -> None:
-        self.model, self.examples, self.target = model, examples, target
-        self.top, self.probabilities, self.skips = top, probabilities, skips
+        self.model, self.examples, self.labelled, self.target = model, examples, labelled, target
+        self.top, self.probabilities, self.skip_bad = top, probabilities, skip_bad
         self.format: TableFormat = FORMATS[target.suffix.lower()]()
         self.partial = target.with_name(PARTIAL + target.name)
         self.progress = target.with_name(PARTIAL + target.name + ".json")
@@ -164,19 +167,17 @@ class _TableWriter:
         weights = self.model.path.stat().st_mtime_ns
         options = [(name, getattr(self.model.config, name)) for name in _KEY_OPTIONS]
         kernels = os.environ.get("TF_ENABLE_ONEDNN_OPTS")  # they decide the last digit
-        parts = (self.model.address, self.model.path.name, weights, self.examples.items.fingerprint(), options, kernels)
-        return hashlib.sha256(
-            repr((*parts, self.top, self.probabilities, self.skips, self.examples.labelled)).encode()
-        ).hexdigest()
+        parts = (self.model.address, self.model.path.name, weights, self.examples.fingerprint(), options, kernels)
+        columns = (self.top, self.probabilities, self.skip_bad, self.labelled)
+        return hashlib.sha256(repr((parts, columns)).encode()).hexdigest()
 
     def run(self) -> Predictions:
         """Writes the table, or the rest of it."""
         from modelyard.system.console import bar
 
-        items, labelled = self.examples.items, self.examples.labelled
-        engine, dataset = self.model.engine(items, labelled=labelled, skips=self.skips)
+        engine, dataset = self.model.engine(self.examples, labelled=self.labelled, skip_bad=self.skip_bad)
         unreadable: dict[int, str] = getattr(dataset.stored, "bad", {})
-        size, rows = len(items), self._resume()
+        size, rows = len(self.examples), self._resume()
         try:
             with (
                 self._open(rows) as file,
@@ -199,10 +200,10 @@ class _TableWriter:
             raise DataError(f"{error} With --on_bad skip, such a file gets a row with the reason.") from error
         finally:
             engine.close()
-        scores = self.metrics.as_json() if self.metrics is not None and labelled else {}
-        metrics = self.metrics.metrics() if self.metrics is not None and labelled else {}
+        scores = self.metrics.as_json() if self.metrics is not None and self.labelled else {}
+        metrics = self.metrics.metrics() if self.metrics is not None and self.labelled else {}
         metrics_file = self.target.with_suffix(".metrics.json")
-        if scores:  # before the table: once that is there, everything is
+        if scores:  # before the table, which appears when all is complete
             write_text(metrics_file, json.dumps(scores) + "\n")
         with explain(self.target, "write"):
             if not scores and self.target.exists():  # the metrics of the table that is replaced
@@ -225,22 +226,21 @@ class _TableWriter:
 
     def _lines(self, outputs: Outputs, first: int, end: int, bad: dict[int, str]) -> bytes:
         """Returns the rows of a batch, after the header if it is the first batch."""
-        items, labelled = self.examples.items, self.examples.labelled
         if self.table is None:
-            output = output_type(outputs)
+            classes, output = self.model.classes, output_type(outputs)
             self.table = Table(
-                self.model.classes,
+                classes,
                 output,
                 top=self.top,
                 probabilities=self.probabilities,
-                labelled=labelled,
-                errors=self.skips,
+                labelled=self.labelled,
+                errors=self.skip_bad,
             )
             if self.metrics is None:
-                self.metrics = TableMetrics(self.model.classes, output)
+                self.metrics = TableMetrics(classes, output)
         columns = self.table.columns(outputs)
-        paths = [items.name(n) for n in range(first, end)]
-        labels = items.labels[first:end] if labelled else None
+        paths = [self.examples.name(n) for n in range(first, end)]
+        labels = self.examples.labels[first:end] if self.labelled else None
         if labels is not None and self.metrics is not None:
             good = np.array([n not in bad for n in range(end - first)])
             self.metrics.add(labels[good], {name: values[good] for name, values in outputs.items()})
@@ -265,7 +265,7 @@ class _TableWriter:
             return 0
         with explain(self.partial, "write"):
             os.truncate(self.partial, size)
-        log.info("resuming after %d of %d examples", rows, len(self.examples.items))
+        log.info("resuming after %d of %d examples", rows, len(self.examples))
         return rows
 
     def _open(self, rows: int) -> BinaryIO:
