@@ -21,7 +21,7 @@ from modelyard.data.raw_examples import RawExamples
 from modelyard.errors import DataError, UserError
 from modelyard.serving.exported_model import OpenExport, is_export
 from modelyard.serving.prediction.sources import COLUMNS, Labelled, open_sources
-from modelyard.serving.prediction.table import FORMATS, Outputs, Table, TableFormat, TableMetrics, output_type
+from modelyard.serving.prediction.table import FORMATS, Outputs, Table, TableMetrics, output_type
 from modelyard.serving.run_model import OpenRun, open_run
 from modelyard.system.files import PARTIAL, explain, write_text
 
@@ -104,7 +104,8 @@ def predict(
         raise DataError("there are no examples to predict.")
     # Files are streamed; arrays are in memory already.
     run.config = run.config.model_copy(update={"resident": "auto" if hasattr(examples, "images") else "never"})
-    return _TableWriter(run, examples, labelled, target, top, probabilities, on_bad == "skip").run()
+    table = Table(run.classes, top=top, probabilities=probabilities, labelled=labelled, errors=on_bad == "skip")
+    return _TableWriter(run, examples, table, target).run()
 
 
 def _open_model(
@@ -135,31 +136,16 @@ class _TableWriter:
     Args:
         model: the run with its checkpoint, or the export.
         examples: the examples to predict.
-        labelled: whether they have labels of the run's classes.
-        target: the table.
-        top: how many classes to list per example.
-        probabilities: whether to add all probabilities.
-        skip_bad: whether unreadable examples get a row.
+        table: converts predictions to rows.
+        target: the file to write.
     """
 
-    def __init__(
-        self,
-        model: OpenRun | OpenExport,
-        examples: RawExamples,
-        labelled: bool,
-        target: Path,
-        top: int,
-        probabilities: bool,
-        skip_bad: bool,
-    ) -> None:
-        self.model, self.examples, self.labelled, self.target = model, examples, labelled, target
-        self.top, self.probabilities, self.skip_bad = top, probabilities, skip_bad
-        self.format: TableFormat = FORMATS[target.suffix.lower()]()
+    def __init__(self, model: OpenRun | OpenExport, examples: RawExamples, table: Table, target: Path) -> None:
+        self.model, self.examples, self.table, self.target = model, examples, table, target
         self.partial = target.with_name(PARTIAL + target.name)
         self.progress = target.with_name(PARTIAL + target.name + ".json")
         self.key = self._key()
         self.metrics: TableMetrics | None = None
-        self.table: Table | None = None
         self.skipped, self._saved_at = 0, 0.0
 
     def _key(self) -> str:
@@ -168,14 +154,15 @@ class _TableWriter:
         options = [(name, getattr(self.model.config, name)) for name in _KEY_OPTIONS]
         kernels = os.environ.get("TF_ENABLE_ONEDNN_OPTS")  # they decide the last digit
         parts = (self.model.address, self.model.path.name, weights, self.examples.fingerprint(), options, kernels)
-        columns = (self.top, self.probabilities, self.skip_bad, self.labelled)
+        columns = (self.table.top, self.table.probabilities, self.table.errors, self.table.labelled)
         return hashlib.sha256(repr((parts, columns)).encode()).hexdigest()
 
     def run(self) -> Predictions:
         """Writes the table, or the rest of it."""
         from modelyard.system.console import bar
 
-        engine, dataset = self.model.engine(self.examples, labelled=self.labelled, skip_bad=self.skip_bad)
+        labelled = self.table.labelled
+        engine, dataset = self.model.engine(self.examples, labelled=labelled, skip_bad=self.table.errors)
         unreadable: dict[int, str] = getattr(dataset.stored, "bad", {})
         size, rows = len(self.examples), self._resume()
         try:
@@ -200,8 +187,8 @@ class _TableWriter:
             raise DataError(f"{error} With --on_bad skip, such a file gets a row with the reason.") from error
         finally:
             engine.close()
-        scores = self.metrics.as_json() if self.metrics is not None and self.labelled else {}
-        metrics = self.metrics.metrics() if self.metrics is not None and self.labelled else {}
+        scores = self.metrics.as_json() if self.metrics is not None and labelled else {}
+        metrics = self.metrics.metrics() if self.metrics is not None and labelled else {}
         metrics_file = self.target.with_suffix(".metrics.json")
         if scores:  # before the table, which appears when all is complete
             write_text(metrics_file, json.dumps(scores) + "\n")
@@ -226,26 +213,15 @@ class _TableWriter:
 
     def _lines(self, outputs: Outputs, first: int, end: int, bad: dict[int, str]) -> bytes:
         """Returns the rows of a batch, after the header if it is the first batch."""
-        if self.table is None:
-            classes, output = self.model.classes, output_type(outputs)
-            self.table = Table(
-                classes,
-                output,
-                top=self.top,
-                probabilities=self.probabilities,
-                labelled=self.labelled,
-                errors=self.skip_bad,
-            )
-            if self.metrics is None:
-                self.metrics = TableMetrics(classes, output)
-        columns = self.table.columns(outputs)
+        if self.metrics is None:
+            self.metrics = TableMetrics(self.model.classes, output_type(outputs))
         paths = [self.examples.name(n) for n in range(first, end)]
-        labels = self.examples.labels[first:end] if self.labelled else None
-        if labels is not None and self.metrics is not None:
+        labels = self.examples.labels[first:end] if self.table.labelled else None
+        if labels is not None:
             good = np.array([n not in bad for n in range(end - first)])
             self.metrics.add(labels[good], {name: values[good] for name, values in outputs.items()})
-        header = b"" if first else self.format.header(columns)
-        return header + self.format.lines(columns, self.table.rows(outputs, paths, labels, bad))
+        encode = FORMATS[self.target.suffix.lower()]
+        return encode(self.table.columns(outputs), self.table.rows(outputs, paths, labels, bad), not first)
 
     # -- resuming ---------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,28 +32,25 @@ class Table:
 
     Args:
         classes: names of the classes, or of the values that are predicted.
-        output: class, labels, values or other; see `output_type`.
         top: how many classes to list per example.
         probabilities: whether to add the probability of every class.
         labelled: whether the labels are known.
         errors: whether unreadable examples get a row with the reason.
     """
 
-    def __init__(
-        self, classes: Sequence[str], output: str, *, top: int, probabilities: bool, labelled: bool, errors: bool
-    ) -> None:
-        self.classes, self.output, self.labelled, self.errors = tuple(classes), output, labelled, errors
+    def __init__(self, classes: Sequence[str], *, top: int, probabilities: bool, labelled: bool, errors: bool) -> None:
+        self.classes, self.labelled, self.errors = tuple(classes), labelled, errors
         self.top, self.probabilities = min(max(top, 1), max(len(self.classes), 1)), probabilities
 
     def columns(self, outputs: Outputs) -> list[str]:
         """Returns the names of the columns."""
-        columns = [PATH, *([TRUTH] if self.labelled else [])]
-        if self.output == "class":
+        columns, output = [PATH, *([TRUTH] if self.labelled else [])], output_type(outputs)
+        if output == "class":
             columns += [LABEL, "probability"]
             columns += [f"{name}_{n}" for n in range(2, self.top + 1) for name in (LABEL, "probability")]
-        elif self.output == "labels":
+        elif output == "labels":
             columns.append("labels")
-        elif self.output == "values":
+        elif output == "values":
             columns += self._value_names(outputs["values"])
         else:
             columns += list(outputs)
@@ -78,53 +75,50 @@ class Table:
             labels: their true labels.
             bad: why examples could not be read, by their index in the batch.
         """
-        cells = [*self._cells(outputs)]
+        predicted, output = [*self._predicted_columns(outputs)], output_type(outputs)
         for index, path in enumerate(paths):
             row = [path]
             if self.labelled:
-                row.append(self._label_cell(labels[index]) if labels is not None else "")
-            if index in bad:
-                row += [""] * len(cells) + [bad[index]]
-            else:
-                row += [cell[index] for cell in cells]
-                if self.errors:
-                    row.append("")
+                row.append(self._label_cell(labels[index], output) if labels is not None else "")
+            row += ["" if index in bad else column[index] for column in predicted]
+            if self.errors:
+                row.append(bad.get(index, ""))
             yield row
 
-    def _label_cell(self, label: Any) -> Any:
-        if self.output == "class":
+    def _label_cell(self, label: Any, output: str) -> Any:
+        if output == "class":
             return self.classes[int(label)]
-        if self.output == "labels":
+        if output == "labels":
             return self._joined_names(label)
         return np.asarray(label).tolist()
 
     def _joined_names(self, flags: Iterable[Any]) -> str:
         return "|".join(name for name, on in zip(self.classes, flags, strict=True) if on)
 
-    def _cells(self, outputs: Outputs) -> Iterable[list[Any]]:
-        """Returns the predicted columns of a batch."""
-        if self.output == "class":
+    def _predicted_columns(self, outputs: Outputs) -> Iterable[list[Any]]:
+        output = output_type(outputs)
+        if output == "class":
             probabilities = outputs["probabilities"]
             order = np.argsort(-probabilities, axis=1, kind="stable")[:, : self.top]
             for rank in range(self.top):
                 best = order[:, rank]
                 yield [self.classes[number] for number in best.tolist()]
-                yield _short(np.take_along_axis(probabilities, best[:, None], axis=1)[:, 0])
-        elif self.output == "labels":
+                yield _rounded(np.take_along_axis(probabilities, best[:, None], axis=1)[:, 0])
+        elif output == "labels":
             yield [self._joined_names(row) for row in outputs["labels"]]
-        elif self.output == "values":
+        elif output == "values":
             values = outputs["values"].reshape(len(outputs["values"]), -1)
             for column in range(values.shape[1]):
-                yield _short(values[:, column])
+                yield _rounded(values[:, column])
         else:
             for values in outputs.values():
                 yield values.tolist()
         if self.probabilities and "probabilities" in outputs:
             for column in range(outputs["probabilities"].shape[1]):
-                yield _short(outputs["probabilities"][:, column])
+                yield _rounded(outputs["probabilities"][:, column])
 
 
-def _short(values: NDArray[Any]) -> list[float]:
+def _rounded(values: NDArray[Any]) -> list[float]:
     """Rounds to the digits of a float32."""
     return [float(f"{value:.7g}") for value in values.tolist()]
 
@@ -132,34 +126,21 @@ def _short(values: NDArray[Any]) -> list[float]:
 # -- file formats -------------------------------------------------------------------------------------------------
 
 
-class CsvFormat:
-    """Rows as lines of a CSV file."""
-
-    def header(self, columns: Sequence[str]) -> bytes:
-        """Returns the first line."""
-        return self.lines(columns, [columns])
-
-    def lines(self, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
-        """Returns one line per row."""
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(
-            [json.dumps(value) if isinstance(value, list) else value for value in row] for row in rows
-        )
-        return text.getvalue().encode("utf-8", "surrogateescape")
+def encode_csv(columns: Sequence[str], rows: Iterable[Sequence[Any]], header: bool) -> bytes:
+    """Returns rows as lines of a CSV file, after a line with the columns if ``header``."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    if header:
+        writer.writerow(columns)
+    writer.writerows([json.dumps(value) if isinstance(value, list) else value for value in row] for row in rows)
+    return text.getvalue().encode("utf-8", "surrogateescape")
 
 
-class JsonLinesFormat:
-    """Rows as one JSON object per line; top classes and probabilities are nested."""
-
-    def header(self, columns: Sequence[str]) -> bytes:
-        """Returns nothing: there is no header."""
-        return b""
-
-    def lines(self, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
-        """Returns one line per row."""
-        return "".join(json.dumps(_nested(columns, row), ensure_ascii=False) + "\n" for row in rows).encode(
-            "utf-8", "surrogateescape"
-        )
+def encode_json_lines(columns: Sequence[str], rows: Iterable[Sequence[Any]], header: bool) -> bytes:
+    """Returns rows as one JSON object per line; top classes and probabilities are nested. There is no header."""
+    del header
+    lines = (json.dumps(_nested(columns, row), ensure_ascii=False) + "\n" for row in rows)
+    return "".join(lines).encode("utf-8", "surrogateescape")
 
 
 def _nested(columns: Sequence[str], row: Sequence[Any]) -> dict[str, Any]:
@@ -178,13 +159,8 @@ def _nested(columns: Sequence[str], row: Sequence[Any]) -> dict[str, Any]:
     return nested
 
 
-TableFormat = CsvFormat | JsonLinesFormat
-FORMATS: dict[str, Callable[[], TableFormat]] = {
-    ".csv": CsvFormat,
-    ".jsonl": JsonLinesFormat,
-    ".json": JsonLinesFormat,
-}
-"""By the suffix of the output file."""
+FORMATS = {".csv": encode_csv, ".jsonl": encode_json_lines, ".json": encode_json_lines}
+"""The function that encodes rows, by the suffix of the output file."""
 
 
 # -- metrics of labelled rows -----------------------------------------------------------------------------------------
@@ -258,9 +234,14 @@ class TableMetrics:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the counts so far."""
-        arrays = {"confusion": self.confusion, "sums": self._sums, "flags": self._flags}
-        counts = {"kind": self.output, "examples": self.examples, "exact": self._exact}
-        return {**counts, **{name: array.tolist() for name, array in arrays.items()}}
+        return {
+            "kind": self.output,
+            "examples": self.examples,
+            "exact": self._exact,
+            "confusion": self.confusion.tolist(),
+            "sums": self._sums.tolist(),
+            "flags": self._flags.tolist(),
+        }
 
     @classmethod
     def from_state_dict(cls, classes: Sequence[str], state: Mapping[str, Any]) -> TableMetrics:
