@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modelyard.config.accelerators import is_installed
-from modelyard.data.dataset import ID, IMAGE, TEST, TRAIN, VALIDATION, Dataset
+from modelyard.data.dataset import ID, IMAGE, TEST, TRAIN, VALIDATION
+from modelyard.data.decoded import DecodedDataset
 from modelyard.errors import ConfigError, RunError, UserError
+from modelyard.loop.run import open_dataset
 from modelyard.run.manifest import read_manifest
 from modelyard.serving.run_model import OpenRun, open_run
 from modelyard.serving.servable import BYTES
@@ -70,15 +73,12 @@ def compare_all(
 
     for_images = {name: values[: len(examples.images)] for name, values in expected.items()}
     for_files = {name: values[len(examples.images) :] for name, values in expected.items()}
+    records = [encode_example({"image/encoded": file, ID: b"an id"}) for file in examples.files]
+    batches = {BYTES: (examples.files, for_files), EXAMPLES: (records, for_files)}
     differences = {}
     for name, predictor in predictors.items():
-        if name == BYTES:
-            differences[name] = _compare(name, predictor, examples.files, for_files)
-        elif name == EXAMPLES:
-            records = [encode_example({"image/encoded": file, ID: b"an id"}) for file in examples.files]
-            differences[name] = _compare(name, predictor, records, for_files)
-        else:
-            differences[name] = _compare(name, predictor, examples.images, for_images)
+        batch, wanted = batches.get(name, (examples.images, for_images))
+        differences[name] = _compare(name, predictor, batch, wanted)
     return differences
 
 
@@ -142,19 +142,19 @@ class CheckExamples:
 
 def check_examples(model: Exportable) -> CheckExamples:
     """Returns examples of the run's data, or random ones if the data can't be opened."""
-    from modelyard.loop.run import open_dataset
-
+    stored: list[Any] = []
     try:
         dataset = open_dataset(model.run.config)
     except (UserError, OSError) as error:
         log.warning("the data of the run can't be opened (%s): the export is checked on random images", error)
-        images, stored, origin = _random_images(model), None, "random images"
+        images, origin = _random_images(model), "random images"
     else:
         sizes = dataset.sizes()
         split = next(name for name in (TEST, VALIDATION, TRAIN) if name in sizes)
         rows = np.unique(np.linspace(0, sizes[split] - 1, min(sizes[split], _MAX_EXAMPLES)).astype(np.int64))
         images, origin = np.asarray(dataset.read(split, rows)[IMAGE]), f"{len(rows)} examples of {split}"
-        stored = _stored_files(dataset, split, rows)
+        if isinstance(dataset.stored, DecodedDataset):
+            stored = [dataset.stored.splits[split].load(int(row)) for row in rows]
         if images.shape[1:] != model.image.shape or images.dtype != model.image.dtype:
             raise UserError(
                 f"the examples of {model.run.config.dataset} are {images.dtype} of shape {images.shape[1:]}; the run "
@@ -162,22 +162,13 @@ def check_examples(model: Exportable) -> CheckExamples:
             )
     if not model.takes_files:
         return CheckExamples(images, [], images[:0], origin)
-    files = [
-        one
-        if isinstance(one, bytes) and one.startswith(_DECODED_BY_TENSORFLOW)
-        else _png(image, model.recorded.image.unit_scale)
-        for one, image in zip(stored or [None] * len(images), images, strict=True)
-    ]
+    files = []
+    for image, file in zip_longest(images, stored):
+        usable = isinstance(file, bytes) and file.startswith(_DECODED_BY_TENSORFLOW)
+        files.append(file if usable else _png(image, model.recorded.image.unit_scale))
     files += _unusual_files(files[0])
     decoded = np.stack([model.recorded.image.decode(file, "an example to check with") for file in files])
     return CheckExamples(images, files, decoded, origin)
-
-
-def _stored_files(dataset: Dataset, split: str, rows: NDArray[np.int64]) -> list[Any] | None:
-    from modelyard.data.decoded import DecodedDataset
-
-    stored = dataset.stored
-    return [stored.splits[split].load(int(row)) for row in rows] if isinstance(stored, DecodedDataset) else None
 
 
 def _random_images(model: Exportable) -> NDArray[Any]:

@@ -92,17 +92,24 @@ def export(
     with cleaned_up(base):
         number = choose_version(base, version, overwrite)
         if keras_backend() not in (None, "tensorflow"):
-            return _export_in_subprocess(run, format, base, version, overwrite, options)
+            changed = {"output": str(base), "version": version, "overwrite": overwrite, **options}
+            return export_in_subprocess(run.address, checkpoint=run.step, format=format, **changed)
         return _export(run, format, base / str(number), overwrite, options)
+
+
+def export_in_subprocess(model_dir: str | Path, **arguments: Any) -> Exported:
+    """Exports like `export`, in a new process, which can use TensorFlow whatever this one did with it."""
+    exported: Exported = check.call_in_subprocess("tensorflow", export, model_dir=str(model_dir), **arguments)
+    return exported
 
 
 def _export(run: OpenRun, form: Format, target: Path, overwrite: bool, options: dict[str, Any]) -> Exported:
     select_engine("tensorflow")
     from modelyard.serving.exported_model import write_description
-    from modelyard.serving.exporting.formats import make_exportable
+    from modelyard.serving.exporting.formats import Exportable
 
     run = replace(run, config=run.config.model_copy(update={**check.EXACT, "engine": "tensorflow"}))
-    model = make_exportable(run)
+    model = Exportable(run)
     examples = check.check_examples(model)
     expected = check.expected_predictions(model, examples, options)
     model.engine.use_averages_as_weights()
@@ -232,21 +239,3 @@ def _unexpected_files(base: Path) -> list[str]:
 
 def _is_number(name: str) -> bool:
     return name.isascii() and name.isdecimal()
-
-
-# -- in a process where Keras runs on TensorFlow -----------------------------------------------------------------------
-
-
-def export_in_subprocess(model_dir: str | Path, *, format: Format) -> Exported:  # noqa: A002 - as for `export`
-    """Exports like `export`, in a new process, which can use TensorFlow whatever this one did with it."""
-    run = open_run(model_dir)
-    return _export_in_subprocess(run, format, export_folder(run.directory, format, None), None, False, {})
-
-
-def _export_in_subprocess(
-    run: OpenRun, form: Format, base: Path, version: int | None, overwrite: bool, options: dict[str, Any]
-) -> Exported:
-    arguments = {"model_dir": run.directory.address, "checkpoint": run.step, "format": form, "output": str(base)}
-    arguments |= {"version": version, "overwrite": overwrite, **options}
-    exported: Exported = check.call_in_subprocess("tensorflow", export, **arguments)
-    return exported

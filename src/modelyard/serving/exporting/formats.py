@@ -11,7 +11,6 @@ import re
 import tempfile
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,12 +21,12 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from modelyard.compat.keras import all_layers
-from modelyard.data.dataset import ID, IMAGE, Dataset, Feature
+from modelyard.data.dataset import ID, IMAGE, Feature
 from modelyard.data.preprocess import changes_batches
 from modelyard.engine.objective import averaged
 from modelyard.errors import UserError
-from modelyard.models.recorded_data import RecordedData
 from modelyard.models.task_types import Classifier
+from modelyard.serving.exporting.check import Predictor
 from modelyard.serving.exporting.decoding import image_decoder
 from modelyard.serving.run_model import OpenRun
 from modelyard.serving.servable import BYTES, DEFAULT, IMAGE_BYTES, task_type_of
@@ -42,27 +41,31 @@ _PARALLEL_DECODES = 16
 """Images of a batch that are decoded in parallel."""
 _ONNX_OPSET = 17
 Tensor = Any
-Predictor = Callable[[Any], dict[str, NDArray[Any]]]
 
 
 # -- the model ----------------------------------------------------------------------------------------------------
 
 
-@dataclass
 class Exportable:
-    """A model to export.
+    """The model of a run, built with TensorFlow on the CPU.
 
     Args:
         run: the run and its checkpoint.
-        engine: the engine, with the weights of the checkpoint.
-        dataset: the dataset that the engine predicts from.
-        recorded: the recorded facts of its data.
+
+    Raises:
+        UserError: if the model has other inputs than the image.
     """
 
-    run: OpenRun
-    engine: TensorFlowEngine
-    dataset: Dataset
-    recorded: RecordedData
+    def __init__(self, run: OpenRun) -> None:
+        self.run = run
+        engine, self.dataset = run.engine()
+        self.engine: TensorFlowEngine = engine  # type: ignore[assignment]
+        self.recorded = run.recorded_data()
+        others = [tensor.name for tensor in engine.model.inputs if tensor.name != IMAGE]
+        if others:
+            raise UserError(
+                f"the model takes {', '.join(others)} besides the image; only models of one image can be exported."
+            )
 
     @property
     def image(self) -> Feature:
@@ -85,11 +88,6 @@ class Exportable:
         """Names of the classes, or of the predicted values."""
         return self.recorded.data.classes
 
-    @property
-    def has_own_preprocessing(self) -> bool:
-        """Whether code of the user preprocesses batches."""
-        return changes_batches(self.run.config.preprocess)
-
     @cached_property
     def function(self) -> Any:
         """The compiled function from a batch of raw images to named predictions."""
@@ -108,22 +106,6 @@ class Exportable:
     def outputs(self) -> list[str]:
         """Names of the predictions."""
         return sorted(self.function.get_concrete_function().structured_outputs)
-
-
-def make_exportable(run: OpenRun) -> Exportable:
-    """Builds the model of ``run`` with TensorFlow on the CPU.
-
-    Raises:
-        UserError: if it has other inputs than the image.
-    """
-    engine, dataset = run.engine()
-    made = Exportable(run, engine, dataset, run.recorded_data())  # type: ignore[arg-type]
-    others = [tensor.name for tensor in engine.model.inputs if tensor.name != IMAGE]
-    if others:
-        raise UserError(
-            f"the model takes {', '.join(others)} besides the image; only models of one image can be exported."
-        )
-    return made
 
 
 def _cast(name: str, value: Tensor) -> Tensor:
@@ -258,7 +240,7 @@ def write_keras(model: Exportable, folder: Path) -> None:
     Raises:
         UserError: if a Keras file can't hold the model.
     """
-    if model.has_own_preprocessing:
+    if changes_batches(model.run.config.preprocess):
         raise UserError(
             "this run preprocesses batches with its own code, which a Keras file can't hold. "
             "Export a SavedModel: --format saved_model."

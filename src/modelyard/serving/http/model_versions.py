@@ -48,9 +48,9 @@ class VersionSource(ABC):
             UserError: if it can't be loaded.
         """
 
-    @abstractmethod
     def explain_missing(self) -> str:
         """Returns an error message for when there is no version."""
+        return "there is no version to serve."
 
 
 class ExportSource(VersionSource):
@@ -104,8 +104,8 @@ class RunSource(VersionSource):
 
     def __init__(self, model_dir: str, checkpoint: str | None, options: dict[str, Any], origin: str) -> None:
         self._model_dir, self._options, self._origin = model_dir, options, origin
-        opened = open_run(model_dir, checkpoint, origin, **options)
-        self.directory, self._step = opened.directory, opened.step
+        run = open_run(model_dir, checkpoint, origin, **options)
+        self.directory, self._step = run.directory, run.step
         self._which = checkpoint or ("best" if best_first(self.directory.best) else "latest")
         self._listed: list[int] = []
 
@@ -124,10 +124,6 @@ class RunSource(VersionSource):
     def load(self, version: int) -> Servable:
         """Loads the run's model with the weights of that step."""
         return RunServable(open_run(self._model_dir, str(version), self._origin, **self._options))
-
-    def explain_missing(self) -> str:
-        """Returns the message; there is always a version, since a run without a checkpoint is not opened."""
-        return f"{self.directory.address} has no checkpoint."
 
 
 # -- versions in memory ---------------------------------------------------------------------------------------------

@@ -21,8 +21,9 @@ from modelyard.data.raw_examples import RawExamples
 from modelyard.errors import DataError, UserError
 from modelyard.serving.exported_model import OpenExport, is_export
 from modelyard.serving.prediction.sources import COLUMNS, Labelled, open_sources
-from modelyard.serving.prediction.table import FORMATS, Outputs, Table, TableMetrics, output_type
+from modelyard.serving.prediction.table import FORMATS, Table, TableMetrics, output_type
 from modelyard.serving.run_model import OpenRun, open_run
+from modelyard.serving.servable import Outputs
 from modelyard.system.files import PARTIAL, explain, write_text
 
 log = logging.getLogger("modelyard")

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Outputs = Mapping[str, NDArray[Any]]
+from modelyard.serving.servable import Outputs
+
 PATH, TRUTH, LABEL, ERROR = "path", "truth", "label", "error"
 
 
