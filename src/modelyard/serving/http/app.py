@@ -144,7 +144,7 @@ class Service:
             raise RequestError(404, f"Malformed request: {_shown(request)}. Expected one of {verbs} after the name.")
         request.scope["verb"] = verb or ("metadata" if found["metadata"] else "status")
         allowed = "POST" if verb else "GET"
-        if request.method not in (allowed, "HEAD" if allowed == "GET" else allowed):
+        if request.method != allowed and (request.method, allowed) != ("HEAD", "GET"):
             error = RequestError(405, _not_allowed(request, allowed))
             error.headers["Allow"] = allowed
             raise error

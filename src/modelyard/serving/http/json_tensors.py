@@ -58,20 +58,15 @@ def predict_rows(request: dict[str, Any], limits: Limits) -> tuple[list[Any], bo
     if ("instances" in request) == ("inputs" in request):
         raise RequestError(400, "a predict request has either 'instances' (rows) or 'inputs' (columns).")
     columns, name = "inputs" in request, _input_name(request)
-    rows = request["inputs" if columns else "instances"]
-    if columns and isinstance(rows, dict) and set(rows) != {B64}:
-        rows = _only_input(rows, "inputs", name)
+    key = "inputs" if columns else "instances"
+    rows = request[key]
+    if columns and _has_names(rows):
+        rows = _only_input(rows, key, name)
     if not isinstance(rows, list):
-        raise RequestError(
-            400, f"'{'inputs' if columns else 'instances'}' must be a list; it is {_type_in_words(rows)}."
-        )
+        raise RequestError(400, f"'{key}' must be a list; it is {_type_in_words(rows)}.")
     limits.check_count(len(rows))
     if not columns:
-        named = (isinstance(row, dict) and set(row) != {B64} for row in rows)
-        rows = [
-            _only_input(row, "an instance", name) if is_named else row
-            for row, is_named in zip(rows, named, strict=True)
-        ]
+        rows = [_only_input(row, "an instance", name) if _has_names(row) else row for row in rows]
     return _check_files(rows) if name == IMAGE_BYTES else rows, columns
 
 
@@ -88,9 +83,8 @@ def example_rows(request: dict[str, Any], image: ImageSpec, limits: Limits) -> l
     rows = []
     for number, example in enumerate(examples):
         if not isinstance(example, dict):
-            raise RequestError(
-                400, f"example {number} must be an object such as {{'image': …}}; it is {_type_in_words(example)}."
-            )
+            message = f"example {number} must be an object such as {{'image': …}}; it is {_type_in_words(example)}."
+            raise RequestError(400, message)
         value = _only_input({**context, **example}, f"example {number}", name)
         if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict):
             value = value[0]
@@ -104,13 +98,18 @@ def _input_name(request: dict[str, Any]) -> str:
     return IMAGE_BYTES if request.get("signature_name") == BYTES else IMAGE
 
 
+def _has_names(value: Any) -> bool:
+    """Returns whether ``value`` is an object of named inputs, not an image file."""
+    return isinstance(value, dict) and set(value) != {B64}
+
+
 def _check_files(rows: list[Any]) -> list[Any]:
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
-            raise RequestError(
-                400,
-                f"image {number}: signature {BYTES!r} takes files, as {{'b64': '…'}}; it is {_type_in_words(row)}.",
+            message = (
+                f"image {number}: signature {BYTES!r} takes files, as {{'b64': '…'}}; it is {_type_in_words(row)}."
             )
+            raise RequestError(400, message)
     return rows
 
 
@@ -195,19 +194,18 @@ def _to_array(rows: list[Any], image: ImageSpec, first: int = 0) -> NDArray[Any]
     per_row = 1
     for size in image.shape:
         if set(map(type, level)) != {list} or set(map(len, level)) != {size}:
-            place = next(i for i, each in enumerate(level) if not isinstance(each, list) or len(each) != size)
+            wrong = next(i for i, each in enumerate(level) if not isinstance(each, list) or len(each) != size)
             raise RequestError(
                 400,
-                f"instance {first + place // per_row} must be a list of shape {shape}, or {{'b64': …}} with an image "
-                f"file; it has {_type_in_words(level[place])} where a list of {size} is expected.",
+                f"instance {first + wrong // per_row} must be a list of shape {shape}, or {{'b64': …}} with an image "
+                f"file; it has {_type_in_words(level[wrong])} where a list of {size} is expected.",
             )
         per_row *= size
         level = list(chain.from_iterable(level))
     if not set(map(type, level)) <= {int, float}:
-        place = next(i for i, each in enumerate(level) if type(each) not in (int, float))
-        raise RequestError(
-            400, f"instance {first + place // per_row} must hold numbers; it has {_type_in_words(level[place])}."
-        )
+        wrong = next(i for i, each in enumerate(level) if type(each) not in (int, float))
+        message = f"instance {first + wrong // per_row} must hold numbers; it has {_type_in_words(level[wrong])}."
+        raise RequestError(400, message)
     return _to_dtype(level, image).reshape(len(rows), *image.shape)
 
 
