@@ -221,8 +221,8 @@ class _TableWriter:
         if labels is not None:
             good = np.array([n not in bad for n in range(end - first)])
             self.metrics.add(labels[good], {name: values[good] for name, values in outputs.items()})
-        encode = FORMATS[self.target.suffix.lower()]
-        return encode(self.table.columns(outputs), self.table.rows(outputs, paths, labels, bad), not first)
+        columns, rows = self.table.rows(outputs, paths, labels, bad)
+        return FORMATS[self.target.suffix.lower()](columns, rows, not first)
 
     # -- resuming ---------------------------------------------------------------------------------------------------
 

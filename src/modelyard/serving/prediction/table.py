@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,32 +43,10 @@ class Table:
         self.classes, self.labelled, self.errors = tuple(classes), labelled, errors
         self.top, self.probabilities = min(max(top, 1), max(len(self.classes), 1)), probabilities
 
-    def columns(self, outputs: Outputs) -> list[str]:
-        """Returns the names of the columns."""
-        columns, output = [PATH, *([TRUTH] if self.labelled else [])], output_type(outputs)
-        if output == "class":
-            columns += [LABEL, "probability"]
-            columns += [f"{name}_{n}" for n in range(2, self.top + 1) for name in (LABEL, "probability")]
-        elif output == "labels":
-            columns.append("labels")
-        elif output == "values":
-            columns += self._value_names(outputs["values"])
-        else:
-            columns += list(outputs)
-        if self.probabilities and "probabilities" in outputs:
-            columns += [f"p({name})" for name in self.classes]
-        return [*columns, *([ERROR] if self.errors else [])]
-
-    def _value_names(self, values: NDArray[Any]) -> list[str]:
-        if values.ndim == 1 or values.shape[1] == 1:
-            return ["value"]
-        named = self.classes if len(self.classes) == values.shape[1] else range(1, values.shape[1] + 1)
-        return [f"value_{name}" for name in named]
-
     def rows(
         self, outputs: Outputs, paths: Sequence[str], labels: NDArray[Any] | None, bad: Mapping[int, str]
-    ) -> Iterable[list[Any]]:
-        """Returns the rows of a batch, with one value per column.
+    ) -> tuple[list[str], list[list[Any]]]:
+        """Returns the names of the columns, and the rows of a batch, with one value per column.
 
         Args:
             outputs: the predictions.
@@ -77,14 +55,19 @@ class Table:
             bad: why examples could not be read, by their index in the batch.
         """
         predicted, output = [*self._predicted_columns(outputs)], output_type(outputs)
+        columns = [PATH, *([TRUTH] if self.labelled else []), *(name for name, _ in predicted)]
+        if self.errors:
+            columns.append(ERROR)
+        rows = []
         for index, path in enumerate(paths):
             row = [path]
             if self.labelled:
                 row.append(self._label_cell(labels[index], output) if labels is not None else "")
-            row += ["" if index in bad else column[index] for column in predicted]
+            row += ["" if index in bad else values[index] for _, values in predicted]
             if self.errors:
                 row.append(bad.get(index, ""))
-            yield row
+            rows.append(row)
+        return columns, rows
 
     def _label_cell(self, label: Any, output: str) -> Any:
         if output == "class":
@@ -96,27 +79,32 @@ class Table:
     def _joined_names(self, flags: Iterable[Any]) -> str:
         return "|".join(name for name, on in zip(self.classes, flags, strict=True) if on)
 
-    def _predicted_columns(self, outputs: Outputs) -> Iterable[list[Any]]:
+    def _predicted_columns(self, outputs: Outputs) -> Iterator[tuple[str, list[Any]]]:
+        """Yields the name and the values of each predicted column of a batch."""
         output = output_type(outputs)
         if output == "class":
             probabilities = outputs["probabilities"]
             order = np.argsort(-probabilities, axis=1, kind="stable")[:, : self.top]
             for rank in range(self.top):
-                best = order[:, rank]
-                yield [self.classes[number] for number in best.tolist()]
-                yield _rounded(np.take_along_axis(probabilities, best[:, None], axis=1)[:, 0])
+                best, suffix = order[:, rank], f"_{rank + 1}" if rank else ""
+                yield LABEL + suffix, [self.classes[number] for number in best.tolist()]
+                best_probabilities = np.take_along_axis(probabilities, best[:, None], axis=1)[:, 0]
+                yield "probability" + suffix, _rounded(best_probabilities)
         elif output == "labels":
-            yield [self._joined_names(row) for row in outputs["labels"]]
+            yield "labels", [self._joined_names(row) for row in outputs["labels"]]
         elif output == "values":
             values = outputs["values"].reshape(len(outputs["values"]), -1)
-            for column in range(values.shape[1]):
-                yield _rounded(values[:, column])
+            count = values.shape[1]
+            named = self.classes if len(self.classes) == count else range(1, count + 1)
+            names = ["value"] if count == 1 else [f"value_{name}" for name in named]
+            for column, name in enumerate(names):
+                yield name, _rounded(values[:, column])
         else:
-            for values in outputs.values():
-                yield values.tolist()
+            for name, values in outputs.items():
+                yield name, values.tolist()
         if self.probabilities and "probabilities" in outputs:
-            for column in range(outputs["probabilities"].shape[1]):
-                yield _rounded(outputs["probabilities"][:, column])
+            for column, name in enumerate(self.classes):
+                yield f"p({name})", _rounded(outputs["probabilities"][:, column])
 
 
 def _rounded(values: NDArray[Any]) -> list[float]:
@@ -252,11 +240,8 @@ class TableMetrics:
             ValueError: if those were of other classes.
         """
         made = cls(classes, str(state["kind"]))
-        confusion = np.asarray(state["confusion"], np.int64).reshape(-1, len(made.classes))
-        if confusion.shape != made.confusion.shape:
-            raise ValueError("other classes")
-        made.confusion[...] = confusion
-        made._sums[...] = state["sums"]
-        made._flags[...] = state["flags"]
         made.examples, made._exact = int(state["examples"]), int(state["exact"])
+        made.confusion = np.array(state["confusion"], np.int64).reshape(made.confusion.shape)
+        made._flags = np.array(state["flags"], np.int64).reshape(made._flags.shape)
+        made._sums = np.array(state["sums"], np.float64)
         return made
