@@ -254,8 +254,7 @@ class InProcess:
     """The same model called in this process, one batch after the other."""
 
     def __init__(self, run: Path, engine: str, batch: int) -> None:
-        from modelyard.serving.run_model import open_run
-        from modelyard.serving.servable import RunServable
+        from modelyard.serving.run_model import RunServable, open_run
 
         self.servable, self.batch = RunServable(open_run(run, engine=engine)), batch
         image = self.servable.info.image

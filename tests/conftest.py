@@ -6,6 +6,7 @@ jax`` on JAX. The engine is set up once per process, with several CPU devices an
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
@@ -54,6 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # Within the repository, and kept: what JAX has compiled once, the next test finds.
     os.environ.setdefault("MODELYARD_CACHE", str(config.rootpath / ".pytest_cache" / "modelyard"))
     os.environ["KERAS_BACKEND"] = engine_name()  # some modules of tests import Keras when they are collected
+    importlib.import_module("modelyard")  # before them: it sets what TensorFlow reads when it is imported
 
 
 _FIRST = ("test_docs.py", "test_kill.py", "test_portable.py", "test_cluster.py", "test_data_commands.py")

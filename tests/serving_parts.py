@@ -11,12 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modelyard.data.image_spec import ImageSpec
-from modelyard.serving.description import ModelInfo
 from modelyard.serving.http.app import Metrics, Service
 from modelyard.serving.http.batching import BatchingOptions
 from modelyard.serving.http.limits import Limits
 from modelyard.serving.http.model_versions import Found, ModelVersions, VersionSource
-from modelyard.serving.servable import Outputs, Servable
+from modelyard.serving.servable import ModelInfo, Outputs, Servable
 
 CLASSES = ("dark", "grey", "<b>bright</b>")
 

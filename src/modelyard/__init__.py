@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if "tensorflow" not in sys.modules:
+    # TensorFlow reads it when it is imported, and its default depends on the CPU: without AVX-512 VNNI, oneDNN's faster
+    # kernels are off. It is set here, so that all processes compute the same bits, whichever module imports TensorFlow.
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
 if TYPE_CHECKING:
     from modelyard.api import ExportFailedError, evaluate, resume, train, train_and_evaluate

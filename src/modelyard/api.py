@@ -143,7 +143,7 @@ def _exported(result: Result, forms: Sequence[Any], apart: bool) -> Result:
 
 def _existing_export(model_dir: str, form: str) -> str | None:
     """Returns the export of this very model, if an earlier start made it."""
-    from modelyard.serving.description import DESCRIPTION
+    from modelyard.serving.exported_model import DESCRIPTION
     from modelyard.serving.exporting.export import exported_versions
 
     directory, _, path = find_checkpoint(model_dir, None, {}, "Python")

@@ -262,3 +262,28 @@ def test_engines_are_listed_in_errors() -> None:
     )
     assert done.returncode == 2
     assert "'jax'" in done.stderr
+
+
+def test_every_import_of_tensorflow_has_the_same_kernels() -> None:
+    program = """
+import importlib.abc, os, sys
+
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "tensorflow":
+            print(os.environ.get("TF_ENABLE_ONEDNN_OPTS"))
+            os._exit(0)
+
+sys.meta_path.insert(0, Finder())
+import modelyard.engine.base
+"""
+    inherited = {name: value for name, value in environment().items() if name != "TF_ENABLE_ONEDNN_OPTS"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**inherited, "KERAS_BACKEND": "tensorflow"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == "1\n"

@@ -192,15 +192,15 @@ def test_versions_are_numbered_and_what_exists_is_left_alone(run: Path) -> None:
 def test_what_predicts_something_else_is_refused_and_nothing_is_left(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from modelyard.serving.exporting import saved_model
+    from modelyard.serving.exporting import formats
 
-    real = saved_model.image_decoder
+    real = formats.image_decoder
 
     def mirrored(*words: Any) -> Callable[[Any], Any]:
         decode = real(*words)
         return lambda data: decode(data)[:, ::-1]
 
-    monkeypatch.setattr(saved_model, "image_decoder", mirrored)
+    monkeypatch.setattr(formats, "image_decoder", mirrored)
     with pytest.raises(UserError, match=r"refused: .* of bytes differs from the run's own predictions by"):
         modelyard.export(run)
     assert list((run / "export").iterdir()) == []
@@ -291,7 +291,7 @@ def test_own_preprocessing_of_batches_is_inside_and_of_examples_comes_before(
     run = trained(tmp_path / "example", **options, preprocess="smaller")
     done = modelyard.export(run)
     assert list(done.differences) == ["serving_default"]
-    assert "preprocesses examples by code of its own" in caplog.text
+    assert "preprocesses examples with its own NumPy code" in caplog.text
     assert json.loads((Path(done.path) / "modelyard.json").read_text())["image"]["shape"] == [4, 4, 1]
 
 

@@ -258,16 +258,16 @@ from conftest import engine_name
 from modelyard.config.backend import select_engine
 select_engine(engine_name())
 import parts
-from modelyard.serving.prediction import predict as room
-room._SAVE_PROGRESS_SECONDS = 0.0
-write = room._TableWriter._write
+from modelyard.serving.prediction import predict as predict_module
+predict_module._SAVE_PROGRESS_SECONDS = 0.0
+write = predict_module._TableWriter._write
 
 def deadly(self, file, found, first, unreadable):
     write(self, file, found, first, unreadable)
     if first == 20:
         os.kill(os.getpid(), signal.SIGKILL)
 
-room._TableWriter._write = deadly
+predict_module._TableWriter._write = deadly
 modelyard.predict(sys.argv[1], sys.argv[2], output="killed.csv", probabilities=True, eval_batch_size=1)
 """
 
@@ -306,15 +306,15 @@ class Stopped(BaseException):
 
 def stopped(patch: pytest.MonkeyPatch, *given: Any, **options: Any) -> int:
     """A prediction that ends when it has noted its first batch; how many rows that had."""
-    from modelyard.serving.prediction import predict as room
+    from modelyard.serving.prediction import predict as predict_module
 
     def deadly(*values: Any) -> None:
         note(*values)
         raise Stopped
 
-    note = room._TableWriter._save_progress
+    note = predict_module._TableWriter._save_progress
     with patch.context() as inner:
-        inner.setattr(room._TableWriter, "_save_progress", deadly)
+        inner.setattr(predict_module._TableWriter, "_save_progress", deadly)
         with pytest.raises(Stopped):
             modelyard.predict(*given, output="a.csv", **options)
     return int(json.loads(Path(".partial-a.csv.json").read_text())["rows"])
@@ -327,6 +327,16 @@ def test_one_that_was_begun_with_other_views_begins_anew(home: Path, monkeypatch
     modelyard.predict(home / "run", home / "photos", output="a.csv", **options)
     modelyard.predict(home / "run", home / "photos", output="b.csv", **options)
     assert Path("a.csv").read_bytes() == Path("b.csv").read_bytes()
+
+
+def test_one_that_was_begun_with_other_kernels_begins_again(
+    home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {"probabilities": True, "eval_batch_size": 4}
+    assert stopped(monkeypatch, home / "run", home / "photos", **options) == 4
+    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
+    modelyard.predict(home / "run", home / "photos", output="a.csv", **options)
+    assert "resuming" not in caplog.text
 
 
 def test_one_that_was_killed_after_its_last_row_still_knows_its_metrics(
@@ -371,12 +381,12 @@ def test_numbers_and_several_classes_have_tables_too(tmp_path: Path) -> None:
 
 
 def test_a_run_on_an_object_store_is_opened_by_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    from modelyard.serving.prediction import predict as room
+    from modelyard.serving.prediction import predict as predict_module
 
     def opened(model_dir: str | Path, *_: Any) -> None:
         raise UserError(f"asked for {model_dir}")
 
-    monkeypatch.setattr(room, "open_run", opened)
+    monkeypatch.setattr(predict_module, "open_run", opened)
     with pytest.raises(UserError, match="asked for s3://yard/run"):
         modelyard.predict("s3://yard/run", "photos")
 

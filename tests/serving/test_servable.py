@@ -46,8 +46,7 @@ def test_what_a_run_remembers_may_be_asked_before_its_engine(two_devices: None) 
 
 
 def test_what_the_user_does_to_examples_is_done_to_those_of_requests(two_devices: None, tmp_path: Path) -> None:
-    from modelyard.serving.run_model import open_run
-    from modelyard.serving.servable import RunServable
+    from modelyard.serving.run_model import RunServable, open_run
 
     (tmp_path / "centre.py").write_text(CENTRE)
     options = {"plugins": "centre.py", "preprocess": "centre_for_serving", "engine": engine_name()}

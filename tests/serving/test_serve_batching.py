@@ -10,8 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modelyard.serving.http.batching import Batcher, BatchingOptions, DeadlineExceededError, QueueFullError
-from modelyard.serving.servable import batch_sizes
+from modelyard.serving.http.batching import (
+    Batcher,
+    BatchingOptions,
+    DeadlineExceededError,
+    QueueFullError,
+    batch_sizes,
+)
 from serving_parts import Brightness, facts
 
 

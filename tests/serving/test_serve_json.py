@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from modelyard.data.image_spec import ImageSpec
 from modelyard.serving.http import json_tensors
 from modelyard.serving.http.limits import Limits, RequestError
-from serving_parts import Brightness, facts
 
 IMAGE = ImageSpec((2, 3, 1), "uint8")
 MOST = 4
-SERVABLE, LIMITS = Brightness(facts(image=IMAGE)), Limits(max_instances=MOST)
+LIMITS = Limits(max_instances=MOST)
 EVERY_BYTE = np.arange(258).clip(0, 255).astype(np.uint8).reshape(43, 2, 3, 1)
 
 
@@ -24,7 +23,7 @@ def parsed(body: bytes) -> np.ndarray | None:
     """As the parser has it; None where it refuses."""
     try:
         rows, _ = json_tensors.predict_rows(json_tensors.parse_json(body), LIMITS)
-        return json_tensors.images_from_rows(rows, SERVABLE, LIMITS)
+        return json_tensors.images_from_rows(rows, IMAGE, LIMITS)
     except RequestError:
         return None
 

@@ -8,6 +8,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
+from modelyard.data.image_spec import ImageSpec
 from modelyard.errors import DataError, UserError
 from modelyard.serving.exported_model import ExportedServable
 from modelyard.serving.http.batching import BatchingOptions
 from modelyard.serving.http.model_versions import ExportSource, ModelVersions
-from serving_parts import Brightness, Given, service, write_export
+from serving_parts import Brightness, Given, facts, service, write_export
 
 STATUS, PREDICT = "/v1/models/mine", "/v1/models/mine:predict"
 BLACK = {"instances": [np.zeros((4, 4, 3), int).tolist()]}
@@ -104,12 +106,12 @@ def test_the_old_version_finishes_what_it_has() -> None:
         eventually(lambda: states(client)["1"] == "END")
 
 
-class SlowToDecode(Brightness):
+@dataclass(frozen=True)
+class SlowToDecode(ImageSpec):
     """Takes its time for image files, before they come into the queue."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.decoding, self.decoded = threading.Event(), threading.Event()
+    decoding: threading.Event = field(default_factory=threading.Event)
+    decoded: threading.Event = field(default_factory=threading.Event)
 
     def decode(self, data: bytes, name: str) -> Any:
         self.decoding.set()
@@ -118,8 +120,8 @@ class SlowToDecode(Brightness):
 
 
 def test_a_request_that_was_not_in_the_queue_yet_is_answered_by_the_version_it_came_for() -> None:
-    old, source = SlowToDecode(), Given()
-    source.servables[1] = old
+    slow, source = SlowToDecode((4, 4, 3), "uint8"), Given()
+    source.servables[1] = Brightness(facts(image=slow))
     file = io.BytesIO()
     Image.fromarray(np.zeros((9, 9), np.uint8)).save(file, "PNG")
     with TestClient(service(source=source).app()) as client:
@@ -127,11 +129,11 @@ def test_a_request_that_was_not_in_the_queue_yet_is_answered_by_the_version_it_c
         upload = "/v1/models/mine:upload"
         thread = threading.Thread(target=lambda: answers.append(client.post(upload, content=file.getvalue())))
         thread.start()
-        assert old.decoding.wait(10)
+        assert slow.decoding.wait(10)
         source.servables[2] = Brightness()
         eventually(lambda: states(client) == {"2": "AVAILABLE", "1": "UNLOADING"})
         time.sleep(0.1)  # it would be gone by now
-        old.decoded.set()
+        slow.decoded.set()
         thread.join(10)
         assert (answers[0].status_code, answers[0].headers["modelyard-version"]) == (200, "1")
 

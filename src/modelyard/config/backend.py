@@ -197,9 +197,6 @@ def import_engine(name: str) -> str:
         )
     os.environ["KERAS_BACKEND"] = chosen
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # JAX's libraries read it, too
-    if chosen == "tensorflow":
-        # Without AVX-512, TensorFlow uses oneDNN's faster convolutions only if this is set.
-        os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
     if chosen not in sys.modules:
         try:
             with without_lines(sys.stderr, 2, _GREETING):  # printed before the log level is read

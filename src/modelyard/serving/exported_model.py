@@ -1,28 +1,111 @@
-"""An exported SavedModel, opened to serve it or to predict a table. It needs TensorFlow and modelyard.json only."""
+"""An export on disk: modelyard.json, and the SavedModel, opened to serve it or to predict a table.
+
+It needs neither the run nor its data.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+import json
+from collections.abc import Generator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+import modelyard
 from modelyard.config import Config, load_config
 from modelyard.config.backend import keras_backend, select_engine
 from modelyard.config.durations import RunLength
 from modelyard.data.dataset import IMAGE, TEST, Dataset, Feature
 from modelyard.data.decoded import DecodedDataset
+from modelyard.data.image_spec import ImageSpec
 from modelyard.data.pipeline import Pipeline
 from modelyard.data.raw_examples import RawExamples
 from modelyard.errors import ConfigError, DataError, Problem, RunError
-from modelyard.serving.description import DESCRIPTION, read_description
-from modelyard.serving.servable import Outputs, Servable
+from modelyard.run.metrics import read_metrics
+from modelyard.serving.servable import DEFAULT, ModelInfo, Outputs, Servable, finite_numbers
+from modelyard.system.files import write_text
 
-SAVED_MODEL = "saved_model.pb"
-"""An exported version has it and `DESCRIPTION`. Either may be copied last: without one, it is incomplete."""
+if TYPE_CHECKING:
+    from modelyard.serving.exporting.formats import Exportable
+
+DESCRIPTION, SAVED_MODEL = "modelyard.json", "saved_model.pb"
+"""An exported SavedModel has both. Either may be copied last: without one, it is incomplete."""
+_TASK_TYPES = ("classification", "multi_label", "regression", "other")
+_NO_METRICS = ("step", "epoch", "split", "time", "seconds", "examples_per_second")
 _OPTIONS = ("eval_batch_size", "input_threads", "cache_dir", "threads")
+
+
+# -- modelyard.json -----------------------------------------------------------------------------------------------
+
+
+def write_description(folder: Path, model: Exportable, form: str, version: int) -> None:
+    """Writes modelyard.json.
+
+    Args:
+        folder: the folder of the export.
+        model: the exported model.
+        form: the format of the export.
+        version: the number of its folder.
+    """
+    run = model.run
+    image = replace(model.recorded.image, shape=model.image.shape, dtype=model.image.dtype)
+    tests = [row for row in read_metrics(run.directory.metrics) if row.get("split") == TEST]
+    description = {
+        "format": form,
+        "version": version,
+        "model": run.config.model,
+        "dataset": run.config.dataset,
+        "step": run.step,
+        "takes_files": model.takes_files,
+        **image.as_json(),
+        "kind": model.task_type,
+        "classes": list(model.classes),
+        "outputs": model.outputs,
+        "metrics": _metrics(run.checkpoint.loop_state.get("last_evaluation") or {}),
+        "test": _metrics(tests[-1]) if tests else {},
+        "modelyard": modelyard.__version__,
+    }
+    write_text(folder / DESCRIPTION, json.dumps(description, indent=1) + "\n")
+
+
+def _metrics(row: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the metrics of a row of metrics.jsonl."""
+    return {name: value for name, value in finite_numbers(row).items() if name not in _NO_METRICS}
+
+
+def read_description(folder: Path) -> ModelInfo:
+    """Reads modelyard.json of an exported version.
+
+    Raises:
+        DataError: if it is missing or invalid.
+    """
+    file = folder / DESCRIPTION
+    try:
+        read = json.loads(file.read_bytes())
+        image = ImageSpec.from_json(read)
+        task_type = str(read["kind"])
+        info = ModelInfo(
+            str(read["model"]),
+            Path(str(read["dataset"])).name,
+            int(read["step"]),
+            task_type if task_type in _TASK_TYPES else "other",
+            tuple(str(name) for name in read.get("classes") or ()),
+            image,
+            finite_numbers(read.get("test") or {}),
+        )
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise DataError(f"{file} is missing or damaged: {error!r}. Export the model again.") from error
+    if read.get("format", "saved_model") != "saved_model":
+        raise DataError(f"{folder} is an export as {read['format']}; only a SavedModel can be loaded here.")
+    if not image.shape or min(image.shape) < 1:
+        raise DataError(f"{file} has the image shape {image.shape}, which is invalid. Export the model again.")
+    return info
+
+
+# -- the SavedModel -----------------------------------------------------------------------------------------------
 
 
 class ExportedServable(Servable):
@@ -39,14 +122,14 @@ class ExportedServable(Servable):
             ) from error
         try:
             self._loaded = tf.saved_model.load(str(folder))  # holds the variables
-            self._function = self._loaded.signatures["serving_default"]
-        except Exception as error:  # TensorFlow's readers have no class of error in common
+            self._function = self._loaded.signatures[DEFAULT]
+        except Exception as error:  # TensorFlow's readers have no common exception class
             raise DataError(f"{folder} can't be loaded: {str(error).strip() or type(error).__name__}") from error
-        self._tensor: Callable[..., Any] = tf.constant
-        wanted = self._function.structured_input_signature[1]
-        if set(wanted) != {IMAGE}:
-            raise DataError(f"{folder} has the inputs {', '.join(wanted) or '(none)'}; the one input must be {IMAGE}.")
-        image, spec = self.info.image, wanted[IMAGE]
+        self._to_tensor = tf.constant
+        inputs = self._function.structured_input_signature[1]
+        if set(inputs) != {IMAGE}:
+            raise DataError(f"{folder} has the inputs {', '.join(inputs) or '(none)'}; the one input must be {IMAGE}.")
+        image, spec = self.info.image, inputs[IMAGE]
         if not spec.shape.is_compatible_with((None, *image.shape)) or spec.dtype.name != image.dtype:
             raise DataError(
                 f"{folder} takes images {spec.shape} of {spec.dtype.name}, but its {DESCRIPTION} says "
@@ -55,7 +138,7 @@ class ExportedServable(Servable):
 
     def predict(self, images: NDArray[Any]) -> Outputs:
         """Predicts with the signature serving_default; bytes become text."""
-        found = {name: values.numpy() for name, values in self._function(image=self._tensor(images)).items()}
+        found = {name: values.numpy() for name, values in self._function(image=self._to_tensor(images)).items()}
         for name, values in found.items():
             if values.dtype == object:
                 flat = [each.decode("utf-8", "replace") if isinstance(each, bytes) else each for each in values.flat]
@@ -91,12 +174,12 @@ class OpenExport:
         return by_task.get(self.info.task_type, Feature((), "int32"))
 
     def engine(
-        self, items: RawExamples, *, labelled: bool = False, skips: bool = False
+        self, examples: RawExamples, *, labelled: bool = False, skip_bad: bool = False
     ) -> tuple[ExportEngine, Dataset]:
         """Returns an engine that predicts, and the dataset of the examples."""
         if keras_backend() is None:
             select_engine("tensorflow")
-        dataset = DecodedDataset({TEST: items}, self.classes, self.info.image, labelled=labelled, skip_bad=skips)
+        dataset = DecodedDataset({TEST: examples}, self.classes, self.info.image, labelled=labelled, skip_bad=skip_bad)
         return ExportEngine(self, dataset), dataset
 
 
@@ -118,6 +201,9 @@ class ExportEngine:
     def close(self) -> None:
         """Ends the threads that read ahead."""
         self._pipeline.close()
+
+
+# -- folders of versions ------------------------------------------------------------------------------------------
 
 
 def is_exported_version(folder: Path) -> bool:

@@ -1,18 +1,18 @@
-"""A model of a run, ready to predict: built from what the run remembers, without the data it was trained on."""
+"""The model of a run at one of its checkpoints, built from its manifest, without the data it was trained on."""
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from modelyard.config.backend import import_engine, keras_backend
 from modelyard.config.durations import RunLength
 from modelyard.config.schema import Config
-from modelyard.data.dataset import LABEL, TEST, Dataset, Feature
+from modelyard.data.dataset import ID, IMAGE, LABEL, TEST, Dataset, Feature
 from modelyard.data.decoded import DecodedDataset
 from modelyard.data.open_dataset import load_dataset
 from modelyard.data.preprocess import with_example_preprocessing
@@ -22,23 +22,23 @@ from modelyard.loop.run import create_engine
 from modelyard.run.checkpoint import Checkpoint, read_checkpoint
 from modelyard.run.directory import RunDirectory
 from modelyard.run.manifest import read_manifest
+from modelyard.run.summary import summarize
+from modelyard.serving.servable import ModelInfo, Outputs, Servable, finite_numbers, task_type_of
 
 if TYPE_CHECKING:
     from modelyard.engine.base import Engine
     from modelyard.models.data_info import RecordedData
 
-log = logging.getLogger("modelyard")
-
 
 @dataclass
 class OpenRun:
-    """A run and one of its checkpoints, before an engine is chosen.
+    """A run and one of its checkpoints.
 
     Args:
         directory: the run folder.
-        config: its config, with what was asked for otherwise.
+        config: the config of the run, with the options that were changed for predictions.
         path: the folder of the checkpoint.
-        checkpoint: what it holds.
+        checkpoint: its content.
     """
 
     directory: RunDirectory
@@ -48,63 +48,63 @@ class OpenRun:
 
     @property
     def step(self) -> int:
-        """Of the checkpoint."""
+        """The step of the checkpoint."""
         return self.checkpoint.step
 
     @property
     def address(self) -> str:
-        """Where the run is."""
+        """The path or URL of the run."""
         return self.directory.address
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Their names; without an engine."""
-        kept = read_manifest(self.directory)
-        return tuple(str(name) for name in (kept.get("data") or kept.get("dataset") or {}).get("classes", []))
+        """Names of the classes. Imports no engine."""
+        manifest = read_manifest(self.directory)
+        return tuple(str(name) for name in (manifest.get("data") or manifest.get("dataset") or {}).get("classes", []))
 
     @property
     def label(self) -> Feature:
-        """Of an example as it is stored; without an engine."""
-        kept = (read_manifest(self.directory).get("data") or {}).get("stored", {}).get(LABEL)
-        return Feature(tuple(kept["shape"]), kept["dtype"]) if kept else Feature((), "int32")
+        """Shape and type of a stored label. Imports no engine."""
+        label = (read_manifest(self.directory).get("data") or {}).get("stored", {}).get(LABEL)
+        return Feature(tuple(label["shape"]), label["dtype"]) if label else Feature((), "int32")
 
     def recorded_data(self) -> RecordedData:
-        """What the run knows of its data; of runs that did not write it down yet, from the data itself."""
-        if keras_backend() is None:  # what follows imports Keras, whose backend is then fixed
+        """Returns the facts about the run's data. Older runs have not recorded them: their data is opened."""
+        if keras_backend() is None:  # the imports below import Keras, which fixes its backend
             import_engine(self.config.engine)
         from modelyard.models.data_info import read_recorded_data, record_data
 
-        kept = read_manifest(self.directory).get("data")
-        if kept is None:
+        recorded = read_manifest(self.directory).get("data")
+        if recorded is None:
             from modelyard.models.task_types import build_task
 
             dataset = load_dataset(self.config)
-            kept = record_data(self.config, dataset, build_task(self.config, dataset).data)
-        return read_recorded_data(kept)
+            recorded = record_data(self.config, dataset, build_task(self.config, dataset).data)
+        return read_recorded_data(recorded)
 
     def engine(
-        self, examples: RawExamples | None = None, *, labelled: bool = False, skips: bool = False
+        self, examples: RawExamples | None = None, *, labelled: bool = False, skip_bad: bool = False
     ) -> tuple[Engine, Dataset]:
-        """An engine that has the weights, and the dataset of the examples, which are its split `test`.
+        """Returns an engine with the weights, and a dataset with the examples as its split `test`.
 
         Args:
-            examples: what to predict; none for an engine that is given batches.
+            examples: the examples to predict; None for an engine that receives batches.
             labelled: whether their labels are of the run's classes.
-            skips: what can't be read is left out, not an error.
+            skip_bad: skip unreadable examples instead of raising an error.
         """
         engine = create_engine(self.config)
         from modelyard.engine.network import build_network
         from modelyard.models.task_types import task_for
 
-        kept = self.recorded_data()
+        recorded = self.recorded_data()
+        image = recorded.image
         if examples is None:
-            examples = ArrayExamples(np.zeros((1, *kept.image.shape), kept.image.dtype), np.zeros(1, np.int32))
-        raw = DecodedDataset({TEST: examples}, kept.data.classes, kept.image, labelled=labelled, skip_bad=skips)
+            examples = ArrayExamples(np.zeros((1, *image.shape), image.dtype), np.zeros(1, np.int32))
+        raw = DecodedDataset({TEST: examples}, recorded.data.classes, image, labelled=labelled, skip_bad=skip_bad)
         dataset = with_example_preprocessing(raw, self.config.preprocess)
-        size = dataset.size(TEST)
-        length = RunLength(size, self.config.train_batch_size, 1)
+        length = RunLength(dataset.size(TEST), self.config.train_batch_size, 1)
         with engine.model_scope():
-            network = build_network(self.config, task_for(self.config, kept.data, kept.label), length)
+            network = build_network(self.config, task_for(self.config, recorded.data, recorded.label), length)
         engine.build(network, dataset, length)
         engine.load(self.checkpoint, weights_only=True)
         return engine, dataset
@@ -113,7 +113,7 @@ class OpenRun:
 def open_run(
     model_dir: str | Path, checkpoint: str | int | None = None, source: str = "Python", **options: Any
 ) -> OpenRun:
-    """A checkpoint of the run in ``model_dir``.
+    """Opens a checkpoint of a run.
 
     Args:
         model_dir: the run folder.
@@ -125,6 +125,33 @@ def open_run(
         RunError: if there is no run, or no such checkpoint.
     """
     directory, config, path = find_checkpoint(model_dir, checkpoint, options, source)
-    # What only training needs is left out: pieces of batches, phases, augmentation.
+    # Options of training alone: pieces of batches, phases, augmentation.
     plain = {"augment": (), "gradient_accumulation": 1, "fine_tune": (), "freeze_batch_norm": False, "cluster": "none"}
     return OpenRun(directory, config.model_copy(update=plain), path, read_checkpoint(path))
+
+
+class RunServable(Servable):
+    """A checkpoint of a run with its engine. Build it in the thread that predicts: Keras has settings per thread."""
+
+    def __init__(self, run: OpenRun) -> None:
+        self._engine, self._dataset = run.engine()  # first: it chooses Keras's backend
+        data, config = run.recorded_data(), run.config
+        classes, task_type = tuple(data.data.classes), task_type_of(self._engine.task)
+        test = finite_numbers(summarize(run.directory).get("test") or {})
+        dataset = Path(config.dataset).name
+        super().__init__(ModelInfo(config.model, dataset, run.step, task_type, classes, data.image, test))
+        self.batch_multiple = len(self._engine.devices)
+        self._classes = np.array(classes, object)
+
+    def predict(self, images: NDArray[Any]) -> Outputs:
+        """Predicts with the engine, after the run's own preprocessing of examples."""
+        batch: dict[str, Any] = {IMAGE: images}
+        if self._dataset.stored is not self._dataset:
+            examples = ArrayExamples(images, np.zeros(len(images), np.int32))
+            self._dataset.stored.splits[TEST] = examples  # type: ignore[attr-defined]
+            read = self._dataset.read(TEST, np.arange(len(images)))
+            batch = {name: values for name, values in read.items() if name not in (ID, LABEL)}
+        found = {name: np.asarray(values) for name, values in self._engine.predict_batch(batch).items()}
+        if "class" in found and len(self._classes):
+            found["label"] = self._classes[found["class"]]
+        return found

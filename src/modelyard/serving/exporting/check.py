@@ -1,20 +1,21 @@
 """Checks that an export predicts what its run predicts, on real examples.
 
 Keras has one backend per process, so the predictions of a JAX run are computed by another process, which runs this
-module: ``python -m modelyard.serving.exporting.check REQUEST.json IMAGES.npy PREDICTIONS.npz``.
+module: ``python -m modelyard.serving.exporting.check CALL RESULT``.
 """
 
 from __future__ import annotations
 
 import io
-import json
 import logging
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,14 +23,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modelyard.config.backend import is_installed
-from modelyard.data.dataset import ID, IMAGE, TEST, TRAIN, VALIDATION, Dataset
+from modelyard.data.dataset import ID, IMAGE, TEST, TRAIN, VALIDATION
+from modelyard.data.decoded import DecodedDataset
+from modelyard.data.open_dataset import load_dataset
 from modelyard.errors import ConfigError, RunError, UserError
 from modelyard.run.manifest import read_manifest
-from modelyard.serving.description import BYTES
 from modelyard.serving.run_model import OpenRun, open_run
+from modelyard.serving.servable import BYTES
 
 if TYPE_CHECKING:
-    from modelyard.serving.exporting.exportable import Exportable
+    from modelyard.serving.exporting.formats import Exportable
 
 log = logging.getLogger("modelyard")
 Predictions = Mapping[str, NDArray[Any]]
@@ -47,7 +50,6 @@ EXACT = {
 """Exports compute in float32 and are compared on the CPU: a GPU rounds matrix products more coarsely."""
 _MAX_EXAMPLES = 32
 _DECODED_BY_TENSORFLOW = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM")
-_CONFIG_ERROR = 3
 
 
 # -- comparing ----------------------------------------------------------------------------------------------------
@@ -66,19 +68,17 @@ def compare_all(
     Raises:
         UserError: if a difference is larger than the tolerance.
     """
-    from modelyard.serving.exporting.saved_model import EXAMPLES, encode_example
+    from modelyard.data.records.example import encode_example
+    from modelyard.serving.exporting.formats import EXAMPLES
 
     for_images = {name: values[: len(examples.images)] for name, values in expected.items()}
     for_files = {name: values[len(examples.images) :] for name, values in expected.items()}
+    records = [encode_example({"image/encoded": file, ID: b"an id"}) for file in examples.files]
+    batches = {BYTES: (examples.files, for_files), EXAMPLES: (records, for_files)}
     differences = {}
     for name, predictor in predictors.items():
-        if name == BYTES:
-            differences[name] = _compare(name, predictor, examples.files, for_files)
-        elif name == EXAMPLES:
-            records = [encode_example(file, str(i).encode()) for i, file in enumerate(examples.files)]
-            differences[name] = _compare(name, predictor, records, for_files)
-        else:
-            differences[name] = _compare(name, predictor, examples.images, for_images)
+        batch, wanted = batches.get(name, (examples.images, for_images))
+        differences[name] = _compare(name, predictor, batch, wanted)
     return differences
 
 
@@ -142,19 +142,19 @@ class CheckExamples:
 
 def check_examples(model: Exportable) -> CheckExamples:
     """Returns examples of the run's data, or random ones if the data can't be opened."""
-    from modelyard.data.open_dataset import load_dataset
-
+    stored: list[Any] = []
     try:
         dataset = load_dataset(model.run.config)
     except (UserError, OSError) as error:
         log.warning("the data of the run can't be opened (%s): the export is checked on random images", error)
-        images, stored, origin = _random_images(model), None, "random images"
+        images, origin = _random_images(model), "random images"
     else:
         sizes = dataset.sizes()
         split = next(name for name in (TEST, VALIDATION, TRAIN) if name in sizes)
         rows = np.unique(np.linspace(0, sizes[split] - 1, min(sizes[split], _MAX_EXAMPLES)).astype(np.int64))
         images, origin = np.asarray(dataset.read(split, rows)[IMAGE]), f"{len(rows)} examples of {split}"
-        stored = _stored_files(dataset, split, rows)
+        if isinstance(dataset.stored, DecodedDataset):
+            stored = [dataset.stored.splits[split].load(int(row)) for row in rows]
         if images.shape[1:] != model.image.shape or images.dtype != model.image.dtype:
             raise UserError(
                 f"the examples of {model.run.config.dataset} are {images.dtype} of shape {images.shape[1:]}; the run "
@@ -162,22 +162,13 @@ def check_examples(model: Exportable) -> CheckExamples:
             )
     if not model.takes_files:
         return CheckExamples(images, [], images[:0], origin)
-    files = [
-        one
-        if isinstance(one, bytes) and one.startswith(_DECODED_BY_TENSORFLOW)
-        else _png(image, model.recorded.image.unit_scale)
-        for one, image in zip(stored or [None] * len(images), images, strict=True)
-    ]
+    files = []
+    for image, file in zip_longest(images, stored):
+        usable = isinstance(file, bytes) and file.startswith(_DECODED_BY_TENSORFLOW)
+        files.append(file if usable else _png(image, model.recorded.image.unit_scale))
     files += _unusual_files(files[0])
     decoded = np.stack([model.recorded.image.decode(file, "an example to check with") for file in files])
     return CheckExamples(images, files, decoded, origin)
-
-
-def _stored_files(dataset: Dataset, split: str, rows: NDArray[np.int64]) -> list[Any] | None:
-    from modelyard.data.decoded import DecodedDataset
-
-    stored = dataset.stored
-    return [stored.splits[split].load(int(row)) for row in rows] if isinstance(stored, DecodedDataset) else None
 
 
 def _random_images(model: Exportable) -> NDArray[Any]:
@@ -250,47 +241,63 @@ def predict_in_subprocess(
     Raises:
         RunError: if the process fails otherwise.
     """
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        request, given, found = folder / "request.json", folder / "images.npy", folder / "predictions.npz"
-        arguments = {"run": run.directory.address, "step": run.step, "options": {**options, "engine": engine}}
-        request.write_text(json.dumps(arguments), encoding="utf-8")
-        np.save(given, images)
-        words = [sys.executable, "-m", "modelyard.serving.exporting.check", *map(str, (request, given, found))]
-        done = subprocess.run(words, env=subprocess_environment(engine), capture_output=True, text=True, check=False)
-        if done.returncode == _CONFIG_ERROR:
-            log.warning("%s The export is compared with the run's model on TensorFlow instead.", done.stderr.strip())
-            return None
-        if done.returncode or not found.exists():
-            last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-            raise RunError(f"the run's own predictions, on {engine}, could not be computed: {last}")
-        with np.load(found) as arrays:
-            return dict(arrays)
-
-
-def subprocess_environment(engine: str) -> dict[str, str]:
-    """Returns the environment for a process with another engine: it imports this Modelyard and uses no GPU."""
-    kept = {**os.environ, "KERAS_BACKEND": engine}  # also for plugins that import Keras before the engine is chosen
-    home = str(Path(__file__).parents[3])
-    path = os.pathsep.join(filter(None, [home, kept.get("PYTHONPATH")]))
-    return {**kept, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
-
-
-def main(words: list[str]) -> None:
-    """Predicts as a request file says; an error is one line on stderr."""
-    request, given, found = map(Path, words)
-    arguments = json.loads(request.read_text(encoding="utf-8"))
     try:
-        run = open_run(arguments["run"], arguments["step"], **arguments["options"])
-        exact = {**EXACT, "engine": arguments["options"]["engine"]}
-        engine, _ = replace(run, config=run.config.model_copy(update=exact)).engine()
-        np.savez(found, **_predict_batch(engine, np.load(given)))  # type: ignore[arg-type]
-        engine.close()
+        arguments = {**options, "engine": engine, "run": run.address, "step": run.step, "images": images}
+        found: Predictions = call_in_subprocess(engine, predict_images, **arguments)
+    except ConfigError as error:
+        reason = " ".join(str(error).split())
+        log.warning("%s The export is compared with the run's model on TensorFlow instead.", reason)
+        return None
     except UserError as error:
-        status = _CONFIG_ERROR if isinstance(error, ConfigError) else error.status
-        print(" ".join(str(error).split()), file=sys.stderr)  # noqa: T201 - for the parent process
-        sys.exit(status)
+        raise RunError(f"the run's own predictions, on {engine}, could not be computed: {error}") from error
+    return found
+
+
+def predict_images(run: str, step: int, images: NDArray[Any], engine: str, **options: Any) -> Predictions:
+    """Returns the predictions of a run for a batch of images."""
+    opened = open_run(run, step, engine=engine, **options)
+    built, _ = replace(opened, config=opened.config.model_copy(update={**EXACT, "engine": engine})).engine()
+    try:
+        return _predict_batch(built, images)
+    finally:
+        built.close()
+
+
+# -- another process --------------------------------------------------------------------------------------------------
+
+
+def call_in_subprocess(backend: str, function: Callable[..., Any], **arguments: Any) -> Any:
+    """Calls a function of this package in a new process, where Keras has another backend, without GPUs.
+
+    Raises:
+        UserError: what the function raises; or the last line on stderr, if the process fails otherwise.
+    """
+    kept = {**os.environ, "KERAS_BACKEND": backend}  # also for plugins that import Keras before the engine is chosen
+    package = str(Path(__file__).parents[3])
+    path = os.pathsep.join(filter(None, [package, kept.get("PYTHONPATH")]))
+    environment = {**kept, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    with tempfile.TemporaryDirectory() as temporary:
+        call, result = Path(temporary, "call"), Path(temporary, "result")
+        call.write_bytes(pickle.dumps((function, arguments)))
+        words = [sys.executable, "-m", "modelyard.serving.exporting.check", str(call), str(result)]
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode or not result.exists():
+            raise RunError((done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1])
+        value = pickle.loads(result.read_bytes())
+    if isinstance(value, UserError):
+        raise value
+    return value
+
+
+def main(call: Path, result: Path) -> None:
+    """Makes the call in a file of `call_in_subprocess`."""
+    function, arguments = pickle.loads(call.read_bytes())
+    try:
+        value = function(**arguments)
+    except UserError as error:
+        value = error
+    result.write_bytes(pickle.dumps(value))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(*map(Path, sys.argv[1:]))

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import logging
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,11 +15,12 @@ from modelyard import storage
 from modelyard.config.backend import INSTALL, is_installed, keras_backend, select_engine
 from modelyard.errors import RunError, UserError, unknown
 from modelyard.run.directory import RunDirectory
+from modelyard.serving.exporting import check
 from modelyard.serving.run_model import OpenRun, open_run
 from modelyard.system.files import PARTIAL, explain, remove_partial, whole_folder
 
 if TYPE_CHECKING:
-    from modelyard.serving.exporting.exportable import Exportable
+    from modelyard.serving.exporting.formats import Exportable
 
 log = logging.getLogger("modelyard")
 Format = Literal["saved_model", "keras", "onnx", "tflite"]
@@ -93,18 +91,24 @@ def export(
     with cleaned_up(base):
         number = choose_version(base, version, overwrite)
         if keras_backend() not in (None, "tensorflow"):
-            return _export_in_subprocess(run, format, base, version, overwrite, options)
+            changed = {"output": str(base), "version": version, "overwrite": overwrite, **options}
+            return export_in_subprocess(run.address, checkpoint=run.step, format=format, **changed)
         return _export(run, format, base / str(number), overwrite, options)
+
+
+def export_in_subprocess(model_dir: str | Path, **arguments: Any) -> Exported:
+    """Exports like `export`, in a new process, which can use TensorFlow whatever this one did with it."""
+    exported: Exported = check.call_in_subprocess("tensorflow", export, model_dir=str(model_dir), **arguments)
+    return exported
 
 
 def _export(run: OpenRun, form: Format, target: Path, overwrite: bool, options: dict[str, Any]) -> Exported:
     select_engine("tensorflow")
-    from modelyard.serving.description import describe, write_description
-    from modelyard.serving.exporting import check
-    from modelyard.serving.exporting.exportable import make_exportable
+    from modelyard.serving.exported_model import write_description
+    from modelyard.serving.exporting.formats import Exportable
 
     run = replace(run, config=run.config.model_copy(update={**check.EXACT, "engine": "tensorflow"}))
-    model = make_exportable(run)
+    model = Exportable(run)
     examples = check.check_examples(model)
     expected = check.expected_predictions(model, examples, options)
     model.engine.use_averages_as_weights()
@@ -113,7 +117,7 @@ def _export(run: OpenRun, form: Format, target: Path, overwrite: bool, options: 
     write, load = _format_functions(form)
     with whole_folder(target) as folder:
         write(model, folder)
-        write_description(folder, describe(model, form, int(target.name)))
+        write_description(folder, model, form, int(target.name))
         differences = check.compare_all(load(folder), examples, expected)
         if target.exists() and not overwrite:
             raise RunError(f"{target} was written by another process meanwhile. Export again.")
@@ -124,10 +128,10 @@ def _export(run: OpenRun, form: Format, target: Path, overwrite: bool, options: 
 
 def _format_functions(form: Format) -> tuple[Callable[[Exportable, Path], None], Callable[[Path], dict[str, Any]]]:
     """Returns the functions that write a format, and load it again as predictors by signature."""
-    from modelyard.serving.exporting import formats, saved_model
+    from modelyard.serving.exporting import formats
 
     return {
-        "saved_model": (saved_model.write_saved_model, saved_model.load_saved_model),
+        "saved_model": (formats.write_saved_model, formats.load_saved_model),
         "keras": (formats.write_keras, formats.load_keras),
         "onnx": (formats.write_onnx, formats.load_onnx),
         "tflite": (formats.write_tflite, formats.load_tflite),
@@ -234,39 +238,3 @@ def _unexpected_files(base: Path) -> list[str]:
 
 def _is_number(name: str) -> bool:
     return name.isascii() and name.isdecimal()
-
-
-# -- where Keras runs on another backend --------------------------------------------------------------------------
-
-
-def export_in_subprocess(model_dir: str | Path, *, format: Format) -> Exported:  # noqa: A002 - as for `export`
-    """Exports like `export`, in a new process, which can use TensorFlow whatever this one did with it."""
-    run = open_run(model_dir)
-    return _export_in_subprocess(run, format, export_folder(run.directory, format, None), None, False, {})
-
-
-def _export_in_subprocess(
-    run: OpenRun, form: Format, base: Path, version: int | None, overwrite: bool, options: dict[str, Any]
-) -> Exported:
-    from modelyard.serving.exporting.check import subprocess_environment
-
-    arguments = {"model_dir": run.directory.address, "checkpoint": run.step, "format": form, "output": str(base)}
-    arguments |= {"version": version, "overwrite": overwrite, **options}
-    words = [sys.executable, "-m", "modelyard.serving.exporting.export", json.dumps(arguments)]
-    done = subprocess.run(words, env=subprocess_environment("tensorflow"), capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise UserError((done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1])
-    return Exported(**json.loads(done.stdout.strip().splitlines()[-1]))
-
-
-def main(words: list[str]) -> None:
-    """Exports with the arguments of a JSON object and prints the result as JSON; an error is one line on stderr."""
-    try:
-        print(json.dumps(asdict(export(**json.loads(words[0])))))  # noqa: T201 - for the parent process
-    except UserError as error:
-        print(" ".join(str(error).split()), file=sys.stderr)  # noqa: T201
-        sys.exit(error.status)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,4 +1,8 @@
-"""The model as a Keras, ONNX or TensorFlow Lite file: raw images in, named predictions out."""
+"""The formats of an export: SavedModel, Keras, ONNX, TensorFlow Lite. Each has a function that writes it and one that
+loads it again, to check it.
+
+All are made from one function, from a batch of raw images to named predictions.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,9 @@ import re
 import tempfile
 import warnings
 from collections.abc import Callable
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -16,15 +21,214 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from modelyard.compat.keras import all_layers
-from modelyard.data.dataset import IMAGE
+from modelyard.data.dataset import ID, IMAGE, Feature
+from modelyard.data.preprocess import changes_batches
 from modelyard.engine.batch_functions import averaged
 from modelyard.errors import UserError
-from modelyard.serving.exporting.exportable import Exportable
+from modelyard.models.task_types import Classifier
+from modelyard.serving.exporting.check import Predictor
+from modelyard.serving.exporting.decoding import image_decoder
+from modelyard.serving.run_model import OpenRun
+from modelyard.serving.servable import BYTES, DEFAULT, IMAGE_BYTES, task_type_of
 
+if TYPE_CHECKING:
+    from modelyard.engine.tensorflow import TensorFlowEngine
+
+CLASS, EXAMPLES = "class", "examples"
 KERAS_FILE, ONNX_FILE, TFLITE_FILE = "model.keras", "model.onnx", "model.tflite"
+_LABEL_FILE = "labels.txt"
+_PARALLEL_DECODES = 16
+"""Images of a batch that are decoded in parallel."""
 _ONNX_OPSET = 17
-_SIGNATURE = "serving_default"
-Predictor = Callable[[Any], dict[str, NDArray[Any]]]
+Tensor = Any
+
+
+# -- the model ----------------------------------------------------------------------------------------------------
+
+
+class Exportable:
+    """The model of a run, built with TensorFlow on the CPU.
+
+    Args:
+        run: the run and its checkpoint.
+
+    Raises:
+        UserError: if the model has other inputs than the image.
+    """
+
+    def __init__(self, run: OpenRun) -> None:
+        self.run = run
+        engine, self.dataset = run.engine()
+        self.engine: TensorFlowEngine = engine  # type: ignore[assignment]
+        self.recorded = run.recorded_data()
+        others = [tensor.name for tensor in engine.model.inputs if tensor.name != IMAGE]
+        if others:
+            raise UserError(
+                f"the model takes {', '.join(others)} besides the image; only models of one image can be exported."
+            )
+
+    @property
+    def image(self) -> Feature:
+        """The images it takes: those of the dataset, after the run's own preprocessing of examples."""
+        return self.dataset.features[IMAGE]
+
+    @property
+    def takes_files(self) -> bool:
+        """Whether image files can be decoded to such images inside the graph."""
+        whole = self.dataset.stored is self.dataset
+        return whole and len(self.image.shape) == 3 and self.image.shape[2] in (1, 3)
+
+    @property
+    def task_type(self) -> str:
+        """classification, multi_label, regression or other."""
+        return task_type_of(self.engine.task)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, or of the predicted values."""
+        return self.recorded.data.classes
+
+    @cached_property
+    def function(self) -> Any:
+        """The compiled function from a batch of raw images to named predictions."""
+        spec = tf.TensorSpec([None, *self.image.shape], self.image.dtype, name=IMAGE)
+        return tf.function(self.predict, input_signature=[spec], autograph=False)
+
+    def predict(self, image: Tensor) -> dict[str, Tensor]:
+        """Returns named predictions for a batch of raw images, as tensors."""
+        found = self.engine.functions.predictions({IMAGE: image})
+        if type(self.engine.task).predictions is Classifier.predictions:
+            # keras.ops.argmax inspects the bits of floats, which neither ONNX nor TensorFlow Lite can.
+            found = {**found, CLASS: tf.argmax(found["probabilities"], axis=-1)}
+        return {name: _cast(name, value) for name, value in found.items()}
+
+    @cached_property
+    def outputs(self) -> list[str]:
+        """Names of the predictions."""
+        return sorted(self.function.get_concrete_function().structured_outputs)
+
+
+def _cast(name: str, value: Tensor) -> Tensor:
+    """Casts a prediction to a type that every format has."""
+    value = tf.convert_to_tensor(value)
+    if name == CLASS:
+        return tf.cast(value, tf.int64)
+    return tf.cast(value, tf.float32) if value.dtype.is_floating else value
+
+
+# -- SavedModel ---------------------------------------------------------------------------------------------------
+
+
+def write_saved_model(model: Exportable, folder: Path) -> None:
+    """Writes the SavedModel into ``folder``.
+
+    Raises:
+        UserError: if TensorFlow can't save the model.
+    """
+    with tempfile.TemporaryDirectory() as temporary:
+        module = _SignatureModule(model, Path(temporary))
+        try:
+            tf.saved_model.save(module, str(folder), signatures=module.signatures())
+        except (AssertionError, ValueError, TypeError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise UserError(f"TensorFlow can't save this model: {reason}") from error
+
+
+def load_saved_model(folder: Path) -> dict[str, Predictor]:
+    """Loads the SavedModel as functions from a batch to predictions, by signature."""
+    loaded = tf.saved_model.load(str(folder))
+
+    def predictor(name: str, key: str) -> Predictor:
+        signature = loaded.signatures[name]
+
+        def predict(batch: Any) -> dict[str, NDArray[Any]]:
+            _ = loaded  # it owns the variables
+            found = signature(**{key: tf.constant(batch)})
+            return {output: found[output].numpy() for output in found}
+
+        return predict
+
+    keys = {DEFAULT: IMAGE, BYTES: IMAGE_BYTES, EXAMPLES: EXAMPLES}
+    return {name: predictor(name, key) for name, key in keys.items() if name in loaded.signatures}
+
+
+class _SignatureModule(tf.Module):
+    """The functions of the signatures, with their variables and the table of class names.
+
+    Args:
+        model: the model to export.
+        folder: an empty folder for the file of class names, which is copied when the module is saved.
+    """
+
+    def __init__(self, model: Exportable, folder: Path) -> None:
+        super().__init__()
+        self._model = model
+        # It is traced once, and the signatures share it.
+        self._decode = _traced(image_decoder(model.recorded.image), tf.TensorSpec([], tf.string))
+        self.kept_variables = list(model.function.get_concrete_function().graph.variables)
+        self.labels: Any = None
+        if model.classes:
+            path = folder / _LABEL_FILE
+            # One line per class: the table counts lines.
+            lines = (" ".join(name.splitlines()) for name in model.classes)
+            path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+            numbered = tf.lookup.TextFileInitializer(
+                str(path), tf.int64, tf.lookup.TextFileIndex.LINE_NUMBER, tf.string, tf.lookup.TextFileIndex.WHOLE_LINE
+            )
+            self.labels = tf.lookup.StaticHashTable(numbered, "")
+
+    def signatures(self) -> dict[str, Any]:
+        """Returns traced functions by signature name."""
+        image = self._model.image
+        functions: dict[str, tuple[Callable[..., Any], Any]] = {
+            DEFAULT: (self._predict_images, tf.TensorSpec([None, *image.shape], image.dtype, IMAGE))
+        }
+        if self._model.takes_files:
+            functions[BYTES] = (self._predict_files, tf.TensorSpec([None], tf.string, IMAGE_BYTES))
+            functions[EXAMPLES] = (self._predict_examples, tf.TensorSpec([None], tf.string, EXAMPLES))
+        traced = {name: _traced(function, spec) for name, (function, spec) in functions.items()}
+        ids = tf.TensorSpec([None], tf.string, ID)
+        for name, with_id in ((DEFAULT, "image_with_id"), (BYTES, "bytes_with_id")):
+            if name in functions:
+                function, spec = functions[name]
+                traced[with_id] = _traced(partial(_predict_with_id, function), spec, ids)
+        return traced
+
+    def _predict_images(self, image: Tensor) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = dict(self._model.predict(image))
+        if self._model.task_type == "classification" and CLASS in found and self.labels is not None:
+            found["label"] = self.labels.lookup(found[CLASS])
+        return found
+
+    def _predict_files(self, image_bytes: Tensor) -> dict[str, Tensor]:
+        return self._predict_images(self._map_images(self._decode, image_bytes))
+
+    def _map_images(self, decode: Callable[[Tensor], Tensor], batch: Any) -> Tensor:
+        spec = tf.TensorSpec(self._model.image.shape, np.dtype(self._model.image.dtype))
+        return tf.map_fn(decode, batch, fn_output_signature=spec, parallel_iterations=_PARALLEL_DECODES)
+
+    def _predict_examples(self, examples: Tensor) -> dict[str, Tensor]:
+        text = tf.io.FixedLenFeature([], tf.string, "")
+        parsed = tf.io.parse_example(examples, {"image/encoded": text, "image/format": text, ID: text})
+        image, raw = self._model.image, tf.equal(parsed["image/format"], "raw")  # as `modelyard convert` writes arrays
+
+        def decode(pair: Tensor) -> Tensor:
+            return tf.cond(
+                pair[1],
+                lambda: tf.reshape(tf.io.decode_raw(pair[0], image.dtype), image.shape),
+                lambda: self._decode(pair[0]),
+            )
+
+        images = self._map_images(decode, (parsed["image/encoded"], raw))
+        return {**self._predict_images(images), ID: parsed[ID]}
+
+
+def _traced(function: Callable[..., Any], *specs: Any) -> Any:
+    return tf.function(function, input_signature=list(specs), autograph=False)
+
+
+def _predict_with_id(function: Callable[..., Any], batch: Tensor, identity: Tensor) -> dict[str, Tensor]:
+    return {**function(batch), ID: tf.identity(identity)}
 
 
 # -- Keras --------------------------------------------------------------------------------------------------------
@@ -36,7 +240,7 @@ def write_keras(model: Exportable, folder: Path) -> None:
     Raises:
         UserError: if a Keras file can't hold the model.
     """
-    if model.has_own_preprocessing:
+    if changes_batches(model.run.config.preprocess):
         raise UserError(
             "this run preprocesses batches with its own code, which a Keras file can't hold. "
             "Export a SavedModel: --format saved_model."
@@ -181,8 +385,8 @@ def write_tflite(model: Exportable, folder: Path) -> None:
     module.kept_variables = list(model.function.get_concrete_function().graph.variables)
     with tempfile.TemporaryDirectory() as temporary:
         # A SavedModel in between keeps the names of inputs and outputs.
-        tf.saved_model.save(module, temporary, signatures={_SIGNATURE: model.function})
-        converter = tf.lite.TFLiteConverter.from_saved_model(temporary, signature_keys=[_SIGNATURE])
+        tf.saved_model.save(module, temporary, signatures={DEFAULT: model.function})
+        converter = tf.lite.TFLiteConverter.from_saved_model(temporary, signature_keys=[DEFAULT])
         try:
             data = converter.convert()
         except Exception as error:  # of many classes, some of them private
@@ -198,7 +402,7 @@ def load_tflite(folder: Path) -> dict[str, Predictor]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the interpreter will move to another package
         interpreter = tf.lite.Interpreter(str(folder / TFLITE_FILE))
-    runner = interpreter.get_signature_runner(_SIGNATURE)
+    runner = interpreter.get_signature_runner(DEFAULT)
 
     def predict(batch: Any) -> dict[str, NDArray[Any]]:
         _ = interpreter  # it owns the memory

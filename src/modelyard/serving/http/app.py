@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from modelyard.serving.description import BYTES, DEFAULT
 from modelyard.serving.http import json_tensors as tensors
 from modelyard.serving.http.batching import DeadlineExceededError, QueueFullError
 from modelyard.serving.http.limits import BodyReader, Limits, RequestError, uploaded_files
 from modelyard.serving.http.metadata import about_response, metadata_response, openapi_document, status_response
 from modelyard.serving.http.model_versions import AVAILABLE, LoadedVersion, ModelVersions
-from modelyard.serving.servable import Outputs
+from modelyard.serving.servable import BYTES, DEFAULT, Outputs
 
 log = logging.getLogger("modelyard")
 
@@ -40,15 +40,7 @@ MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _PATH = re.compile(
     r"(?P<name>[^/:]+)(/versions/(?P<version>[0-9]{1,19})|/labels/(?P<label>[^/:]+))?(?P<metadata>/metadata)?(:(?P<verb>[a-z]+))?"
 )
-_VERBS = ("predict", "classify", "regress", "upload")
-_SIGNATURES = (
-    "",
-    DEFAULT,
-    BYTES,
-    "tensorflow/serving/predict",
-    "tensorflow/serving/classify",
-    "tensorflow/serving/regress",
-)
+_SIGNATURES = ("", DEFAULT, BYTES, *(f"tensorflow/serving/{verb}" for verb in ("predict", "classify", "regress")))
 _DECODER_THREADS = 4
 _Handler = Callable[[Request], Awaitable[Response]]
 
@@ -76,6 +68,12 @@ class Service:
     def __init__(self, name: str, versions: ModelVersions, limits: Limits, metrics: Metrics) -> None:
         self.name, self.versions, self.limits, self.metrics = name, versions, limits, metrics
         self.stopping = False
+        self._verbs = {
+            "predict": self._predict,
+            "classify": self._classify,
+            "regress": self._regress,
+            "upload": self._upload,
+        }
         self._bodies = BodyReader(limits)
         self._decoders = ThreadPoolExecutor(min(_DECODER_THREADS, os.cpu_count() or 1), "decode")
 
@@ -127,26 +125,26 @@ class Service:
         return endpoint
 
     async def _no_route(self, request: Request, error: Exception) -> Response:
-        status = error.status_code if isinstance(error, HTTPException) else 500
-        headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
-        if status == 405:
+        assert isinstance(error, HTTPException)
+        headers = dict(error.headers or {})
+        if error.status_code == 405:
             message = _not_allowed(request, headers.get("Allow", "GET"))
         else:
             message = f"Malformed request: {_shown(request)}. /openapi.json lists the paths."
-        self.metrics.requests.labels("unknown", str(status)).inc()
-        return JsonResponse({"error": message}, status, headers)
+        self.metrics.requests.labels("unknown", str(error.status_code)).inc()
+        return JsonResponse({"error": message}, error.status_code, headers)
 
     # -- /v1/models: predictions, status and metadata -----------------------------------------------------------------
 
     async def _model(self, request: Request) -> Response:
         found = _PATH.fullmatch(request.path_params["path"])
         verb = found and found["verb"]
-        if found is None or (verb and found["metadata"]) or (verb and verb not in _VERBS):
-            verbs = ", ".join(f":{each}" for each in _VERBS)
+        if found is None or (verb and (found["metadata"] or verb not in self._verbs)):
+            verbs = ", ".join(f":{each}" for each in self._verbs)
             raise RequestError(404, f"Malformed request: {_shown(request)}. Expected one of {verbs} after the name.")
         request.scope["verb"] = verb or ("metadata" if found["metadata"] else "status")
         allowed = "POST" if verb else "GET"
-        if request.method not in (allowed, "HEAD" if allowed == "GET" else allowed):
+        if request.method != allowed and (request.method, allowed) != ("HEAD", "GET"):
             error = RequestError(405, _not_allowed(request, allowed))
             error.headers["Allow"] = allowed
             raise error
@@ -157,12 +155,7 @@ class Service:
         if not verb:
             return JsonResponse(metadata_response(self.name, version))
         with version.in_use():
-            answer = await {
-                "predict": self._predict,
-                "classify": self._classify,
-                "regress": self._regress,
-                "upload": self._upload,
-            }[verb](request, version)
+            answer = await self._verbs[verb](request, version)
         return JsonResponse(answer, headers={"Modelyard-Version": str(version.number)})
 
     def _check_name(self, found: re.Match[str]) -> None:
@@ -228,7 +221,7 @@ class Service:
         async with self._bodies.read(request) as body:
             files = await uploaded_files(request, body, self.limits.max_instances)
             self.limits.check_count(len(files))
-            decoder = tensors.FileDecoder(version.servable, self.limits)
+            decoder = tensors.FileDecoder(version.servable.info.image, self.limits)
             images = await self._in_thread(lambda: np.stack([decoder.decode(data, name) for name, data in files]))
             outputs = await self._run_model(version, images)
         return {"predictions": tensors.as_rows(outputs)}
@@ -245,9 +238,10 @@ class Service:
         return request
 
     async def _to_images(self, version: LoadedVersion, rows: list[Any]) -> NDArray[Any]:
+        image = version.servable.info.image
         if any(isinstance(row, dict) for row in rows):  # files are decoded in threads, in parallel to other requests
-            return await self._in_thread(lambda: tensors.images_from_rows(rows, version.servable, self.limits))
-        return tensors.images_from_rows(rows, version.servable, self.limits)
+            return await self._in_thread(lambda: tensors.images_from_rows(rows, image, self.limits))
+        return tensors.images_from_rows(rows, image, self.limits)
 
     async def _in_thread(self, work: Callable[[], NDArray[Any]]) -> NDArray[Any]:
         try:
@@ -314,23 +308,17 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self.requests = Counter(
-            "modelyard_requests", "requests by verb and status", ["verb", "status"], registry=self.registry
-        )
-        self.seconds = Histogram(
-            "modelyard_request_seconds",
-            "seconds from the first byte to the response",
-            buckets=_SECONDS,
-            registry=self.registry,
-        )
-        self.images = Counter("modelyard_images", "images that were predicted", registry=self.registry)
-        self.filled = Counter("modelyard_filled", "padding images in batches", registry=self.registry)
-        self.batch = Histogram("modelyard_batch_images", "images per batch", buckets=_SIZES, registry=self.registry)
-        self.model = Histogram(
-            "modelyard_model_seconds", "seconds of the model per batch", buckets=_SECONDS, registry=self.registry
-        )
-        self.waiting = Gauge("modelyard_waiting_images", "images in the queue", registry=self.registry)
-        self.version = Gauge("modelyard_version", "the version that is served", registry=self.registry)
+        counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
+        self.requests = counter("modelyard_requests", "requests by verb and status", ["verb", "status"])
+        description = "seconds from the first byte to the response"
+        self.seconds = histogram("modelyard_request_seconds", description, buckets=_SECONDS)
+        self.images = counter("modelyard_images", "images that were predicted")
+        self.filled = counter("modelyard_filled", "padding images in batches")
+        self.batch = histogram("modelyard_batch_images", "images per batch", buckets=_SIZES)
+        self.model = histogram("modelyard_model_seconds", "seconds of the model per batch", buckets=_SECONDS)
+        self.waiting = gauge("modelyard_waiting_images", "images in the queue")
+        self.version = gauge("modelyard_version", "the version that is served")
 
     def batch_done(self, count: int, size: int, seconds: float) -> None:
         """Records a batch of ``count`` images, padded to ``size``."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from modelyard.serving.servable import Outputs, Servable, batch_sizes
+from modelyard.serving.servable import Outputs, Servable
 
 
 class QueueFullError(Exception):
@@ -196,6 +196,15 @@ class Batcher:
         if self._observe is not None:
             self._observe(count, size, time.monotonic() - began)
         _deliver(answers)
+
+
+def batch_sizes(largest: int, least: int = 1) -> list[int]:
+    """Returns the batch sizes to compile: ``least`` times powers of two, and ``largest``."""
+    sizes, size = [], least
+    while size < largest:
+        sizes.append(size)
+        size *= 2
+    return [*sizes, largest]
 
 
 def _joined(parts: list[Outputs]) -> Outputs:

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from modelyard.data.dataset import IMAGE
 from modelyard.data.image_spec import ImageSpec
 from modelyard.errors import DataError
-from modelyard.serving.description import BYTES, IMAGE_BYTES
 from modelyard.serving.http.limits import Limits, RequestError
-from modelyard.serving.servable import Outputs, Servable
+from modelyard.serving.servable import BYTES, IMAGE_BYTES, Outputs
 
 B64 = "b64"
 _REQUEST_PIXELS = 4
@@ -59,20 +58,15 @@ def predict_rows(request: dict[str, Any], limits: Limits) -> tuple[list[Any], bo
     if ("instances" in request) == ("inputs" in request):
         raise RequestError(400, "a predict request has either 'instances' (rows) or 'inputs' (columns).")
     columns, name = "inputs" in request, _input_name(request)
-    rows = request["inputs" if columns else "instances"]
-    if columns and isinstance(rows, dict) and set(rows) != {B64}:
-        rows = _only_input(rows, "inputs", name)
+    key = "inputs" if columns else "instances"
+    rows = request[key]
+    if columns and _has_names(rows):
+        rows = _only_input(rows, key, name)
     if not isinstance(rows, list):
-        raise RequestError(
-            400, f"'{'inputs' if columns else 'instances'}' must be a list; it is {_type_in_words(rows)}."
-        )
+        raise RequestError(400, f"'{key}' must be a list; it is {_type_in_words(rows)}.")
     limits.check_count(len(rows))
     if not columns:
-        named = (isinstance(row, dict) and set(row) != {B64} for row in rows)
-        rows = [
-            _only_input(row, "an instance", name) if is_named else row
-            for row, is_named in zip(rows, named, strict=True)
-        ]
+        rows = [_only_input(row, "an instance", name) if _has_names(row) else row for row in rows]
     return _check_files(rows) if name == IMAGE_BYTES else rows, columns
 
 
@@ -89,9 +83,8 @@ def example_rows(request: dict[str, Any], image: ImageSpec, limits: Limits) -> l
     rows = []
     for number, example in enumerate(examples):
         if not isinstance(example, dict):
-            raise RequestError(
-                400, f"example {number} must be an object such as {{'image': …}}; it is {_type_in_words(example)}."
-            )
+            message = f"example {number} must be an object such as {{'image': …}}; it is {_type_in_words(example)}."
+            raise RequestError(400, message)
         value = _only_input({**context, **example}, f"example {number}", name)
         if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict):
             value = value[0]
@@ -105,13 +98,18 @@ def _input_name(request: dict[str, Any]) -> str:
     return IMAGE_BYTES if request.get("signature_name") == BYTES else IMAGE
 
 
+def _has_names(value: Any) -> bool:
+    """Returns whether ``value`` is an object of named inputs, not an image file."""
+    return isinstance(value, dict) and set(value) != {B64}
+
+
 def _check_files(rows: list[Any]) -> list[Any]:
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
-            raise RequestError(
-                400,
-                f"image {number}: signature {BYTES!r} takes files, as {{'b64': '…'}}; it is {_type_in_words(row)}.",
+            message = (
+                f"image {number}: signature {BYTES!r} takes files, as {{'b64': '…'}}; it is {_type_in_words(row)}."
             )
+            raise RequestError(400, message)
     return rows
 
 
@@ -129,21 +127,20 @@ def _only_input(named: dict[str, Any], where: str, name: str) -> Any:
     return named[name]
 
 
-def images_from_rows(rows: list[Any], servable: Servable, limits: Limits) -> NDArray[Any]:
+def images_from_rows(rows: list[Any], image: ImageSpec, limits: Limits) -> NDArray[Any]:
     """Returns a batch of images as the model takes them.
 
     Args:
         rows: nested lists of numbers, or objects with an image file as base64.
-        servable: the model.
+        image: the images that the model takes.
         limits: the limits of a request.
 
     Raises:
         RequestError: for the first row that is wrong.
     """
-    image = servable.info.image
     if not any(isinstance(row, dict) for row in rows):
         return _to_array(rows, image)
-    decoder = FileDecoder(servable, limits)
+    decoder = FileDecoder(image, limits)
     out = np.empty((len(rows), *image.shape), image.dtype)
     for number, row in enumerate(rows):
         if isinstance(row, dict):
@@ -156,8 +153,8 @@ def images_from_rows(rows: list[Any], servable: Servable, limits: Limits) -> NDA
 class FileDecoder:
     """Decodes the image files of one request, up to its limit of pixels."""
 
-    def __init__(self, servable: Servable, limits: Limits) -> None:
-        self._servable, self._limits, self._pixels = servable, limits, 0
+    def __init__(self, image: ImageSpec, limits: Limits) -> None:
+        self._image, self._limits, self._pixels = image, limits, 0
 
     def decode(self, data: bytes, name: str) -> NDArray[Any]:
         """Returns the pixels of one file, as in training.
@@ -175,7 +172,7 @@ class FileDecoder:
                 raise RequestError(413, f"{name} has {width}×{height} pixels; the maximum is {most:,} (--max_pixels).")
             if self._pixels > _REQUEST_PIXELS * most:
                 raise RequestError(413, f"the images of this request have more than {_REQUEST_PIXELS * most:,} pixels.")
-            return self._servable.decode(data, name)
+            return self._image.decode(data, name)
         except DataError as error:
             raise RequestError(400, str(error)) from None
 
@@ -197,19 +194,18 @@ def _to_array(rows: list[Any], image: ImageSpec, first: int = 0) -> NDArray[Any]
     per_row = 1
     for size in image.shape:
         if set(map(type, level)) != {list} or set(map(len, level)) != {size}:
-            place = next(i for i, each in enumerate(level) if not isinstance(each, list) or len(each) != size)
+            wrong = next(i for i, each in enumerate(level) if not isinstance(each, list) or len(each) != size)
             raise RequestError(
                 400,
-                f"instance {first + place // per_row} must be a list of shape {shape}, or {{'b64': …}} with an image "
-                f"file; it has {_type_in_words(level[place])} where a list of {size} is expected.",
+                f"instance {first + wrong // per_row} must be a list of shape {shape}, or {{'b64': …}} with an image "
+                f"file; it has {_type_in_words(level[wrong])} where a list of {size} is expected.",
             )
         per_row *= size
         level = list(chain.from_iterable(level))
     if not set(map(type, level)) <= {int, float}:
-        place = next(i for i, each in enumerate(level) if type(each) not in (int, float))
-        raise RequestError(
-            400, f"instance {first + place // per_row} must hold numbers; it has {_type_in_words(level[place])}."
-        )
+        wrong = next(i for i, each in enumerate(level) if type(each) not in (int, float))
+        message = f"instance {first + wrong // per_row} must hold numbers; it has {_type_in_words(level[wrong])}."
+        raise RequestError(400, message)
     return _to_dtype(level, image).reshape(len(rows), *image.shape)
 
 

@@ -6,13 +6,11 @@ from typing import Any
 
 from modelyard import __version__
 from modelyard.data.dataset import IMAGE
-from modelyard.serving.description import BYTES, DEFAULT, IMAGE_BYTES
 from modelyard.serving.http.limits import Limits
 from modelyard.serving.http.model_versions import LoadedVersion, VersionStatus
-from modelyard.serving.servable import Servable
+from modelyard.serving.servable import BYTES, DEFAULT, IMAGE_BYTES, Servable
 
 _TYPES = {"float32": "DT_FLOAT", "float64": "DT_DOUBLE", "float16": "DT_HALF", "bool": "DT_BOOL", "string": "DT_STRING"}
-_ERROR = {"$ref": "#/components/schemas/Error"}
 
 
 # -- TensorFlow Serving, /about ----------------------------------------------------------------------------------------
@@ -85,39 +83,38 @@ def openapi_document(name: str, servable: Servable, limits: Limits) -> dict[str,
         limits: the limits of a request.
     """
     base = f"/v1/models/{name}"
-    paths: dict[str, Any] = {
-        base: {"get": _get("status of all versions", "Status")},
-        f"{base}/versions/{{version}}": {"get": _get("status of one version", "Status", versioned=True)},
-        f"{base}/metadata": {"get": _get("names, types and shapes of inputs and outputs", "Metadata")},
-        f"{base}/versions/{{version}}/metadata": {
-            "get": _get("the metadata of one version", "Metadata", versioned=True)
-        },
-        "/about": {"get": _get("model, dataset, step, classes, test score", "About")},
-        "/healthz": {"get": _get("liveness of the process", "Health")},
-        "/readyz": {"get": _get("readiness: whether requests are answered", "Health")},
-        "/openapi.json": {"get": _get("this document", "Metadata")},
-        "/metrics": {"get": _text("counters for Prometheus", "text/plain")},
-        "/": {"get": _text("a web page to try the model", "text/html")},
+    one = f"{base}/versions/{{version}}"
+    gets = {
+        base: ("status of all versions", "Status"),
+        one: ("status of one version", "Status"),
+        f"{base}/metadata": ("names, types and shapes of inputs and outputs", "Metadata"),
+        f"{one}/metadata": ("the metadata of one version", "Metadata"),
+        "/about": ("model, dataset, step, classes, test score", "About"),
+        "/healthz": ("liveness of the process", "Health"),
+        "/readyz": ("readiness: whether requests are answered", "Health"),
+        "/openapi.json": ("this document", "Metadata"),
+    }
+    texts = {
+        "/metrics": ("counters for Prometheus", "text/plain"),
+        "/": ("a web page to try the model", "text/html"),
     }
     verbs = {
-        "predict": (
-            "predictions for images: numbers, or files as base64",
-            "PredictRequest",
-            "PredictResponse",
-        ),
+        "predict": ("predictions for images: numbers, or files as base64", "PredictRequest", "PredictResponse"),
         "classify": ("classes with probabilities, most probable first", "ExamplesRequest", "ClassifyResponse"),
         "regress": ("predicted numbers, for regression models", "ExamplesRequest", "RegressResponse"),
     }
+    paths: dict[str, Any] = {path: {"get": _operation(path, *words)} for path, words in gets.items()}
+    for path, (summary, media_type) in texts.items():
+        success = {"description": "the text", "content": {media_type: {"schema": {"type": "string"}}}}
+        paths[path] = {"get": {"summary": summary, "responses": {"200": success}}}
     for verb, (summary, request, response) in verbs.items():
-        body = {"application/json": {"schema": {"$ref": f"#/components/schemas/{request}"}}}
-        paths[f"{base}:{verb}"] = {"post": _post(summary, body, response)}
-        paths[f"{base}/versions/{{version}}:{verb}"] = {"post": _post(summary, body, response, versioned=True)}
-    one = {"type": "string", "format": "binary"}
-    files: dict[str, Any] = {
-        "multipart/form-data": {"schema": {"type": "object", "properties": {"file": {"type": "array", "items": one}}}},
-        "image/*": {"schema": one},
-    }
-    paths[f"{base}:upload"] = {"post": _post("image files: a form, or one as the body", files, "PredictResponse")}
+        for path in (f"{base}:{verb}", f"{one}:{verb}"):
+            paths[path] = {"post": _operation(path, summary, response, _json_content(request))}
+    file = {"type": "string", "format": "binary"}
+    form = {"type": "object", "properties": {"file": {"type": "array", "items": file}}}
+    files = {"multipart/form-data": {"schema": form}, "image/*": {"schema": file}}
+    upload = f"{base}:upload"
+    paths[upload] = {"post": _operation(upload, "image files: a form, or one as the body", "PredictResponse", files)}
     return {
         "openapi": "3.1.0",
         "info": {"title": f"{name}, served by Modelyard", "version": __version__},
@@ -126,50 +123,57 @@ def openapi_document(name: str, servable: Servable, limits: Limits) -> dict[str,
     }
 
 
+def _operation(path: str, summary: str, response: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Returns the operation of a path, whose response has the schema called ``response``."""
+    error = {"description": "what is wrong and what is expected", "content": _json_content("Error")}
+    success = {"description": "success", "content": _json_content(response)}
+    operation: dict[str, Any] = {"summary": summary, "responses": {"200": success, "4XX": error, "503": error}}
+    if "{version}" in path:
+        number = {"type": "integer", "minimum": 0}
+        operation["parameters"] = [{"name": "version", "in": "path", "required": True, "schema": number}]
+    if body is not None:
+        operation["requestBody"] = {"required": True, "content": body}
+    return operation
+
+
+def _json_content(schema: str) -> dict[str, Any]:
+    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
+
+
 def _schemas(servable: Servable, limits: Limits) -> dict[str, Any]:
-    image = _nested(servable.info.image.shape, {"type": "number"})
+    image = _nested_list(servable.info.image.shape, {"type": "number"})
     file = _object({"b64": {"type": "string", "contentEncoding": "base64"}}, "b64")
     value = {"oneOf": [image, file]}
+    named = _object({"image": value}, "image")
     rows = {"type": "array", "minItems": 1, "maxItems": limits.max_instances}
+    instances = {**rows, "items": {"oneOf": [image, file, named]}}
+    inputs = {"oneOf": [{**rows, "items": value}, _object({"image": {**rows, "items": value}})]}
     outputs = {
-        name: _nested(shape, {"type": "string" if dtype == "string" else "number"})
+        name: _nested_list(shape, {"type": "string" if dtype == "string" else "number"})
         for name, (shape, dtype) in servable.outputs.items()
     }
-    row = _object(outputs, *outputs) if len(outputs) > 1 else next(iter(outputs.values()), {})
-    columns = {name: {"type": "array", "items": schema} for name, schema in outputs.items()}
-    column = _object(columns, *columns) if len(columns) > 1 else next(iter(columns.values()), {})
-    named = _object({"image": value}, "image")
+    columns = {name: _array(schema) for name, schema in outputs.items()}
+    # A single output has no name in responses.
+    row, column = (
+        _object(part, *part) if len(part) > 1 else next(iter(part.values()), {}) for part in (outputs, columns)
+    )
     signature = {"signature_name": {"type": "string"}}
-    pair = {"type": "array", "prefixItems": [{"type": "string"}, {"type": "number"}]}
-    classes = {"type": "array", "items": {"type": "array", "items": pair}}
-    numbers = {"type": "array", "items": {}}
+    classes = _array(_array({"type": "array", "prefixItems": [{"type": "string"}, {"type": "number"}]}))
     anything = {"type": "object"}
+    examples = {**signature, "examples": {**rows, "items": named}, "context": anything}
+    predict_request = [
+        _object({**signature, "instances": instances}, "instances"),
+        _object({**signature, "inputs": inputs}, "inputs"),
+    ]
+    predict_response = [_object({"predictions": _array(row)}, "predictions"), _object({"outputs": column}, "outputs")]
     return {
         "Error": _object({"error": {"type": "string"}}, "error"),
-        "PredictRequest": {
-            "oneOf": [
-                _object({**signature, "instances": {**rows, "items": {"oneOf": [image, file, named]}}}, "instances"),
-                _object(
-                    {
-                        **signature,
-                        "inputs": {"oneOf": [{**rows, "items": value}, _object({"image": {**rows, "items": value}})]},
-                    },
-                    "inputs",
-                ),
-            ]
-        },
-        "PredictResponse": {
-            "oneOf": [
-                _object({"predictions": {"type": "array", "items": row}}, "predictions"),
-                _object({"outputs": column}, "outputs"),
-            ]
-        },
-        "ExamplesRequest": _object(
-            {**signature, "examples": {**rows, "items": named}, "context": anything}, "examples"
-        ),
+        "PredictRequest": {"oneOf": predict_request},
+        "PredictResponse": {"oneOf": predict_response},
+        "ExamplesRequest": _object(examples, "examples"),
         "ClassifyResponse": _object({"results": classes, "result": classes}, "results"),
-        "RegressResponse": _object({"results": numbers, "result": numbers}, "results"),
-        "Status": _object({"model_version_status": {"type": "array", "items": anything}}, "model_version_status"),
+        "RegressResponse": _object({"results": _array({}), "result": _array({})}, "results"),
+        "Status": _object({"model_version_status": _array(anything)}, "model_version_status"),
         **dict.fromkeys(("Metadata", "About", "Health"), anything),
     }
 
@@ -178,36 +182,11 @@ def _object(properties: dict[str, Any], *required: str) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(required)}
 
 
-def _nested(shape: tuple[int, ...], inner: dict[str, Any]) -> dict[str, Any]:
+def _array(items: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": items}
+
+
+def _nested_list(shape: tuple[int, ...], inner: dict[str, Any]) -> dict[str, Any]:
     for size in reversed(shape):
-        inner = {"type": "array", "items": inner, "minItems": size, "maxItems": size}
+        inner = {**_array(inner), "minItems": size, "maxItems": size}
     return inner
-
-
-def _responses(schema: str) -> dict[str, Any]:
-    good = {"description": "success", "content": {"application/json": {"schema": _reference(schema)}}}
-    bad = {"description": "what is wrong and what is expected", "content": {"application/json": {"schema": _ERROR}}}
-    return {"200": good, "4XX": bad, "503": bad}
-
-
-def _reference(schema: str) -> dict[str, str]:
-    return {"$ref": f"#/components/schemas/{schema}"}
-
-
-def _parameters(versioned: bool) -> dict[str, Any]:
-    one = {"name": "version", "in": "path", "required": True, "schema": {"type": "integer", "minimum": 0}}
-    return {"parameters": [one]} if versioned else {}
-
-
-def _get(summary: str, schema: str, versioned: bool = False) -> dict[str, Any]:
-    return {"summary": summary, **_parameters(versioned), "responses": _responses(schema)}
-
-
-def _post(summary: str, body: dict[str, Any], schema: str, versioned: bool = False) -> dict[str, Any]:
-    content = {"required": True, "content": body}
-    return {"summary": summary, **_parameters(versioned), "requestBody": content, "responses": _responses(schema)}
-
-
-def _text(summary: str, media_type: str) -> dict[str, Any]:
-    content = {media_type: {"schema": {"type": "string"}}}
-    return {"summary": summary, "responses": {"200": {"description": "the text", "content": content}}}

@@ -15,10 +15,10 @@ from typing import Any
 
 from modelyard.errors import RunError, UserError
 from modelyard.run.checkpoint import list_best, list_checkpoints, step_of
-from modelyard.serving.description import DESCRIPTION
-from modelyard.serving.exported_model import SAVED_MODEL, ExportedServable, is_exported_version
+from modelyard.serving.exported_model import DESCRIPTION, SAVED_MODEL, ExportedServable, is_exported_version
 from modelyard.serving.http.batching import Batcher, BatchingOptions
-from modelyard.serving.servable import RunServable, Servable
+from modelyard.serving.run_model import RunServable, open_run
+from modelyard.serving.servable import Servable
 
 log = logging.getLogger("modelyard")
 
@@ -48,9 +48,9 @@ class VersionSource(ABC):
             UserError: if it can't be loaded.
         """
 
-    @abstractmethod
     def explain_missing(self) -> str:
         """Returns an error message for when there is no version."""
+        return "there is no version to serve."
 
 
 class ExportSource(VersionSource):
@@ -103,11 +103,9 @@ class RunSource(VersionSource):
     """
 
     def __init__(self, model_dir: str, checkpoint: str | None, options: dict[str, Any], origin: str) -> None:
-        from modelyard.serving.run_model import open_run
-
         self._model_dir, self._options, self._origin = model_dir, options, origin
-        opened = open_run(model_dir, checkpoint, origin, **options)
-        self.directory, self._step = opened.directory, opened.step
+        run = open_run(model_dir, checkpoint, origin, **options)
+        self.directory, self._step = run.directory, run.step
         self._which = checkpoint or ("best" if list_best(self.directory.best) else "latest")
         self._listed: list[int] = []
 
@@ -125,13 +123,7 @@ class RunSource(VersionSource):
 
     def load(self, version: int) -> Servable:
         """Loads the run's model with the weights of that step."""
-        from modelyard.serving.run_model import open_run
-
         return RunServable(open_run(self._model_dir, str(version), self._origin, **self._options))
-
-    def explain_missing(self) -> str:
-        """Returns the message; there is always a version, since a run without a checkpoint is not opened."""
-        return f"{self.directory.address} has no checkpoint."
 
 
 # -- versions in memory ---------------------------------------------------------------------------------------------

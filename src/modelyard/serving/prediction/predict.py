@@ -17,11 +17,13 @@ import numpy as np
 from modelyard import storage
 from modelyard.data.dataset import TEST
 from modelyard.data.image_spec import UndecodableError
+from modelyard.data.raw_examples import RawExamples
 from modelyard.errors import DataError, UserError
 from modelyard.serving.exported_model import OpenExport, is_export
-from modelyard.serving.prediction.sources import COLUMNS, ToPredict, open_sources
-from modelyard.serving.prediction.table import FORMATS, Outputs, Table, TableFormat, TableMetrics, output_type
+from modelyard.serving.prediction.sources import COLUMNS, Labelled, open_sources
+from modelyard.serving.prediction.table import FORMATS, Table, TableMetrics, output_type
 from modelyard.serving.run_model import OpenRun, open_run
+from modelyard.serving.servable import Outputs
 from modelyard.system.files import PARTIAL, explain, write_text
 
 log = logging.getLogger("modelyard")
@@ -96,14 +98,15 @@ def predict(
     columns = {key: options.pop(key) for key in COLUMNS if options.get(key) is not None}
     run = _open_model(model_dir, checkpoint, split, source, options)
     if split is not None and isinstance(run, OpenRun):
-        found = _split_examples(run, split)
+        examples, labelled = _split_examples(run, split)
     else:
-        found = open_sources([*map(str, sources)], run.config, run.classes, columns, run.label)
-    if not len(found.items):
+        examples, labelled = open_sources([*map(str, sources)], run.config, run.classes, columns, run.label)
+    if not len(examples):
         raise DataError("there are no examples to predict.")
     # Files are streamed; arrays are in memory already.
-    run.config = run.config.model_copy(update={"resident": "auto" if hasattr(found.items, "images") else "never"})
-    return _TableWriter(run, found, target, top, probabilities, on_bad == "skip").run()
+    run.config = run.config.model_copy(update={"resident": "auto" if hasattr(examples, "images") else "never"})
+    table = Table(run.classes, top=top, probabilities=probabilities, labelled=labelled, errors=on_bad == "skip")
+    return _TableWriter(run, examples, table, target).run()
 
 
 def _open_model(
@@ -119,13 +122,13 @@ def _open_model(
     return OpenExport(folder, options, source)
 
 
-def _split_examples(run: OpenRun, split: str) -> ToPredict:
+def _split_examples(run: OpenRun, split: str) -> Labelled:
     from modelyard.data.decoded import raw_examples_of
     from modelyard.data.open_dataset import open_dataset
 
     dataset = open_dataset(run.config, run.config.validation_fraction)
     dataset.size(split)
-    return ToPredict(raw_examples_of(dataset)[split], labelled=True)
+    return raw_examples_of(dataset)[split], True
 
 
 class _TableWriter:
@@ -134,48 +137,35 @@ class _TableWriter:
     Args:
         model: the run with its checkpoint, or the export.
         examples: the examples to predict.
-        target: the table.
-        top: how many classes to list per example.
-        probabilities: whether to add all probabilities.
-        skips: whether unreadable examples get a row.
+        table: converts predictions to rows.
+        target: the file to write.
     """
 
-    def __init__(
-        self,
-        model: OpenRun | OpenExport,
-        examples: ToPredict,
-        target: Path,
-        top: int,
-        probabilities: bool,
-        skips: bool,
-    ) -> None:
-        self.model, self.examples, self.target = model, examples, target
-        self.top, self.probabilities, self.skips = top, probabilities, skips
-        self.format: TableFormat = FORMATS[target.suffix.lower()]()
+    def __init__(self, model: OpenRun | OpenExport, examples: RawExamples, table: Table, target: Path) -> None:
+        self.model, self.examples, self.table, self.target = model, examples, table, target
         self.partial = target.with_name(PARTIAL + target.name)
         self.progress = target.with_name(PARTIAL + target.name + ".json")
         self.key = self._key()
         self.metrics: TableMetrics | None = None
-        self.table: Table | None = None
         self.skipped, self._saved_at = 0, 0.0
 
     def _key(self) -> str:
         """Returns a hash of everything that the table depends on."""
         weights = self.model.path.stat().st_mtime_ns
         options = [(name, getattr(self.model.config, name)) for name in _KEY_OPTIONS]
-        parts = (self.model.address, self.model.path.name, weights, self.examples.items.fingerprint(), options)
-        return hashlib.sha256(
-            repr((*parts, self.top, self.probabilities, self.skips, self.examples.labelled)).encode()
-        ).hexdigest()
+        kernels = os.environ.get("TF_ENABLE_ONEDNN_OPTS")  # they decide the last digit
+        parts = (self.model.address, self.model.path.name, weights, self.examples.fingerprint(), options, kernels)
+        columns = (self.table.top, self.table.probabilities, self.table.errors, self.table.labelled)
+        return hashlib.sha256(repr((parts, columns)).encode()).hexdigest()
 
     def run(self) -> Predictions:
         """Writes the table, or the rest of it."""
         from modelyard.system.console import bar
 
-        items, labelled = self.examples.items, self.examples.labelled
-        engine, dataset = self.model.engine(items, labelled=labelled, skips=self.skips)
+        labelled = self.table.labelled
+        engine, dataset = self.model.engine(self.examples, labelled=labelled, skip_bad=self.table.errors)
         unreadable: dict[int, str] = getattr(dataset.stored, "bad", {})
-        size, rows = len(items), self._resume()
+        size, rows = len(self.examples), self._resume()
         try:
             with (
                 self._open(rows) as file,
@@ -201,7 +191,7 @@ class _TableWriter:
         scores = self.metrics.as_json() if self.metrics is not None and labelled else {}
         metrics = self.metrics.metrics() if self.metrics is not None and labelled else {}
         metrics_file = self.target.with_suffix(".metrics.json")
-        if scores:  # before the table: once that is there, everything is
+        if scores:  # before the table, which appears when all is complete
             write_text(metrics_file, json.dumps(scores) + "\n")
         with explain(self.target, "write"):
             if not scores and self.target.exists():  # the metrics of the table that is replaced
@@ -224,27 +214,15 @@ class _TableWriter:
 
     def _lines(self, outputs: Outputs, first: int, end: int, bad: dict[int, str]) -> bytes:
         """Returns the rows of a batch, after the header if it is the first batch."""
-        items, labelled = self.examples.items, self.examples.labelled
-        if self.table is None:
-            output = output_type(outputs)
-            self.table = Table(
-                self.model.classes,
-                output,
-                top=self.top,
-                probabilities=self.probabilities,
-                labelled=labelled,
-                errors=self.skips,
-            )
-            if self.metrics is None:
-                self.metrics = TableMetrics(self.model.classes, output)
-        columns = self.table.columns(outputs)
-        paths = [items.name(n) for n in range(first, end)]
-        labels = items.labels[first:end] if labelled else None
-        if labels is not None and self.metrics is not None:
+        if self.metrics is None:
+            self.metrics = TableMetrics(self.model.classes, output_type(outputs))
+        paths = [self.examples.name(n) for n in range(first, end)]
+        labels = self.examples.labels[first:end] if self.table.labelled else None
+        if labels is not None:
             good = np.array([n not in bad for n in range(end - first)])
             self.metrics.add(labels[good], {name: values[good] for name, values in outputs.items()})
-        header = b"" if first else self.format.header(columns)
-        return header + self.format.lines(columns, self.table.rows(outputs, paths, labels, bad))
+        columns, rows = self.table.rows(outputs, paths, labels, bad)
+        return FORMATS[self.target.suffix.lower()](columns, rows, not first)
 
     # -- resuming ---------------------------------------------------------------------------------------------------
 
@@ -264,7 +242,7 @@ class _TableWriter:
             return 0
         with explain(self.partial, "write"):
             os.truncate(self.partial, size)
-        log.info("resuming after %d of %d examples", rows, len(self.examples.items))
+        log.info("resuming after %d of %d examples", rows, len(self.examples))
         return rows
 
     def _open(self, rows: int) -> BinaryIO:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-Outputs = Mapping[str, NDArray[Any]]
+from modelyard.serving.servable import Outputs
+
 PATH, TRUTH, LABEL, ERROR = "path", "truth", "label", "error"
 
 
@@ -32,45 +33,20 @@ class Table:
 
     Args:
         classes: names of the classes, or of the values that are predicted.
-        output: class, labels, values or other; see `output_type`.
         top: how many classes to list per example.
         probabilities: whether to add the probability of every class.
         labelled: whether the labels are known.
         errors: whether unreadable examples get a row with the reason.
     """
 
-    def __init__(
-        self, classes: Sequence[str], output: str, *, top: int, probabilities: bool, labelled: bool, errors: bool
-    ) -> None:
-        self.classes, self.output, self.labelled, self.errors = tuple(classes), output, labelled, errors
+    def __init__(self, classes: Sequence[str], *, top: int, probabilities: bool, labelled: bool, errors: bool) -> None:
+        self.classes, self.labelled, self.errors = tuple(classes), labelled, errors
         self.top, self.probabilities = min(max(top, 1), max(len(self.classes), 1)), probabilities
-
-    def columns(self, outputs: Outputs) -> list[str]:
-        """Returns the names of the columns."""
-        columns = [PATH, *([TRUTH] if self.labelled else [])]
-        if self.output == "class":
-            columns += [LABEL, "probability"]
-            columns += [f"{name}_{n}" for n in range(2, self.top + 1) for name in (LABEL, "probability")]
-        elif self.output == "labels":
-            columns.append("labels")
-        elif self.output == "values":
-            columns += self._value_names(outputs["values"])
-        else:
-            columns += list(outputs)
-        if self.probabilities and "probabilities" in outputs:
-            columns += [f"p({name})" for name in self.classes]
-        return [*columns, *([ERROR] if self.errors else [])]
-
-    def _value_names(self, values: NDArray[Any]) -> list[str]:
-        if values.ndim == 1 or values.shape[1] == 1:
-            return ["value"]
-        named = self.classes if len(self.classes) == values.shape[1] else range(1, values.shape[1] + 1)
-        return [f"value_{name}" for name in named]
 
     def rows(
         self, outputs: Outputs, paths: Sequence[str], labels: NDArray[Any] | None, bad: Mapping[int, str]
-    ) -> Iterable[list[Any]]:
-        """Returns the rows of a batch, with one value per column.
+    ) -> tuple[list[str], list[list[Any]]]:
+        """Returns the names of the columns, and the rows of a batch, with one value per column.
 
         Args:
             outputs: the predictions.
@@ -78,53 +54,60 @@ class Table:
             labels: their true labels.
             bad: why examples could not be read, by their index in the batch.
         """
-        cells = [*self._cells(outputs)]
+        predicted, output = [*self._predicted_columns(outputs)], output_type(outputs)
+        columns = [PATH, *([TRUTH] if self.labelled else []), *(name for name, _ in predicted)]
+        if self.errors:
+            columns.append(ERROR)
+        rows = []
         for index, path in enumerate(paths):
             row = [path]
             if self.labelled:
-                row.append(self._label_cell(labels[index]) if labels is not None else "")
-            if index in bad:
-                row += [""] * len(cells) + [bad[index]]
-            else:
-                row += [cell[index] for cell in cells]
-                if self.errors:
-                    row.append("")
-            yield row
+                row.append(self._label_cell(labels[index], output) if labels is not None else "")
+            row += ["" if index in bad else values[index] for _, values in predicted]
+            if self.errors:
+                row.append(bad.get(index, ""))
+            rows.append(row)
+        return columns, rows
 
-    def _label_cell(self, label: Any) -> Any:
-        if self.output == "class":
+    def _label_cell(self, label: Any, output: str) -> Any:
+        if output == "class":
             return self.classes[int(label)]
-        if self.output == "labels":
+        if output == "labels":
             return self._joined_names(label)
         return np.asarray(label).tolist()
 
     def _joined_names(self, flags: Iterable[Any]) -> str:
         return "|".join(name for name, on in zip(self.classes, flags, strict=True) if on)
 
-    def _cells(self, outputs: Outputs) -> Iterable[list[Any]]:
-        """Returns the predicted columns of a batch."""
-        if self.output == "class":
+    def _predicted_columns(self, outputs: Outputs) -> Iterator[tuple[str, list[Any]]]:
+        """Yields the name and the values of each predicted column of a batch."""
+        output = output_type(outputs)
+        if output == "class":
             probabilities = outputs["probabilities"]
             order = np.argsort(-probabilities, axis=1, kind="stable")[:, : self.top]
             for rank in range(self.top):
-                best = order[:, rank]
-                yield [self.classes[number] for number in best.tolist()]
-                yield _short(np.take_along_axis(probabilities, best[:, None], axis=1)[:, 0])
-        elif self.output == "labels":
-            yield [self._joined_names(row) for row in outputs["labels"]]
-        elif self.output == "values":
+                best, suffix = order[:, rank], f"_{rank + 1}" if rank else ""
+                yield LABEL + suffix, [self.classes[number] for number in best.tolist()]
+                best_probabilities = np.take_along_axis(probabilities, best[:, None], axis=1)[:, 0]
+                yield "probability" + suffix, _rounded(best_probabilities)
+        elif output == "labels":
+            yield "labels", [self._joined_names(row) for row in outputs["labels"]]
+        elif output == "values":
             values = outputs["values"].reshape(len(outputs["values"]), -1)
-            for column in range(values.shape[1]):
-                yield _short(values[:, column])
+            count = values.shape[1]
+            named = self.classes if len(self.classes) == count else range(1, count + 1)
+            names = ["value"] if count == 1 else [f"value_{name}" for name in named]
+            for column, name in enumerate(names):
+                yield name, _rounded(values[:, column])
         else:
-            for values in outputs.values():
-                yield values.tolist()
+            for name, values in outputs.items():
+                yield name, values.tolist()
         if self.probabilities and "probabilities" in outputs:
-            for column in range(outputs["probabilities"].shape[1]):
-                yield _short(outputs["probabilities"][:, column])
+            for column, name in enumerate(self.classes):
+                yield f"p({name})", _rounded(outputs["probabilities"][:, column])
 
 
-def _short(values: NDArray[Any]) -> list[float]:
+def _rounded(values: NDArray[Any]) -> list[float]:
     """Rounds to the digits of a float32."""
     return [float(f"{value:.7g}") for value in values.tolist()]
 
@@ -132,34 +115,21 @@ def _short(values: NDArray[Any]) -> list[float]:
 # -- file formats -------------------------------------------------------------------------------------------------
 
 
-class CsvFormat:
-    """Rows as lines of a CSV file."""
-
-    def header(self, columns: Sequence[str]) -> bytes:
-        """Returns the first line."""
-        return self.lines(columns, [columns])
-
-    def lines(self, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
-        """Returns one line per row."""
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(
-            [json.dumps(value) if isinstance(value, list) else value for value in row] for row in rows
-        )
-        return text.getvalue().encode("utf-8", "surrogateescape")
+def encode_csv(columns: Sequence[str], rows: Iterable[Sequence[Any]], header: bool) -> bytes:
+    """Returns rows as lines of a CSV file, after a line with the columns if ``header``."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    if header:
+        writer.writerow(columns)
+    writer.writerows([json.dumps(value) if isinstance(value, list) else value for value in row] for row in rows)
+    return text.getvalue().encode("utf-8", "surrogateescape")
 
 
-class JsonLinesFormat:
-    """Rows as one JSON object per line; top classes and probabilities are nested."""
-
-    def header(self, columns: Sequence[str]) -> bytes:
-        """Returns nothing: there is no header."""
-        return b""
-
-    def lines(self, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
-        """Returns one line per row."""
-        return "".join(json.dumps(_nested(columns, row), ensure_ascii=False) + "\n" for row in rows).encode(
-            "utf-8", "surrogateescape"
-        )
+def encode_json_lines(columns: Sequence[str], rows: Iterable[Sequence[Any]], header: bool) -> bytes:
+    """Returns rows as one JSON object per line; top classes and probabilities are nested. There is no header."""
+    del header
+    lines = (json.dumps(_nested(columns, row), ensure_ascii=False) + "\n" for row in rows)
+    return "".join(lines).encode("utf-8", "surrogateescape")
 
 
 def _nested(columns: Sequence[str], row: Sequence[Any]) -> dict[str, Any]:
@@ -178,13 +148,8 @@ def _nested(columns: Sequence[str], row: Sequence[Any]) -> dict[str, Any]:
     return nested
 
 
-TableFormat = CsvFormat | JsonLinesFormat
-FORMATS: dict[str, Callable[[], TableFormat]] = {
-    ".csv": CsvFormat,
-    ".jsonl": JsonLinesFormat,
-    ".json": JsonLinesFormat,
-}
-"""By the suffix of the output file."""
+FORMATS = {".csv": encode_csv, ".jsonl": encode_json_lines, ".json": encode_json_lines}
+"""The function that encodes rows, by the suffix of the output file."""
 
 
 # -- metrics of labelled rows -----------------------------------------------------------------------------------------
@@ -258,9 +223,14 @@ class TableMetrics:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the counts so far."""
-        arrays = {"confusion": self.confusion, "sums": self._sums, "flags": self._flags}
-        counts = {"kind": self.output, "examples": self.examples, "exact": self._exact}
-        return {**counts, **{name: array.tolist() for name, array in arrays.items()}}
+        return {
+            "kind": self.output,
+            "examples": self.examples,
+            "exact": self._exact,
+            "confusion": self.confusion.tolist(),
+            "sums": self._sums.tolist(),
+            "flags": self._flags.tolist(),
+        }
 
     @classmethod
     def from_state_dict(cls, classes: Sequence[str], state: Mapping[str, Any]) -> TableMetrics:
@@ -270,11 +240,8 @@ class TableMetrics:
             ValueError: if those were of other classes.
         """
         made = cls(classes, str(state["kind"]))
-        confusion = np.asarray(state["confusion"], np.int64).reshape(-1, len(made.classes))
-        if confusion.shape != made.confusion.shape:
-            raise ValueError("other classes")
-        made.confusion[...] = confusion
-        made._sums[...] = state["sums"]
-        made._flags[...] = state["flags"]
         made.examples, made._exact = int(state["examples"]), int(state["exact"])
+        made.confusion = np.array(state["confusion"], np.int64).reshape(made.confusion.shape)
+        made._flags = np.array(state["flags"], np.int64).reshape(made._flags.shape)
+        made._sums = np.array(state["sums"], np.float64)
         return made
