@@ -60,7 +60,7 @@ HOOKS.declare(
     summary="a profile of some steps, for TensorBoard",
 )
 HOOKS.declare(
-    "checkpoint", f"{_HERE}.hooks:SaveCheckpoints", summary="checkpoints to resume from, as often as save_every says"
+    "checkpoint", f"{_HERE}.hooks:SaveCheckpoints", summary="checkpoints to resume from, every save_every"
 )
 HOOKS.declare("best", f"{_HERE}.metric_hooks:KeepBest", summary="the best models by best_metric")
 HOOKS.declare(
