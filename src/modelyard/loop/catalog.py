@@ -59,9 +59,7 @@ HOOKS.declare(
     options=ProfilerOptions,
     summary="a profile of some steps, for TensorBoard",
 )
-HOOKS.declare(
-    "checkpoint", f"{_HERE}.hooks:SaveCheckpoints", summary="checkpoints to resume from, as often as save_every says"
-)
+HOOKS.declare("checkpoint", f"{_HERE}.hooks:SaveCheckpoints", summary="checkpoints to resume from, every save_every")
 HOOKS.declare("best", f"{_HERE}.metric_hooks:KeepBest", summary="the best models by best_metric")
 HOOKS.declare(
     "early_stop",

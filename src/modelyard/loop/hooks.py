@@ -143,7 +143,7 @@ def build_hooks(calls: Sequence[Call]) -> list[Hook]:
 
 
 class SaveCheckpoints(Hook):
-    """Saves at step 0, as often as save_every says, when interrupted, and at the end."""
+    """Saves at step 0, every ``save_every``, when interrupted, and at the end."""
 
     order = 100  # last, so that it saves the other hooks' state after this step
 
