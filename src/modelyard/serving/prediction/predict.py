@@ -7,26 +7,34 @@ import json
 import logging
 import os
 import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from modelyard import storage
-from modelyard.data.dataset import TEST
+from modelyard.data.catalog import FilesOptions
+from modelyard.data.dataset import TEST, Feature
 from modelyard.data.image_spec import UndecodableError
 from modelyard.data.raw_examples import RawExamples
-from modelyard.errors import DataError, UserError
+from modelyard.data.sources.files import read_to_predict
+from modelyard.errors import DataError, UserError, unknown
 from modelyard.serving.exported_model import OpenExport, is_export
-from modelyard.serving.prediction.sources import COLUMNS, Labelled, open_sources
 from modelyard.serving.prediction.table import FORMATS, Table, TableMetrics, output_type
 from modelyard.serving.run_model import OpenRun, open_run
 from modelyard.serving.servable import Outputs
 from modelyard.system.files import PARTIAL, explain, write_text
 
 log = logging.getLogger("modelyard")
+_COLUMNS = ("image_column", "label_column", "label_kind", "value_columns", *(
+    name for name in FilesOptions.model_fields if name.startswith("record_")))  # fmt: skip
+"""Options of columns and records. They may differ from training."""
+_Labelled = tuple[RawExamples, bool]
+"""Examples, and whether they have labels of the run's classes."""
 _SAVE_PROGRESS_SECONDS = 2.0
 _KEY_OPTIONS = ("engine", "precision", "test_time_augmentation", "preprocess", "plugins", "component_options")
 """Options that change predictions. Options of speed and memory may differ when a table is resumed."""
@@ -95,18 +103,21 @@ def predict(
         raise UserError(
             "nothing to predict. Give either files or a folder, or --split for a split of the run's own data."
         )
-    columns = {key: options.pop(key) for key in COLUMNS if options.get(key) is not None}
+    columns = {key: options.pop(key) for key in _COLUMNS if options.get(key) is not None}
     run = _open_model(model_dir, checkpoint, split, source, options)
     if split is not None and isinstance(run, OpenRun):
         examples, labelled = _split_examples(run, split)
     else:
-        examples, labelled = open_sources([*map(str, sources)], run.config, run.classes, columns, run.label)
+        examples, labelled = _open_sources(run, [*map(str, sources)], columns)
     if not len(examples):
         raise DataError("there are no examples to predict.")
     # Files are streamed; arrays are in memory already.
     run.config = run.config.model_copy(update={"resident": "auto" if hasattr(examples, "images") else "never"})
     table = Table(run.classes, top=top, probabilities=probabilities, labelled=labelled, errors=on_bad == "skip")
     return _TableWriter(run, examples, table, target).run()
+
+
+# -- the model and the examples ------------------------------------------------------------------------------------
 
 
 def _open_model(
@@ -122,13 +133,67 @@ def _open_model(
     return OpenExport(folder, options, source)
 
 
-def _split_examples(run: OpenRun, split: str) -> Labelled:
+def _split_examples(run: OpenRun, split: str) -> _Labelled:
     from modelyard.data.decoded import raw_examples_of
     from modelyard.data.open_dataset import open_dataset
 
     dataset = open_dataset(run.config, run.config.validation_fraction)
     dataset.size(split)
     return raw_examples_of(dataset)[split], True
+
+
+def _open_sources(run: OpenRun | OpenExport, sources: Sequence[str], columns: Mapping[str, Any]) -> _Labelled:
+    """Returns the examples at some paths, in order.
+
+    Args:
+        run: the model. Its dataset options are the defaults of ``columns``. Labels unlike its own are left out.
+        sources: image files, folders of them, patterns; or one .csv file, .npz file, or records.
+        columns: options of `_COLUMNS`.
+
+    Raises:
+        DataError: if there is nothing, or nothing that can be read.
+    """
+    known, classes = run.config.options_of("dataset"), run.classes
+    own = known.model_dump() if isinstance(known, FilesOptions) else {}
+    options = FilesOptions.model_validate({**own, **columns})
+    found = read_to_predict(sources, options, storage.cache_folder(run.config.cache_dir))
+    examples, labels = found.examples, found.labels
+    if labels is None:
+        return examples, False
+    if isinstance(labels, np.ndarray):
+        problem = _label_mismatch(labels, run.label, len(classes))
+    else:
+        numbers = {name: number for number, name in enumerate(classes)}
+        wrong = next((name for name in labels if name not in numbers), None)
+        problem = None if wrong is None else unknown("class", wrong, classes)
+        if problem is None:
+            examples.labels = np.array([numbers[name] for name in labels], np.int32)
+    if problem is None:
+        return examples, True
+    if not found.from_folders:  # folders may have other names for other reasons
+        log.warning("labels are left out: %s", problem)
+    examples.labels = np.zeros(len(examples), np.int32)
+    return examples, False
+
+
+def _label_mismatch(labels: NDArray[np.generic], label: Feature, classes: int) -> str | None:
+    """Returns how ``labels`` differ from those of a run with ``classes`` classes; None if they do not."""
+    if labels.shape[1:] != label.shape:
+        return f"each has shape {labels.shape[1:]}, those of the run {label.shape}"
+    if labels.dtype.kind not in "biuf":
+        return f"they are {labels.dtype}, those of the run {label.dtype}"
+    numbers = labels.astype(np.float64)
+    if np.dtype(label.dtype).kind == "f":
+        return None if np.isfinite(numbers).all() else "some are not finite"
+    most = 1 if label.shape else classes - 1
+    wrong = ~((numbers >= 0) & (numbers <= most) & (numbers == np.trunc(numbers)))
+    if not wrong.any():
+        return None
+    found = f"there is a {numbers[wrong][0]:g}"
+    return f"{found}, and flags are 0 or 1" if label.shape else f"{found}, and the run has {classes} classes"
+
+
+# -- the table ----------------------------------------------------------------------------------------------------
 
 
 class _TableWriter:
