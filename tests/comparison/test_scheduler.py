@@ -91,7 +91,7 @@ def test_threads_that_are_asked_for_are_kept_whatever_runs_side_by_side(tmp_path
 
 def start(jobs: int, tmp_path: Path) -> subprocess.Popen[str]:
     stand_in(tmp_path)
-    code = MAIN.replace("matrix(None", "sys.argv[0] = 'stand_in.py'; matrix(None")
+    code = MAIN.replace("matrix({", "sys.argv[0] = 'stand_in.py'; matrix({")
     return subprocess.Popen(
         [sys.executable, "-c", code, json.dumps(AXES), str(jobs)],
         stderr=subprocess.PIPE,
