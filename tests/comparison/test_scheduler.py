@@ -90,7 +90,7 @@ def test_the_option_threads_applies_to_cells_that_run_in_parallel(tmp_path: Path
 
 def start(jobs: int, tmp_path: Path) -> subprocess.Popen[str]:
     stand_in(tmp_path)
-    code = MAIN.replace("matrix(None", "sys.argv[0] = 'stand_in.py'; matrix(None")
+    code = MAIN.replace("matrix({", "sys.argv[0] = 'stand_in.py'; matrix({")
     return subprocess.Popen(
         [sys.executable, "-c", code, json.dumps(AXES), str(jobs)],
         stderr=subprocess.PIPE,
