@@ -116,13 +116,16 @@ class Hook:
 
 def _support_old_names(cls: type[Hook]) -> None:
     """Lets hooks written for the old method names work, and classes that call the old names of their parents."""
+    renamed = {old: new for old, new in _OLD_NAMES.items() if old in cls.__dict__ and new not in cls.__dict__}
+    for old, new in renamed.items():
+        setattr(cls, new, cls.__dict__[old])
     for old, new in _OLD_NAMES.items():
-        if old in cls.__dict__ and new not in cls.__dict__:
-            text = f"{cls.__name__}.{old} is now called {new}. Rename it; the old name stops working in version 1.0."
-            warnings.warn(text, DeprecationWarning, stacklevel=3)
-            setattr(cls, new, cls.__dict__[old])
-        elif new in cls.__dict__:
+        if new in cls.__dict__:
             setattr(cls, old, cls.__dict__[new])
+    if renamed:
+        names = ", ".join(f"{old} → {new}" for old, new in renamed.items())
+        text = f"the hook {cls.__name__} has old method names. Rename them before version 1.0: {names}"
+        warnings.warn(text, FutureWarning, stacklevel=3)  # Python hides a DeprecationWarning from the users of a plugin
 
 
 _support_old_names(Hook)
