@@ -86,7 +86,7 @@ def cell(value: Any) -> str:
 
 
 def _user_script() -> str | None:
-    """Returns the user's script that called `main`, if there is one: it knows their models and datasets."""
+    """Returns the user's script that called `main`, with their models and datasets; None for Modelyard itself."""
     return None if Path(sys.argv[0]).stem in ("modelyard", "yard", "__main__") else sys.argv[0]
 
 

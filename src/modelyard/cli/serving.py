@@ -147,7 +147,7 @@ def serve(
 
     if run is None and export is None:
         raise UserError(
-            "there is nothing to serve. Give a run: modelyard serve RUN, or modelyard serve --model_dir RUN; "
+            "no run and no export is given. Give a run: modelyard serve RUN, or modelyard serve --model_dir RUN; "
             "or an export: modelyard serve --export FOLDER"
         )
     serve_model(

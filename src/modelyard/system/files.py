@@ -1,4 +1,4 @@
-"""Writing that is whole or not there: to a temporary name beside the target, then renamed over it."""
+"""Atomic writes: to a temporary name beside the target, which is then replaced by a rename."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from typing import BinaryIO
 from modelyard.errors import RunError, UserError
 
 PARTIAL = ".partial-"
-"""Names of unfinished files and folders begin with this; whoever opens the run next removes them."""
+"""The prefix of unfinished files and folders. The next process that opens the run removes them."""
 
 _OLD = "old-"
 
 
 @contextlib.contextmanager
 def explain(path: Path, doing: str, kind: type[UserError] = RunError) -> Iterator[None]:
-    """Turns errors of the file system into sentences of ``kind``: full disk, read-only, not allowed."""
+    """Raises errors of the file system as ``kind``, with a message: full disk, read-only, not allowed."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise kind(f"the disk is full: can't {doing} {path}. What was there before is untouched.") from error
+            raise kind(f"the disk is full: can't {doing} {path}. Existing files are unchanged.") from error
         if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
             raise kind(f"can't {doing} {path}: {error.strerror}. Name a folder you may write to.") from error
         raise kind(f"can't {doing} {path}: {error.strerror or error}.") from error
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replaces the content of ``path`` in one move."""
+    """Replaces the content of ``path`` atomically."""
     with explain(path, "write"), whole_file(path) as file:
         file.write(text.encode())
 
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write, which takes the place ``path`` when the block ends well and vanishes when it does not."""
+    """Yields a file to write, which becomes ``path`` at the end of the block. After an error, it is removed."""
     handle, name = tempfile.mkstemp(prefix=PARTIAL, dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -58,7 +58,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
-    """A folder to fill, which takes the place ``target`` when the block ends well and vanishes when it does not.
+    """Yields a folder to fill, which becomes ``target`` at the end of the block. After an error, it is removed.
 
     An older folder of that name is replaced.
     """
@@ -90,7 +90,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
 
 
 def remove_folder(path: Path) -> None:
-    """Removes a folder so that it is either there whole or not at all."""
+    """Removes a folder atomically."""
     with explain(path, "remove"):
         gone = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=path.parent))
         path.replace(gone / "gone")
@@ -98,14 +98,14 @@ def remove_folder(path: Path) -> None:
 
 
 def _move_aside(target: Path) -> Path:
-    """Makes way for a new ``target``; `remove_partial` brings the old one back if the new one never comes."""
+    """Moves ``target`` aside for a new one. If that never comes, `remove_partial` moves the old one back."""
     aside = Path(tempfile.mkdtemp(prefix=f"{PARTIAL}{_OLD}", dir=target.parent))
     target.replace(aside / target.name)
     return aside
 
 
 def remove_partial(folder: Path) -> None:
-    """Removes what a killed process left unfinished in ``folder``."""
+    """Removes unfinished files and folders of a killed process from ``folder``."""
     if folder.is_dir():
         for aside in folder.glob(f"{PARTIAL}{_OLD}*"):
             for old in aside.iterdir():
@@ -120,7 +120,7 @@ def remove_partial(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes renames in ``folder`` last through a power cut, where the file system can."""
+    """Syncs renames in ``folder`` to the disk, if the file system can."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:

@@ -95,7 +95,7 @@ def _bound(address: str) -> socket.socket:
 
 
 def _answers(address: str) -> bool:
-    """Returns whether somebody listens. gRPC shares its port with others, so binding alone does not tell."""
+    """Returns whether somebody listens. gRPC shares its port with others, so binding alone does not show it."""
     try:
         connect(address, 1.0).close()
     except OSError:
