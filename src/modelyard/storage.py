@@ -41,6 +41,16 @@ def is_remote(path: str | Path) -> bool:
     return isinstance(path, str) and _SCHEME.match(path) is not None
 
 
+def absolute(path: str) -> str:
+    """Returns an absolute path; a URL stays as it is."""
+    return path if is_remote(path) else str(Path(path).expanduser().absolute())
+
+
+def is_same(one: str, other: str) -> bool:
+    """Returns whether two paths or URLs name the same folder."""
+    return absolute(one).rstrip("/") == absolute(other).rstrip("/")
+
+
 def cache_folder(cache_dir: str | None = None) -> Path:
     """Returns the folder for copies of remote files: ``cache_dir``, else $MODELYARD_CACHE, else ~/.cache/modelyard."""
     return Path(cache_dir or os.environ.get(CACHE_VARIABLE) or "~/.cache/modelyard").expanduser().absolute()

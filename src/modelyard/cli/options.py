@@ -15,7 +15,7 @@ from modelyard.config.resolve import field_kind
 from modelyard.config.schema import COMPONENTS, CORE_FIELDS, GROUPS, is_mutable
 from modelyard.errors import COMMAND_LINE, ConfigError, Problem, UserError, nearest
 from modelyard.registry import MODELS
-from modelyard.storage import is_remote
+from modelyard.storage import is_remote, is_same
 
 _OWNERS_SHOWN = 5
 _TRUE, _FALSE = {"true", "yes", "on", "1"}, {"false", "no", "off", "0"}
@@ -110,9 +110,9 @@ def as_typer_command(
             arguments["options"] = typed | unknown_options(unknown)
         if "run" in own:
             run, model_dir = values["run"], values["model_dir"]
-            if "files" in own and run and model_dir and not _is_same(run, model_dir) and not _is_run(run):
+            if "files" in own and run and model_dir and not is_same(run, model_dir) and not _is_run(run):
                 run, arguments["files"] = None, [run, *(values["files"] or ())]
-            if run is not None and model_dir is not None and not _is_same(run, model_dir):
+            if run is not None and model_dir is not None and not is_same(run, model_dir):
                 raise UserError(f"two different runs are given, {run} and --model_dir {model_dir}. Give one of them.")
             arguments["run"] = run if run is not None else model_dir
             if arguments["run"] is None and own["run"].default is inspect.Parameter.empty:
@@ -190,12 +190,6 @@ def unknown_options(words: Sequence[str]) -> dict[str, Any]:
     if problems:
         raise ConfigError(problems)
     return options
-
-
-def _is_same(one: str, other: str) -> bool:
-    if is_remote(one) or is_remote(other):
-        return one.rstrip("/") == other.rstrip("/")
-    return Path(one).expanduser().absolute() == Path(other).expanduser().absolute()
 
 
 def _is_run(word: str) -> bool:

@@ -44,7 +44,7 @@ def config_in_cluster(config: Config, cluster: Cluster) -> Config:
     """
     problems = []
     named = cluster.model_dir
-    if named and config.model_dir and _absolute(named) != _absolute(config.model_dir):
+    if named and config.model_dir and not storage.is_same(named, config.model_dir):
         message = f"is {config.model_dir!r} here and {named!r} in {cluster.source}. Give it once, or the same in both."
         problems.append(Problem(config.origin("model_dir"), "model_dir", message))
     elif named and not config.model_dir:
@@ -82,10 +82,6 @@ def _evaluator_problems(config: Config) -> list[Problem]:
         message = "is a URL, but an evaluator can only watch a folder. Use a shared folder, or leave the evaluator out."
         problems.append(Problem(config.origin("model_dir"), "model_dir", message))
     return problems
-
-
-def _absolute(path: str) -> str:
-    return path.rstrip("/") if storage.is_remote(path) else str(Path(path).expanduser().absolute())
 
 
 def form_group(config: Config, cluster: Cluster, evaluates: bool) -> Coordinator | Follower:

@@ -10,10 +10,8 @@ import signal
 import threading
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from modelyard import storage
 from modelyard.cluster.description import EVALUATOR, SYNCHRONOUS, WORKER, Cluster
 from modelyard.config import Config
 from modelyard.config.backend import import_engine, select_engine
@@ -27,7 +25,7 @@ from modelyard.distributed.follower import Follower
 from modelyard.errors import ClusterError, Interrupted
 from modelyard.loop import run as single
 from modelyard.loop.run import Result, build, conclude, is_finished, load_engine, run_length
-from modelyard.run.directory import RunDirectory, remote_run_folder
+from modelyard.run.directory import RunDirectory, run_folder
 from modelyard.system.machine import available_cores
 from modelyard.system.process import handle_signals, log_to
 
@@ -138,7 +136,7 @@ def _device_types(engine: Engine) -> list[str]:
 
 def _take_part(config: Config, cluster: Cluster, evaluates: bool) -> Result:
     """Takes part in the run until the coordinator ends it."""
-    directory = _run_folder(config)
+    directory = run_folder(config)  # the coordinator makes it; this process writes only its log there
     with log_to(directory.logs, cluster.me.file_name), form_group(config, cluster, evaluates) as group:
         assert isinstance(group, Follower)
         if cluster.me.role == EVALUATOR:
@@ -153,15 +151,6 @@ def _take_part(config: Config, cluster: Cluster, evaluates: bool) -> Result:
         if number is not None:
             raise Interrupted(number, result.step, directory.address)
         return result
-
-
-def _run_folder(config: Config) -> RunDirectory:
-    """Returns the run folder, which the coordinator makes; this process writes only its log there."""
-    assert config.model_dir is not None
-    if storage.is_remote(config.model_dir):
-        return remote_run_folder(config.model_dir, storage.cache_folder(config.cache_dir))
-    best = Path(config.best_model_dir).expanduser().absolute() if config.best_model_dir else None
-    return RunDirectory(Path(config.model_dir).expanduser(), best)
 
 
 def _train(config: Config, group: Follower, directory: RunDirectory) -> tuple[Result, Message]:

@@ -6,7 +6,6 @@ import argparse
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from modelyard import storage
 from modelyard.cluster.description import CHIEF, EVALUATOR, PS, WORKER
@@ -57,15 +56,9 @@ def with_model_dir(words: Sequence[str], model_dir: str | None) -> tuple[list[st
             raise UserError("resume needs the folder of a run right after it: modelyard launch … -- resume RUN")
         return list(words), None
     for other in folders[1:]:
-        if not _is_same(folders[0], other):
+        if not storage.is_same(folders[0], other):
             raise UserError(f"two run folders are given, {folders[0]} and {other}; all processes share one.")
     return [verb, *([folders[0]] if verb == RESUME else ["--model_dir", folders[0]]), *rest], folders[0]
-
-
-def _is_same(one: str, other: str) -> bool:
-    if storage.is_remote(one) or storage.is_remote(other):
-        return one.rstrip("/") == other.rstrip("/")
-    return Path(one).expanduser().absolute() == Path(other).expanduser().absolute()
 
 
 def option(words: Sequence[str], name: str) -> str | None:

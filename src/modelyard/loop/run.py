@@ -35,9 +35,8 @@ from modelyard.run.checkpoint import Checkpoint, list_best, list_checkpoints, lo
 from modelyard.run.directory import (
     RunDirectory,
     differences,
-    new_run_path,
     path_options,
-    remote_run_folder,
+    run_folder,
     run_options,
     write_config,
 )
@@ -197,12 +196,7 @@ def as_config(config: Config | Mapping[str, Any] | None, options: Mapping[str, A
 def find_folder(config: Config) -> RunDirectory:
     """Returns the run folder, new or existing."""
     _refuse_remote_best(config)
-    address = new_run_path(config)
-    best = Path(config.best_model_dir).expanduser().absolute() if config.best_model_dir else None
-    if isinstance(address, Path):
-        directory = RunDirectory(address, best)
-    else:
-        directory = remote_run_folder(address, storage.cache_folder(config.cache_dir))
+    directory = run_folder(config)
     path = directory.address
     if directory.exists():
         if config.resume == "never":
@@ -220,9 +214,9 @@ def find_folder(config: Config) -> RunDirectory:
             f"{path} is not empty and not a run folder (it holds {', '.join(unexpected[:3])}). Name another."
         )
     directory.create()
-    if best is not None:
-        with explain(best, "make the folder of the best models"):
-            best.mkdir(parents=True, exist_ok=True)
+    if config.best_model_dir:
+        with explain(directory.best, "make the folder of the best models"):
+            directory.best.mkdir(parents=True, exist_ok=True)
     return directory
 
 
@@ -273,7 +267,7 @@ def with_absolute_paths(config: Config, directory: RunDirectory | None = None) -
     """Returns the config with absolute paths, so that the run can be resumed from another folder."""
 
     def absolute(path: str | None) -> str | None:
-        return path if path is None or storage.is_remote(path) else str(Path(path).expanduser().absolute())
+        return None if path is None else storage.absolute(path)
 
     paths = {key: config.component_options[key] for key in path_options(config) if key in config.component_options}
     update: dict[str, Any] = {

@@ -221,6 +221,15 @@ def _make_new(path: Path) -> bool:
     return True
 
 
+def run_folder(config: Config) -> RunDirectory:
+    """Returns the folder of the run with this config, which may not exist yet."""
+    address = new_run_path(config)
+    if not isinstance(address, Path):
+        return remote_run_folder(address, storage.cache_folder(config.cache_dir))
+    best = Path(config.best_model_dir).expanduser().absolute() if config.best_model_dir else None
+    return RunDirectory(address, best)
+
+
 def remote_run_folder(url: str, cache: Path) -> RunDirectory:
     """A run folder on an object store, to train in. The run works in a folder of the cache."""
     from modelyard.run.mirror import Mirror, working_folder
