@@ -15,7 +15,7 @@ from modelyard.cli.app import COMMANDS, build_app, main
 from modelyard.errors import UserError
 
 OPENED_BY = {
-    "resume": "modelyard.loop.run.resume_config",
+    "resume": "modelyard.loop.existing_run.resume_config",
     "evaluate": "modelyard.api.evaluate",
     "predict": "modelyard.serving.prediction.predict.predict",
     "export": "modelyard.serving.exporting.export.export",

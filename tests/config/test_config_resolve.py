@@ -371,7 +371,7 @@ def test_parameters_are_divided_on_jax_only_and_that_is_said_with_the_other_mist
 
 def test_alternating_flips_leave_no_probability() -> None:
     said = only_problem(model="mlp", augment="flip_left_right(alternate=true, probability=0.3)").message
-    assert "probability stands beside alternate" in said
+    assert "probability and alternate exclude each other" in said
     resolve({"model": "mlp", "augment": "flip_left_right(alternate=false, probability=0.3)"})
 
 

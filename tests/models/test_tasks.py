@@ -217,7 +217,7 @@ def test_a_model_of_ones_own_may_be_a_regression() -> None:
 
 def test_mixing_labels_that_are_no_classes_is_refused(make: Make) -> None:
     parts = {"image": np.zeros((8, 4, 4, 1), np.uint8), "label": np.linspace(0, 1, 8)}
-    with pytest.raises(DataError, match="'mixup' mixes labels, but these examples have no class"):
+    with pytest.raises(DataError, match="'mixup' mixes labels, but the labels of these examples are not classes"):
         make(ArrayDataset({"train": parts}), model="mlp", train_batch_size=4, augment="mixup")
 
 
@@ -280,7 +280,7 @@ def test_photos_may_have_values_as_labels(tmp_path: Path) -> None:
     assert modelyard.data_info(str(tmp_path / "ages.csv"), label_kind="numbers")["splits"]["train"]["classes"] is None
     assert not modelyard.verify_data(str(tmp_path / "ages.csv"), label_kind="numbers").problems
     modelyard.show_data(str(tmp_path / "ages.csv"), tmp_path / "sheet.png", label_kind="numbers")
-    with pytest.raises(DataError, match="are no classes, and records hold one class an example"):
+    with pytest.raises(DataError, match="are not classes, and a record has one class per example"):
         modelyard.convert(str(tmp_path / "ages.csv"), tmp_path / "records", label_kind="numbers")
 
 
