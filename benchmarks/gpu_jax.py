@@ -87,7 +87,7 @@ def work(arguments: argparse.Namespace) -> dict[str, Any]:
 def network(config: Config) -> Any:
     """Builds the Keras model of a config."""
     from modelyard.data.open_dataset import load_dataset
-    from modelyard.models.task_types import build_task
+    from modelyard.models.choose_task import build_task
 
     return build_task(config, load_dataset(config)).network()
 
@@ -113,7 +113,7 @@ def fit(arguments: argparse.Namespace) -> dict[str, Any]:
 
     from modelyard.data.dataset import TRAIN
     from modelyard.data.open_dataset import load_dataset
-    from modelyard.models.task_types import build_task
+    from modelyard.models.choose_task import build_task
 
     config = modelyard.load_config(**{k: v for k, v in arguments.options.items() if k != "augment"})
     dataset = load_dataset(config)

@@ -35,7 +35,7 @@ from modelyard.engine.tensorflow import TensorFlowEngine  # noqa: E402
 from modelyard.loop.hooks import build_hooks  # noqa: E402
 from modelyard.loop.run import build  # noqa: E402
 from modelyard.loop.trainer import Trainer  # noqa: E402
-from modelyard.models.task_types import build_task  # noqa: E402
+from modelyard.models.choose_task import build_task  # noqa: E402
 from modelyard.run.directory import RunDirectory  # noqa: E402
 
 

@@ -17,7 +17,7 @@ import yaml
 import modelyard
 from conftest import engine_class
 from modelyard.errors import ConfigError, DataError, RunError, TrainingError, UserError
-from modelyard.run.checkpoint import list_checkpoints, read_checkpoint
+from modelyard.run.checkpoint import list_best, list_checkpoints, read_checkpoint
 from modelyard.run.metrics import read_metrics
 
 pytestmark = pytest.mark.usefixtures("two_devices")
@@ -447,6 +447,13 @@ def test_weights_that_are_not_finite_are_not_saved() -> None:
     saved = list_checkpoints(Path("run/checkpoints"))
     assert saved
     for path in saved.values():
+        assert all(np.isfinite(value).all() for value in read_checkpoint(path).weights.values())
+
+
+def test_weights_that_are_not_finite_are_not_kept_as_the_best() -> None:
+    with pytest.raises(TrainingError, match="not finite after step"):
+        go(optimizer="sgd", learning_rate=1e30, eval_every="1 steps", keep_best=9, hooks="-nan_guard, -checkpoint")
+    for path in list_best(Path("run/best")):
         assert all(np.isfinite(value).all() for value in read_checkpoint(path).weights.values())
 
 

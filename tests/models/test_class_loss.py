@@ -29,7 +29,7 @@ def uneven() -> ArrayDataset:
 
 
 def task(dataset: Dataset | None = None, **options: Any) -> Any:
-    from modelyard.models.task_types import build_task
+    from modelyard.models.choose_task import build_task
 
     return build_task(modelyard.load_config(model="mlp", **options), dataset or uneven())
 

@@ -103,8 +103,8 @@ def test_the_built_in_models_count_as_by_hand() -> None:
 
     import modelyard
     from modelyard.data.dataset import ArrayDataset
+    from modelyard.models.choose_task import build_task
     from modelyard.models.flops import flops
-    from modelyard.models.task_types import build_task
 
     images = np.random.default_rng(0).integers(0, 255, (40, 32, 32, 3), np.uint8)
     data = ArrayDataset({"train": {"image": images, "label": np.arange(40) % 10}})

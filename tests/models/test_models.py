@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("two_devices")
 def network(**options: Any) -> Any:
     import keras
 
-    from modelyard.models.task_types import build_task
+    from modelyard.models.choose_task import build_task
 
     keras.config.set_floatx("float32")
     keras.config.set_dtype_policy("float32")
@@ -66,7 +66,7 @@ def test_a_model_for_images_refuses_other_data() -> None:
 
 
 def test_label_smoothing_is_the_usual_cross_entropy_with_soft_targets() -> None:
-    from modelyard.models.task_types import build_task
+    from modelyard.models.choose_task import build_task
 
     config = modelyard.load_config(model="mlp", dataset="digits", label_smoothing=0.2)
     task = build_task(config, load_dataset(config))
@@ -80,7 +80,7 @@ def test_label_smoothing_is_the_usual_cross_entropy_with_soft_targets() -> None:
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_mixed_labels_count_by_their_shares(smoothing: float) -> None:
-    from modelyard.models.task_types import build_task
+    from modelyard.models.choose_task import build_task
 
     config = modelyard.load_config(model="mlp", dataset="digits", label_smoothing=smoothing)
     task = build_task(config, load_dataset(config))

@@ -55,7 +55,7 @@ def save(folder: str, size: int | None = 12, signatures: bool = True, channels: 
 
 def build(**options: Any) -> Any:
     from modelyard.data.open_dataset import load_dataset
-    from modelyard.models.task_types import build_task
+    from modelyard.models.choose_task import build_task
 
     config = modelyard.load_config(**{**RUN, **options})
     return build_task(config, load_dataset(config)).network()

@@ -31,7 +31,7 @@ def dataset(labels: NDArray[Any], classes: list[str] | None = None) -> ArrayData
 
 
 def task(data: Dataset, **options: Any) -> Any:
-    from modelyard.models.task_types import build_task
+    from modelyard.models.choose_task import build_task
 
     return build_task(modelyard.load_config(**{"model": "mlp", **options}), data)
 

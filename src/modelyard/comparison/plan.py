@@ -20,7 +20,7 @@ from modelyard.config import Config, resolve
 from modelyard.config.schema import CORE_FIELDS, EXCLUSIVE, is_mutable, is_path
 from modelyard.config.yaml_file import Value, inline, read_sections
 from modelyard.errors import COMMAND_LINE, ConfigError, Problem, nearest, unknown
-from modelyard.loop.run import with_absolute_paths
+from modelyard.loop.start import with_absolute_paths
 
 MODEL, DATASET, SEED = "model", "dataset", "random_seed"
 MAX_CELLS = 5000

@@ -11,7 +11,8 @@ from modelyard.config import Config, resolve
 from modelyard.data.dataset import VALIDATION
 from modelyard.data.open_dataset import load_dataset
 from modelyard.errors import ConfigError, Problem
-from modelyard.loop.run import Result, best_of, build, create_engine, refuse_changes, run_length
+from modelyard.loop.run import Result, best_of, build, create_engine, run_length
+from modelyard.loop.start import refuse_changes
 from modelyard.run.checkpoint import read_checkpoint, select_checkpoint
 from modelyard.run.directory import RunDirectory, open_run_folder
 from modelyard.run.manifest import read_manifest, started_by

@@ -28,12 +28,10 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from modelyard.config.calls import Call
 from modelyard.config.durations import InSteps
 from modelyard.config.schema import Config, edit_hooks
-from modelyard.errors import TrainingError, UserError
+from modelyard.errors import UserError
 from modelyard.registry import HOOKS
 from modelyard.registry import Options as BaseOptions
 from modelyard.run.checkpoint import list_checkpoints, prune, write_checkpoint
@@ -182,12 +180,6 @@ class SaveCheckpoints(Hook):
         if self._saved == (loop.step, loop.evaluated_step):
             return
         checkpoint = loop.snapshot()
-        broken = next((name for name, value in checkpoint.weights.items() if not np.isfinite(value).all()), None)
-        if broken is not None:
-            raise TrainingError(
-                f"{broken} holds values that are not finite after step {loop.step}, so that step is not saved. "
-                "The checkpoints before it are kept. Try a lower learning_rate, warmup or clip_norm."
-            )
         self._saved, self._saved_at = (loop.step, loop.evaluated_step), time.monotonic()
         directory, keep = loop.directory, loop.config.keep_checkpoints
 

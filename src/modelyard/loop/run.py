@@ -8,42 +8,36 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
-import shutil
 import threading
-import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from modelyard import storage
 from modelyard.cluster.description import CHIEF, EVALUATOR, Cluster
 from modelyard.config import Config, load_config
 from modelyard.config.backend import choose_engine, import_engine, select_engine
 from modelyard.config.durations import RunLength
-from modelyard.config.schema import COMPONENTS, CORE_FIELDS, is_path
-from modelyard.config.yaml_file import inline
 from modelyard.data.dataset import TEST, TRAIN, VALIDATION, Dataset
 from modelyard.data.open_dataset import load_dataset
-from modelyard.errors import ChangedConfigError, CheckpointError, ConfigError, DataError, Problem, RunError
+from modelyard.errors import CheckpointError, ConfigError, Problem, RunError
 from modelyard.loop.hooks import SaveCheckpoints, build_hooks, stopped_by
+from modelyard.loop.start import (
+    find_folder,
+    log_machine,
+    record_start,
+    remove_if_nothing_started,
+    resolve_run_config,
+)
 from modelyard.loop.warm_start import read_initial_weights, warm_start
 from modelyard.registry import ENGINES
-from modelyard.run.checkpoint import Checkpoint, list_best, list_checkpoints, load_latest, read_loop_state, step_of
+from modelyard.run.checkpoint import list_best, list_checkpoints, load_latest, read_loop_state, step_of
 from modelyard.run.directory import (
     RunDirectory,
-    differences,
-    path_options,
-    run_folder,
-    run_options,
-    write_config,
 )
-from modelyard.run.manifest import log_result, log_start, read_manifest, write_manifest
-from modelyard.system.files import explain
-from modelyard.system.machine import gpus, hardware, versions
-from modelyard.system.process import holders, log_to
+from modelyard.run.manifest import log_result
+from modelyard.system.machine import gpus
+from modelyard.system.process import log_to
 
 if TYPE_CHECKING:
     from modelyard.engine.base import Engine
@@ -190,118 +184,6 @@ def as_config(config: Config | Mapping[str, Any] | None, options: Mapping[str, A
     return config
 
 
-# -- folder and config -----------------------------------------------------------------------------------------------
-
-
-def find_folder(config: Config) -> RunDirectory:
-    """Returns the run folder, new or existing."""
-    _refuse_remote_best(config)
-    directory = run_folder(config)
-    path = directory.address
-    if directory.exists():
-        if config.resume == "never":
-            raise RunError(f"{path} exists, and resume is 'never'. Name another --model_dir, or set resume to 'auto'.")
-        if directory.mirror is not None:
-            directory.create()
-        return directory
-    if config.resume == "must":
-        raise RunError(f"there is no run in {path} to resume, and resume is 'must'.")
-    if directory.path.exists() and not directory.path.is_dir():
-        raise RunError(f"{path} is a file; --model_dir must name a folder.")
-    unexpected = directory.unexpected_files()
-    if unexpected:
-        raise RunError(
-            f"{path} is not empty and not a run folder (it holds {', '.join(unexpected[:3])}). Name another."
-        )
-    directory.create()
-    if config.best_model_dir:
-        with explain(directory.best, "make the folder of the best models"):
-            directory.best.mkdir(parents=True, exist_ok=True)
-    return directory
-
-
-def _refuse_remote_best(config: Config) -> None:
-    """Refuses best_model_dir with cloud storage: there, the best models are in the run folder."""
-    best, run = config.best_model_dir, config.model_dir or config.runs_dir
-    if best is not None and (storage.is_remote(best) or storage.is_remote(run)):
-        message = f"{best!r} is not supported with cloud storage: the best models of a run at a URL are in its best/."
-        raise ConfigError([Problem(config.origin("best_model_dir"), "best_model_dir", message)])
-
-
-@contextlib.contextmanager
-def remove_if_nothing_started(directory: RunDirectory) -> Iterator[None]:
-    """Removes the folder if the block fails before anything is written, unless a launcher has its log there."""
-    try:
-        yield
-    except BaseException:
-        if any(holder.pid != os.getpid() for holder in holders(directory.logs)):
-            raise
-        if not directory.exists() and not directory.unexpected_files() and not list_checkpoints(directory.checkpoints):
-            shutil.rmtree(directory.path, ignore_errors=True)
-        raise
-
-
-def resolve_run_config(directory: RunDirectory, config: Config) -> Config:
-    """Returns the config to run with, after checking that an existing run can be resumed with it.
-
-    Raises:
-        ConfigError: with the options that differ and must not.
-    """
-    config = with_absolute_paths(config, directory)
-    if not directory.exists():
-        return config
-    threads = run_options(directory).get("threads")
-    if config.threads == 0 and isinstance(threads, int):  # pinned for a deterministic run
-        config = config.model_copy(update={"threads": threads})
-    try:
-        refuse_changes(directory, config)
-    except ConfigError:
-        if max(list_checkpoints(directory.checkpoints), default=0) or list_checkpoints(directory.best):
-            raise
-        log.info("nothing was trained in %s yet; starting over with the new config", directory.address)
-        directory.start_over()
-    return config
-
-
-def with_absolute_paths(config: Config, directory: RunDirectory | None = None) -> Config:
-    """Returns the config with absolute paths, so that the run can be resumed from another folder."""
-
-    def absolute(path: str | None) -> str | None:
-        return None if path is None else storage.absolute(path)
-
-    paths = {key: config.component_options[key] for key in path_options(config) if key in config.component_options}
-    update: dict[str, Any] = {
-        "data_dir": absolute(config.data_dir),
-        "checkpoint_path": absolute(config.checkpoint_path),
-        "cache_dir": absolute(config.cache_dir),
-        "dataset": absolute(config.dataset) if is_path(config.dataset) else config.dataset,
-        "plugins": tuple(str(Path(p).absolute()) if p.endswith(".py") else p for p in config.plugins),
-        "component_options": {**config.component_options, **{key: absolute(path) for key, path in paths.items()}},
-    }
-    if config.best_model_dir is not None and directory is not None:
-        update["best_model_dir"] = str(directory.best)
-    return config.model_copy(update=update)
-
-
-def refuse_changes(directory: RunDirectory, config: Config) -> None:
-    """Logs what ``config`` changes in an existing run.
-
-    Raises:
-        ConfigError: if an option differs that must not.
-    """
-    changed = differences(directory, config)
-    refused = [(key, there, here) for key, there, here, free in changed if not free]
-    if refused:
-        parts = [key for key, _, _ in refused if key in COMPONENTS]
-        raise ChangedConfigError(
-            Problem(config.origin(key), key, f"is {inline(here)} here, {inline(there)} in the run {directory.address}.")
-            for key, there, here in refused
-            if key in CORE_FIELDS or not parts  # for another model, its options need not be listed
-        )
-    for key, there, here, _ in changed:
-        log.info("%s: %s, was %s when the run was last started", key, inline(here), inline(there))
-
-
 # -- data, engine and model -------------------------------------------------------------------------------------------
 
 
@@ -358,116 +240,12 @@ def is_finished(directory: RunDirectory, config: Config, length: Callable[[], Ru
 def build(engine: Engine, config: Config, dataset: Dataset, length: RunLength) -> None:
     """Makes the model and hands it to the engine."""
     from modelyard.engine.network import build_network
-    from modelyard.models.task_types import build_task
+    from modelyard.models.choose_task import build_task
 
     with engine.model_scope():
         network = build_network(config, build_task(config, dataset), length)
     engine.build(network, dataset, length)
     log.info("model %s: %s parameters", config.model, f"{engine.model.count_params():,}")
-
-
-# -- log, manifest and journal ----------------------------------------------------------------------------------------
-
-
-def log_machine(directory: RunDirectory, config: Config, dataset: Dataset, engine: Engine) -> None:
-    """Logs versions, machine, devices, data and options."""
-    machine = hardware()
-    log.info("run folder %s", directory.address)
-    log.info("versions: %s", ", ".join(f"{name} {version}" for name, version in versions().items()))
-    log.info("machine: %s, %d cores, %s GiB memory", machine["cpu"], machine["cores"], machine["memory_gib"])
-    log.info("GPUs: %s", "; ".join(machine["gpus"]) or "none")
-    log.info("devices: %s, %d threads", ", ".join(engine.describe()["devices"]), engine.threads)
-    log.info("dataset %s: %s", config.dataset, ", ".join(f"{n:,} {split}" for split, n in dataset.sizes().items()))
-    log.info("options other than the defaults: %s", _listed(config.changed()) or "none")
-    log.debug("all options: %s", _listed(config.flat()))
-    for note in config.notes:
-        log.info("%s", note)
-
-
-def record_start(
-    directory: RunDirectory,
-    config: Config,
-    dataset: Dataset,
-    engine: Engine,
-    run: RunLength,
-    checkpoint: Checkpoint | None,
-    evaluates: bool,
-) -> str:
-    """Writes config, manifest and journal, once all checks have passed. Returns the id of the run.
-
-    Raises:
-        DataError: if the data is not the data that the run started with.
-    """
-    step = checkpoint.step if checkpoint is not None else 0
-    before = read_manifest(directory)
-    fingerprint = dataset.fingerprint()
-    known = before.get("dataset", {}).get("fingerprint")
-    if known is not None and known != fingerprint:
-        raise DataError(
-            f"the data of {config.dataset!r} is not the data this run started with: {_sizes(dataset.sizes())}, "
-            f"was {_sizes(before['dataset'].get('sizes', {}))} (fingerprint {fingerprint[:12]}, was {known[:12]}). "
-            "Restore the old data, or start a new run."
-        )
-    if checkpoint is not None:
-        log.info("resuming at step %d of %d", step, run.total_steps)
-        _log_inexact_resume(config, engine, run, checkpoint, before)
-    else:
-        log.info("%d steps of %d examples", run.total_steps, run.batch_size)
-    # Threads decide the last bits, so a deterministic run pins them.
-    write_config(directory, config.model_copy(update={"threads": engine.threads}) if config.deterministic else config)
-    from modelyard.models.data_info import record_data
-
-    described = {"fingerprint": fingerprint, "sizes": dataset.sizes(), "classes": list(dataset.classes)[:1000]}
-    before.update(
-        run_id=before.get("run_id") or uuid.uuid4().hex,
-        evaluates=evaluates,
-        model=_size_of(engine),
-        data=record_data(config, dataset, engine.task.data),
-    )
-    manifest = write_manifest(directory, config, described, engine.describe(), step, before)
-    if step < run.total_steps:
-        log_start(directory.journal, directory.name, config, step)
-    return str(manifest["run_id"])
-
-
-def _size_of(engine: Engine) -> dict[str, int | None]:
-    """Returns parameters and FLOPs of the model; None if they cannot be counted from its shapes."""
-    from modelyard.models.flops import flops
-
-    computed = None
-    with contextlib.suppress(Exception):  # a user's model may do anything, and this is information only
-        computed = flops(engine.model)
-    return {"parameters": int(engine.model.count_params()), "flops": computed}
-
-
-def _sizes(sizes: dict[str, int]) -> str:
-    return ", ".join(f"{count:,} {split}" for split, count in sizes.items()) or "unknown"
-
-
-def _log_inexact_resume(
-    config: Config, engine: Engine, run: RunLength, checkpoint: Checkpoint, manifest: dict[str, Any]
-) -> None:
-    state = checkpoint.loop_state
-    if state.get("total_steps", run.total_steps) != run.total_steps:
-        log.info(
-            "the run now has %d steps, it had %d; the learning-rate schedule%s the new number",
-            run.total_steps,
-            state["total_steps"],
-            " and phases given in percent follow" if len(config.fine_tune) > 1 else " follows",
-        )
-    if not config.deterministic:
-        return
-    now = {"threads": engine.threads, "replicas": engine.replicas, **versions()}
-    last = manifest.get("starts") or [{}]
-    then = last[-1].get("versions", {}) | {name: state[name] for name in ("threads", "replicas") if name in state}
-    for name in sorted(set(now) & set(then)):
-        if now[name] != then[name]:
-            inexact = "the result may not be bit-identical to that of an uninterrupted run"
-            log.warning("%s: %s, was %s; %s", name, now[name], then[name], inexact)
-
-
-def _listed(options: dict[str, Any]) -> str:
-    return ", ".join(f"{key}={inline(value)}" for key, value in options.items())
 
 
 def conclude(directory: RunDirectory, trainer: Trainer, cluster: Cluster) -> Result:

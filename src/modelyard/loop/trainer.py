@@ -21,7 +21,7 @@ from modelyard.config.durations import Duration, InSteps, RunLength
 from modelyard.config.schema import Config
 from modelyard.data.dataset import TEST, TRAIN, VALIDATION
 from modelyard.engine.base import Engine, State, StepMetrics
-from modelyard.errors import CheckpointError, Interrupted, UserError, unknown
+from modelyard.errors import CheckpointError, Interrupted, TrainingError, UserError, unknown
 from modelyard.loop.hooks import Hook, stop_rules, stopped_by
 from modelyard.run.checkpoint import BackgroundWriter, Checkpoint, list_best, read_checkpoint
 from modelyard.run.directory import RunDirectory
@@ -246,11 +246,22 @@ class Trainer:
             self.stop_reason = reason
 
     def snapshot(self) -> Checkpoint:
-        """Returns the state of the run at this step, to be saved. For hooks."""
+        """Returns the state of the run at this step, to be saved. For hooks.
+
+        Raises:
+            TrainingError: if weights are not finite: such a state is never saved.
+        """
         if self._loaded is not None:
             return self._loaded
         if self._snapshot is None or self._snapshot[0] != self.step:
             self._snapshot = self.step, self.engine.state()
+            weights = self._snapshot[1].weights
+            broken = next((name for name, value in weights.items() if not np.isfinite(value).all()), None)
+            if broken is not None:
+                raise TrainingError(
+                    f"{broken} holds values that are not finite after step {self.step}, so that step is not saved. "
+                    "The checkpoints before it are kept. Try a lower learning_rate, warmup or clip_norm."
+                )
         loop_state = {
             "run": self.run_id,
             "window": dict(self._window),

@@ -6,7 +6,6 @@ labels. So labels of any size train with the usual learning rates, and exports p
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,11 +17,10 @@ import numpy as np
 from keras import ops
 from numpy.typing import NDArray
 
-from modelyard.config.schema import Config
-from modelyard.data.dataset import LABEL, Dataset, Feature, label_kind
-from modelyard.errors import ConfigError, DataError, Problem, UserError, unknown
+from modelyard.data.dataset import LABEL, Feature
+from modelyard.errors import ConfigError, DataError, Problem, unknown
 from modelyard.models.catalog import ClassifierOptions, RegressorOptions
-from modelyard.models.data_info import DataInfo, describe_data
+from modelyard.models.data_info import DataInfo
 from modelyard.models.task import Batch, Standardize, Task, Tensor, check_outputs
 from modelyard.registry import Options as BaseOptions
 
@@ -30,6 +28,11 @@ log = logging.getLogger("modelyard")
 WEIGHTED = "weighted"
 _HITS, _FALSE, _MISSED = "true_positives", "false_positives", "false_negatives"
 _SQUARED, _LABEL, _LABEL_SQUARED = "squared_error", "standard_label", "standard_label_squared"
+
+def describe_label(label: Feature) -> str:
+    """Describes labels in messages: their type and shape."""
+    return f"{label.dtype}, " + (f"of shape {label.shape}" if label.shape else "one per example")
+
 
 # -- classification ----------------------------------------------------------------------------------------------------
 
@@ -171,7 +174,7 @@ class MultiLabel(Task):
     def __init__(self, options: BaseOptions, data: DataInfo) -> None:
         label = data.features.get(LABEL)
         if label is None or len(label.shape) != 1:
-            found = "no labels" if label is None else f"labels of {_described(label)}"
+            found = "no labels" if label is None else f"labels of {describe_label(label)}"
             raise DataError(f"multi_label needs labels of 0 and 1, one row per example; the dataset has {found}.")
         super().__init__(options, replace(data, outputs=label.shape[0]))
 
@@ -242,7 +245,7 @@ class Regressor(Task):
     def __init__(self, options: BaseOptions, data: DataInfo) -> None:
         label = data.features.get(LABEL)
         if label is None or len(label.shape) > 1:
-            found = "no labels" if label is None else f"labels of {_described(label)}"
+            found = "no labels" if label is None else f"labels of {describe_label(label)}"
             raise DataError(f"regression needs labels of one or several numbers per example; the dataset has {found}.")
         super().__init__(options, replace(data, outputs=label.shape[0] if label.shape else 1))
         self.mean, self.spread = (np.reshape(a, (-1,)) for a in (data.label_mean, data.label_spread))
@@ -296,96 +299,3 @@ class Regressor(Task):
 
     def _error(self, outputs: Tensor, batch: Batch) -> Tensor:
         return outputs - self._labels(outputs, batch)
-
-
-# -- choosing the task -------------------------------------------------------------------------------------------------
-
-
-TASK_TYPES: dict[str, type[Task]] = {"classification": Classifier, "regression": Regressor, "multi_label": MultiLabel}
-_BY_LABEL = {"class": "classification", "none": "classification", "values": "regression", "flags": "multi_label"}
-_OWNERS = {
-    "label_smoothing": "classification",
-    "class_weights": "classification",
-    "focal_gamma": "classification",
-    "regression_loss": "regression",
-    "huber_delta": "regression",
-}
-"""The task of options that have no effect in others."""
-
-
-def choose_type(config: Config, data: DataInfo, stored: Feature | None) -> type[Task]:
-    """Returns the task for the network of a registered function.
-
-    ``stored`` is the label in the dataset, which preprocessing may convert to class probabilities.
-
-    Raises:
-        DataError: if the labels do not fit the task.
-    """
-    name: str = config.task
-    if name == "auto":
-        name = _BY_LABEL[label_kind(stored)]
-        if name != "classification" and stored is not None:
-            log.info("task %s: labels are %s", name, _described(stored))
-    label = data.features.get(LABEL)
-    found = label_kind(label)
-    soft = label is not None and found == "values" and label.shape == (len(data.classes),)
-    if name == "classification" and label is not None and found != "class" and not soft:
-        raise DataError(
-            f"classification needs one class index (an integer) per example; labels are {_described(label)}. "
-            f"Set --task {_BY_LABEL[found]}, or take the argmax of one-hot rows."
-        )
-    return TASK_TYPES[name]
-
-
-def _described(label: Feature) -> str:
-    return f"{label.dtype}, " + (f"of shape {label.shape}" if label.shape else "one per example")
-
-
-def check_options(config: Config, task_type: type[Task]) -> None:
-    """Checks for options that have no effect in the task. Those in files, which may serve many runs, are logged.
-
-    Raises:
-        ConfigError: for options from the command line or Python.
-    """
-    names = [name for name, known in TASK_TYPES.items() if issubclass(task_type, known)]
-    if config.task != "auto" and names != [config.task]:
-        message = f"is {config.task}, but the model {config.model!r} defines its own task. Remove the option."
-        raise ConfigError([Problem(config.origin("task"), "task", message)])
-    options = config.options_of("model")
-    problems = []
-    for key, owner in _OWNERS.items():
-        fields = type(options).model_fields
-        if not names or key not in fields or getattr(options, key) == fields[key].default:
-            continue
-        if owner not in names:
-            problems.append(Problem(config.origin(key), key, f"has no effect here: it is for {owner}."))
-        elif key == "huber_delta" and getattr(options, "regression_loss", "huber") != "huber":
-            problems.append(Problem(config.origin(key), key, "has no effect here: it is for --regression_loss huber."))
-    typed = [problem for problem in problems if problem.where in ("command line", "Python")]
-    if typed:
-        raise ConfigError(typed)
-    for problem in problems:
-        log.info("note: %s", problem)
-
-
-def build_task(config: Config, dataset: Dataset) -> Task:
-    """Returns the task of the model that ``config`` names, for ``dataset``."""
-    return task_for(config, describe_data(dataset, config.preprocess), dataset.features.get(LABEL))
-
-
-def task_for(config: Config, data: DataInfo, label: Feature | None) -> Task:
-    """Returns the task of the model that ``config`` names; ``label`` is that of the dataset, before preprocessing."""
-    target = config.entry("model").load()
-    options = config.options_of("model")
-    if not inspect.isclass(target):
-        base = choose_type(config, data, label)
-        check_options(config, base)
-        own: dict[str, Any] = {"network": lambda task: target(task.data, task.options)}
-        if hasattr(target, "first_weights"):  # a backbone, which may have pretrained weights
-            own["first_weights"] = lambda task, model: target.first_weights(model, task.options)
-        task: type[Task] = type(base.__name__, (base,), own)
-        return task(options, data)
-    if not issubclass(target, Task):
-        raise UserError(f"the model {config.model!r} is a class, but not a subclass of modelyard.Task.")
-    check_options(config, target)
-    return target(options, data)

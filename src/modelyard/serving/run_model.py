@@ -76,7 +76,7 @@ class OpenRun:
 
         recorded = read_manifest(self.directory).get("data")
         if recorded is None:
-            from modelyard.models.task_types import build_task
+            from modelyard.models.choose_task import build_task
 
             dataset = load_dataset(self.config)
             recorded = record_data(self.config, dataset, build_task(self.config, dataset).data)
@@ -94,7 +94,7 @@ class OpenRun:
         """
         engine = create_engine(self.config)
         from modelyard.engine.network import build_network
-        from modelyard.models.task_types import task_for
+        from modelyard.models.choose_task import task_for
 
         recorded = self.recorded_data()
         image = recorded.image

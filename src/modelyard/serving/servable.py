@@ -73,7 +73,7 @@ class Servable(ABC):
 
 def task_type_of(task: Any) -> str:
     """Returns the type of a run's task: classification, multi_label, regression or other."""
-    from modelyard.models.task_types import TASK_TYPES
+    from modelyard.models.choose_task import TASK_TYPES
 
     return next((name for name, known in TASK_TYPES.items() if isinstance(task, known)), "other")
 
