@@ -15,9 +15,9 @@ from modelyard.cluster.description import CHIEF, EVALUATOR
 from modelyard.cluster.environment import find_cluster
 from modelyard.config import Config
 from modelyard.errors import ConfigError, Problem, UserError
-from modelyard.loop import run as single
 from modelyard.loop.existing_run import evaluate, find_checkpoint, resume_config
 from modelyard.loop.run import Result, as_config
+from modelyard.loop.run import run as run_stages
 from modelyard.run.checkpoint import step_of
 from modelyard.run.directory import open_run_folder
 from modelyard.run.manifest import read_manifest, started_by
@@ -96,14 +96,14 @@ def run(config: Config, evaluates: bool) -> Result:
 
         config = config_in_cluster(config, cluster)
     if cluster.is_alone:
-        result = single.run(config, evaluates)
+        result = run_stages(config, evaluates)
     else:
         from modelyard.distributed import run as distributed
 
         result = distributed.run(config, evaluates, cluster)
     if not formats or result.role not in (CHIEF, EVALUATOR):
         return result
-    return _exported(result, formats, apart=not cluster.is_alone)
+    return _exported(result, formats, in_subprocess=not cluster.is_alone)
 
 
 def _check_exports(config: Config) -> None:
@@ -117,7 +117,7 @@ def _check_exports(config: Config) -> None:
         check_installed(form)
 
 
-def _exported(result: Result, forms: Sequence[Any], apart: bool) -> Result:
+def _exported(result: Result, forms: Sequence[Any], in_subprocess: bool) -> Result:
     """Returns the result with its exports. One that fails does not prevent the others."""
     from modelyard.serving.exporting.export import export, export_in_subprocess
 
@@ -128,7 +128,7 @@ def _exported(result: Result, forms: Sequence[Any], apart: bool) -> Result:
             if path is None:
                 log.info("exporting as %s …", form)
                 # TensorFlow that was part of a cluster can no longer build a model of its own.
-                path = (export_in_subprocess if apart else export)(result.model_dir, format=form).path
+                path = (export_in_subprocess if in_subprocess else export)(result.model_dir, format=form).path
             paths.append(path)
         except UserError as error:
             failures.append((form, str(error)))

@@ -130,7 +130,7 @@ def test_what_the_coordinator_fails_with_is_reported_to_everyone(peers: LocalClu
     parts = [peers.start_follower("worker", 0), peers.start_follower("worker", 1)]
     with fails_with(DataError), peers.coordinator() as coordinator:
         coordinator.wait_for_all()
-        coordinator.on_loss(lambda reason: pytest.fail("nobody is lost"))
+        coordinator.on_peer_lost(lambda reason: pytest.fail("nobody is lost"))
         raise DataError("the shard s3://b/7 is damaged")
     for part in parts:
         assert str(part.error()) == "the chief failed: the shard s3://b/7 is damaged"
@@ -164,12 +164,12 @@ def test_a_lost_peer_breaks_off_what_waits_for_it(peers: LocalCluster) -> None:
     with fails_with(PeerLostError), peers.coordinator() as coordinator:
         scripted = meets(peers, coordinator)
         stuck = threading.Event()
-        coordinator.on_loss(lambda reason: stuck.wait(LONG) and None)  # one that does not return holds up nobody
-        coordinator.on_loss(lambda reason: 1 / 0)
-        coordinator.on_loss(reasons.append)
+        coordinator.on_peer_lost(lambda reason: stuck.wait(LONG) and None)  # one that does not return holds up nobody
+        coordinator.on_peer_lost(lambda reason: 1 / 0)
+        coordinator.on_peer_lost(reasons.append)
         scripted.close()
         wait_until(lambda: bool(reasons), "the callback is called")
-        coordinator.on_loss(reasons.append)  # comes too late, and is called at once
+        coordinator.on_peer_lost(reasons.append)  # comes too late, and is called at once
         assert len(reasons) == 2
         assert all("closed the connection unexpectedly" in reason for reason in reasons)
         assert "closed the connection unexpectedly" in str(coordinator.explain(RuntimeError("collective aborted")))

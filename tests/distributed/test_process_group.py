@@ -113,7 +113,7 @@ def test_who_waits_for_others_for_long_is_not_taken_for_lost(peers: LocalCluster
 
 
 def test_who_does_not_come_is_named_with_its_address(peers: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordinators, "_LINGER_SECONDS", 0.1)
+    monkeypatch.setattr(coordinators, "_LATE_JOIN_SECONDS", 0.1)
     peers.start_timeout = 0.5
     part = peers.start_follower("worker", 0)
     with pytest.raises(PeerLostError) as caught, peers.coordinator() as coordinator:
@@ -242,7 +242,7 @@ def test_a_difference_is_reported_on_every_process(peers: LocalCluster) -> None:
 
 
 def test_a_coordinator_exits_when_all_are_informed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordinators, "_LINGER_SECONDS", LONG)
+    monkeypatch.setattr(coordinators, "_LATE_JOIN_SECONDS", LONG)
     peers = LocalCluster(worker=1, evaluator=1)
     waiting = peers.start_follower("evaluator", lr=0.1)
     with fails_with(ClusterError), peers.coordinator(lr=0.1) as coordinator:
@@ -269,7 +269,7 @@ def test_a_difference_is_reported_at_once_though_the_coordinator_is_busy(peers: 
 
 
 def test_a_process_that_is_not_in_the_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordinators, "_LINGER_SECONDS", 0.1)
+    monkeypatch.setattr(coordinators, "_LATE_JOIN_SECONDS", 0.1)
     peers = LocalCluster(worker=1)
     what = "the chief has 1 chief, 1 worker, and the evaluator is not in it"
     with fails_with(ClusterError, match=what), peers.coordinator() as coordinator:
@@ -309,7 +309,7 @@ def test_a_coordinator_that_fails_before_anyone_came_reports_it_to_late_processe
 def test_a_coordinator_that_fails_does_not_wait_for_ever_for_those_who_do_not_come(
     peers: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coordinators, "_LINGER_SECONDS", 0.1)
+    monkeypatch.setattr(coordinators, "_LATE_JOIN_SECONDS", 0.1)
     with pytest.raises(DataError), peers.coordinator():
         raise DataError("there is no folder /x")
 

@@ -42,7 +42,8 @@ class ConfigFlags:
 class Command:
     """A command: its function, its panel in the help, and the options of the config that it takes.
 
-    A function with a parameter ``run`` takes a run as RUN or --model_dir. One with ``options`` takes ``flags``.
+    A function with a parameter ``run`` takes a run as RUN or --model_dir. A function
+    with a parameter ``options`` gets the options of ``flags`` that were typed, as a dictionary (`cli/options.py`).
     """
 
     function: Callable[..., None]

@@ -28,7 +28,7 @@ def config(options: dict[str, Any], json: Json = False) -> None:
     resolved = resolve(options)
     values = resolved.flat()
     groups = [(group.title, list(group.model_fields)) for group in GROUPS]
-    groups.append(("Options of the chosen parts", [key for key in values if key not in CORE_FIELDS]))
+    groups.append(("Options of the chosen components", [key for key in values if key not in CORE_FIELDS]))
     width = min(60, max(len(key) + len(inline(value)) for key, value in values.items())) + 2
     paragraphs = []
     for title, keys in groups:

@@ -135,7 +135,9 @@ def serve(
     timeout_secs: Annotated[
         float,
         typer.Option(
-            "--timeout_secs", help="seconds to send a request, and again to start on it", rich_help_panel=_LIMITS
+            "--timeout_secs",
+            help="seconds to receive a request, then to start predicting",
+            rich_help_panel=_LIMITS,
         ),
     ] = 30.0,
 ) -> None:

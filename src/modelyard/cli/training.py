@@ -130,7 +130,7 @@ def find_learning_rate(
     points = {
         "the loss falls fastest at": found.steepest,
         "the loss diverges at": found.diverged,
-        "a tenth of that is": found.tenth,
+        "a tenth of this rate is": found.tenth,
     }
     text += [f"{name:<26} {'–' if rate is None else f'{rate:.2g}'}" for name, rate in points.items()]
     if found.suggestion is None:

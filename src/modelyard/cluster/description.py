@@ -142,5 +142,5 @@ class ProcessGroup:
         """Returns the reason behind ``error`` if it is that a peer was lost, else ``error``."""
         return error
 
-    def on_loss(self, callback: Callable[[str], None]) -> None:
+    def on_peer_lost(self, callback: Callable[[str], None]) -> None:
         """Registers ``callback`` to be called, from another thread, when a peer is lost."""

@@ -205,11 +205,11 @@ class Training(Group):
     )
     warmup: StepDuration | None = option(None, "linear warm-up from zero, such as '5 epochs' or '3 %'")
     l2_regularization: float = option(
-        0.0, "add this factor times the weight to the gradient of every kernel (weight_decay in PyTorch)", ge=0
+        0.0, "L2 penalty of kernels: 0.5 × this factor × squared norm, added to the loss", ge=0
     )
     clip_norm: float | None = option(None, "clip gradients to this global norm", gt=0)
     ema_decay: float = option(
-        0.0, "decay of the moving average of the weights, which is evaluated instead of them; 0: none", ge=0, lt=1
+        0.0, "decay of an EMA of the weights, which evaluation and exports use; 0: none", ge=0, lt=1
     )
     gradient_accumulation: int = option(1, "split each batch into this many micro-batches, to save memory", ge=1)
 
@@ -244,7 +244,7 @@ class Devices(Group):
     )
     gpu_id: int | None = option(None, "index of the GPU to use", mutable=True, ge=0)
     cpu_devices: int = option(
-        1, "split the CPU into this many devices, to test training on several", mutable=True, ge=1
+        1, "number of virtual CPU devices, to test training on several devices", mutable=True, ge=1
     )
     threads: int = option(0, "CPU threads; 0: one per core", mutable=True, ge=0)
     precision: Literal["float32", "bfloat16", "float16", "float64"] = option(
@@ -259,7 +259,7 @@ class Devices(Group):
     deterministic: bool = option(False, "give the same bits in every run, at some cost in speed")
     sync_batch_norm: bool = option(True, "compute batch-norm statistics over all devices")
     shard_parameters: bool = option(
-        False, "shard large parameters and their optimizer slots over all devices (engine jax)", mutable=True
+        False, "shard large parameters and their optimizer state over all devices (engine jax)", mutable=True
     )
 
 

@@ -28,8 +28,8 @@ from modelyard.system.network import free_port, join_address, listen, split_addr
 log = logging.getLogger("modelyard")
 _HELLO_SECONDS = 10.0
 _MAX_PENDING = 500
-_LAST_WORDS_SECONDS = 2.0
-_LINGER_SECONDS = 20.0
+_FLUSH_SECONDS = 2.0
+_LATE_JOIN_SECONDS = 20.0
 """How long a coordinator that fails at the start waits, to report the reason to processes that join."""
 
 Compare = Callable[[dict[str, Any], dict[str, Any]], list[str]]
@@ -150,7 +150,7 @@ class Coordinator(ConnectedGroup):
 
     def _admit(self, member: Member, differences: list[str], connection: Connection) -> bool:
         with self._changed:
-            why, kind = self._objection(member, differences)
+            why, kind = self._refusal_reason(member, differences)
             if not kind:
                 self._connections[member] = connection
                 connection.keep_alive(self.heartbeat_seconds)
@@ -164,10 +164,10 @@ class Coordinator(ConnectedGroup):
             self._changed.notify_all()
         if kind:
             connection.send(kind, message=why, final=kind == "refused")
-            connection.finish(_LAST_WORDS_SECONDS)
+            connection.finish(_FLUSH_SECONDS)
         return not kind
 
-    def _objection(self, member: Member, differences: list[str]) -> tuple[str, str]:
+    def _refusal_reason(self, member: Member, differences: list[str]) -> tuple[str, str]:
         """Returns why a process is not admitted, and whether for good; empty strings if it is."""
         if self.failure is not None:
             failure = describe_error(self.failure)
@@ -202,7 +202,7 @@ class Coordinator(ConnectedGroup):
                 elif message.kind == "signal":
                     self.signal = signal_from(message.fields)
                 elif message.kind == "failed":
-                    self._gone(member, connection, error_from(message.fields, str(member)))
+                    self._lose_peer(member, connection, error_from(message.fields, str(member)))
                     return
                 elif message.kind == "bye":
                     self._forget(member, connection)
@@ -214,9 +214,9 @@ class Coordinator(ConnectedGroup):
             error = peer_lost(self._named(member), "closed the connection unexpectedly")
         except ProtocolError:
             error = peer_lost(self._named(member), "sent a malformed message")
-        self._gone(member, connection, error, silent)
+        self._lose_peer(member, connection, error, silent)
 
-    def _gone(self, member: Member, connection: Connection, error: UserError, silent: bool = False) -> None:
+    def _lose_peer(self, member: Member, connection: Connection, error: UserError, silent: bool = False) -> None:
         self._forget(member, connection)
         if self._over.is_set():
             return
@@ -264,23 +264,23 @@ class Coordinator(ConnectedGroup):
                 self._send_to_all("end", signal=interrupting_signal(error))
                 # An evaluator still has the last checkpoint to evaluate.
                 self._changed.wait_for(
-                    lambda: all(m.role == EVALUATOR for m in self._connections), timeout=_LINGER_SECONDS
+                    lambda: all(m.role == EVALUATOR for m in self._connections), timeout=_LATE_JOIN_SECONDS
                 )
             else:
                 self._fail_all(error_from(describe_error(error), str(self.cluster.coordinator)))
-                self._linger()
+                self._wait_for_late_processes()
             self._over.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # closing alone leaves the accepting thread, and the port
         self._listener.close()
-        deadline = time.monotonic() + _LAST_WORDS_SECONDS
+        deadline = time.monotonic() + _FLUSH_SECONDS
         for connection in list(self._connections.values()):
             connection.finish(max(deadline - time.monotonic(), 0))
 
-    def _linger(self) -> None:
+    def _wait_for_late_processes(self) -> None:
         """Waits, to report the failure to late processes; if a restart may help, they keep trying instead."""
         if self._welcome is None and not isinstance(self.failure, PeerLostError):
-            self._changed.wait_for(lambda: self._informed >= set(self.expected), timeout=_LINGER_SECONDS)
+            self._changed.wait_for(lambda: self._informed >= set(self.expected), timeout=_LATE_JOIN_SECONDS)
 
 
 def _read_hello(hello: Message) -> tuple[Member, dict[str, Any]]:

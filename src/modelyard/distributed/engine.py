@@ -88,7 +88,7 @@ class CoordinatedEngine(Engine):
                 yield batch
         finally:
             with contextlib.suppress(ClusterError):  # a process is lost; that is being raised already
-                self.group.broadcast("enough")
+                self.group.broadcast("end_evaluation")
 
     def evaluate_batch(self, batch: Arrays, weights: NDArray[np.float64]) -> dict[str, Any]:
         """Evaluates this process's part of a batch."""

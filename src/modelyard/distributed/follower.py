@@ -24,7 +24,7 @@ from modelyard.errors import PeerLostError
 from modelyard.system.network import connect
 
 log = logging.getLogger("modelyard")
-_LAST_WORDS_SECONDS = 2.0
+_FLUSH_SECONDS = 2.0
 _ANSWER_SECONDS = 1.0
 """How long a running coordinator may take to answer."""
 
@@ -180,4 +180,4 @@ class Follower(ConnectedGroup):
             self._send("failed", **describe_error(error))
         self._over.set()
         if self._connection is not None:
-            self._connection.finish(_LAST_WORDS_SECONDS)
+            self._connection.finish(_FLUSH_SECONDS)

@@ -47,7 +47,7 @@ class ConnectedGroup(ProcessGroup):
     def __enter__(self) -> Self:
         return self
 
-    def on_loss(self, callback: Callable[[str], None]) -> None:
+    def on_peer_lost(self, callback: Callable[[str], None]) -> None:
         """Registers ``callback`` for the loss of a peer; calls it at once if one is lost already."""
         with self._noticing:
             self._callbacks.append(callback)

@@ -23,8 +23,8 @@ from modelyard.distributed.connection import Message
 from modelyard.distributed.coordinator import Coordinator
 from modelyard.distributed.follower import Follower
 from modelyard.errors import ClusterError, Interrupted
-from modelyard.loop import run as single
-from modelyard.loop.run import Result, build, conclude, is_finished, load_engine, run_length
+from modelyard.loop.run import Result, SingleProcess, build, conclude, is_finished, load_engine, run_length
+from modelyard.loop.run import run as run_stages
 from modelyard.run.directory import RunDirectory, run_folder
 from modelyard.system.machine import available_cores
 from modelyard.system.process import handle_signals, log_to
@@ -47,16 +47,16 @@ def run(config: Config, evaluates: bool, cluster: Cluster) -> Result:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # we explain what a lost peer leads to
     select_engine(config.engine)  # importing it may block this process, which later would look like a lost peer
     if not cluster.is_coordinator:
-        return _take_part(config, cluster, evaluates)
+        return _run_follower(config, cluster, evaluates)
     with form_group(config, cluster, evaluates) as group:
         assert isinstance(group, Coordinator)
-        return single.run(config, evaluates, Processes(group))
+        return run_stages(config, evaluates, Processes(group))
 
 
 # -- the coordinator ------------------------------------------------------------------------------------------------
 
 
-class Processes(single.SingleProcess):
+class Processes(SingleProcess):
     """The other processes of a run, as the coordinator sees them.
 
     Args:
@@ -134,7 +134,7 @@ def _device_types(engine: Engine) -> list[str]:
 # -- the others -----------------------------------------------------------------------------------------------------
 
 
-def _take_part(config: Config, cluster: Cluster, evaluates: bool) -> Result:
+def _run_follower(config: Config, cluster: Cluster, evaluates: bool) -> Result:
     """Takes part in the run until the coordinator ends it."""
     directory = run_folder(config)  # the coordinator makes it; this process writes only its log there
     with log_to(directory.logs, cluster.me.file_name), form_group(config, cluster, evaluates) as group:
@@ -145,7 +145,7 @@ def _take_part(config: Config, cluster: Cluster, evaluates: bool) -> Result:
         check_folder(directory, facts.get("mark"), str(cluster.coordinator))
         if config.threads == 0 and isinstance(facts.get("threads"), int):  # pinned for a deterministic run
             config = config.model_copy(update={"threads": facts["threads"]})
-        part = _train if cluster.mode == SYNCHRONOUS else _serve
+        part = _train if cluster.mode == SYNCHRONOUS else _run_tensorflow_server
         result, last = part(config, group, directory)
         number = last.fields.get("signal")
         if number is not None:
@@ -172,7 +172,7 @@ def _train(config: Config, group: Follower, directory: RunDirectory) -> tuple[Re
     return Result(directory.address, step, TRAIN, {}, step, role=WORKER), last
 
 
-def _serve(config: Config, group: Follower, directory: RunDirectory) -> tuple[Result, Message]:
+def _run_tensorflow_server(config: Config, group: Follower, directory: RunDirectory) -> tuple[Result, Message]:
     """Computes steps, or holds variables, for a chief that uses parameter servers."""
     from modelyard.engine.parameter_server import serve_tensorflow
 

@@ -127,7 +127,7 @@ class Engine(ABC):
         chunks = []
         for first, length in self.phases.cut(step, count):
             if self.phases.begins_at(first):
-                self.assign({}, self.network.cleared_optimizer())
+                self.assign({}, self.network.zeroed_optimizer_state())
             chunks.append(self.train_chunk(first, length))
         if len(chunks) == 1:
             return chunks[0]
@@ -319,7 +319,7 @@ def check_divisible(config: Config, replicas: int) -> None:
     """Raises `UserError` unless every replica gets an equal part of every batch."""
     batch, pieces = config.train_batch_size, config.gradient_accumulation
     if batch % (replicas * pieces):
-        by = f"{replicas} devices" + (f" × {pieces} pieces (gradient_accumulation)" if pieces > 1 else "")
+        by = f"{replicas} devices" + (f" × {pieces} micro-batches (gradient_accumulation)" if pieces > 1 else "")
         fitting = max(batch // (replicas * pieces), 1) * replicas * pieces
         numbers = [n for n in range(1, replicas) if batch % (n * pieces) == 0]
         others = f", or {' or '.join(map(str, numbers[-3:]))} devices" if numbers else ""

@@ -118,9 +118,9 @@ class JaxEngine(Engine):
         self.steps_per_call, self._is_ready = 1, True
         with self._types(), self._explained_errors():
             if resident is not None:
-                self._data = {name: self.layout.put_everywhere(array) for name, array in resident.items()}
+                self._data = {name: self.layout.replicate(array) for name, array in resident.items()}
                 if not self.on_cpu and not self.config.deterministic:
-                    self.steps_per_call = _together(all_periods)
+                    self.steps_per_call = _choose_steps_per_call(all_periods)
             batches = [next(iter(self.evaluation_batches(split))) for split in splits]
             began = time.perf_counter()
             lengths = {self.steps_per_call}
@@ -179,14 +179,14 @@ class JaxEngine(Engine):
         else:
             data = self.layout.batch_shapes(self.pipeline.features, self._piece_shape())
             function = self._steps[phase].over_batch
-        outputs = (jax.tree.map(lambda s: s.sharding, state), self.layout.everywhere)
+        outputs = (jax.tree.map(lambda s: s.sharding, state), self.layout.replicated)
         return jax.jit(function, donate_argnums=0, out_shardings=outputs).lower(state, data, inputs, seeds)
 
     def _lowered_for(self, kind: str, *placed: Any) -> Any:
         """Lowers evaluation or prediction for arrays of these shapes."""
         function = self._steps[0].evaluate if kind == "evaluate" else self._steps[0].predict
         shapes = jax.tree.map(self.layout.shape_of, (*self._state.evaluated, *placed))
-        return jax.jit(function, out_shardings=self.layout.everywhere).lower(*shapes)
+        return jax.jit(function, out_shardings=self.layout.replicated).lower(*shapes)
 
     @contextmanager
     def _explained_errors(self) -> Iterator[None]:
@@ -346,7 +346,7 @@ def _name(kind: str, size: int, phase: int = 0) -> str:
     return f"{kind} {size}" + (f" phase {phase + 1}" if phase else "")
 
 
-def _together(periods: Sequence[Any]) -> int:
+def _choose_steps_per_call(periods: Sequence[Any]) -> int:
     """Returns the number of steps to compile together: a divisor of all periods if possible, so that none is left."""
     whole = [int(p) for p in periods if p == int(p) and p >= 1]
     if len(whole) == len(periods) and whole:

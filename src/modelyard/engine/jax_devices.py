@@ -76,11 +76,11 @@ def set_up_devices(config: Config, group: ProcessGroup) -> list[Any]:
         )
     if group.size == 1:
         return local
-    meet(group)
+    sync_devices(group)
     return sorted(jax.devices(), key=lambda d: (d.process_index, d.id))
 
 
-def wake_devices(config: Config) -> None:
+def start_devices(config: Config) -> None:
     """Starts the accelerators, which takes two seconds, while Keras is imported and the model is built."""
     waiting = [d for d in set_up_devices(config, ProcessGroup()) if d.platform != "cpu"]
 
@@ -174,7 +174,7 @@ def join_processes(config: Config, group: ProcessGroup) -> None:
     atexit.register(_leave, group)  # runs before JAX's own handler, which was registered earlier
 
 
-def meet(group: ProcessGroup) -> None:
+def sync_devices(group: ProcessGroup) -> None:
     """Connects the devices of all processes now, without the message that JAX prints at the first step.
 
     Raises:

@@ -40,7 +40,7 @@ class Layout:
 
     def __init__(self, devices: Sequence[Any], shards: bool) -> None:
         self.mesh, self.shards = Mesh(np.array(devices), (_AXIS,)), shards
-        self.everywhere = NamedSharding(self.mesh, PartitionSpec())
+        self.replicated = NamedSharding(self.mesh, PartitionSpec())
         self.sharded = NamedSharding(self.mesh, PartitionSpec(_AXIS))
         self.sharded_pieces = NamedSharding(self.mesh, PartitionSpec(None, _AXIS))
 
@@ -58,9 +58,9 @@ class Layout:
         """Inside a program: shards a batch over the devices."""
         return jax.lax.with_sharding_constraint(value, self.sharded) if self.replicas > 1 else value
 
-    def put_everywhere(self, array: NDArray[Any]) -> Any:
+    def replicate(self, array: NDArray[Any]) -> Any:
         """Copies an array to every device."""
-        return self._put(array, self.everywhere)
+        return self._put(array, self.replicated)
 
     def put_batch(self, array: NDArray[Any]) -> Any:
         """Shards a batch over the devices; ``array`` is this process's part of it."""
@@ -99,10 +99,10 @@ class Layout:
 
     def _state_sharding(self, shape: tuple[int, ...]) -> NamedSharding:
         if not self.shards or np.prod(shape) < _LARGE:
-            return self.everywhere
+            return self.replicated
         sides = [(size, axis) for axis, size in enumerate(shape) if size % self.replicas == 0]
         if not sides:
-            return self.everywhere
+            return self.replicated
         axis = max(sides)[1]
         return NamedSharding(self.mesh, PartitionSpec(*[None] * axis, _AXIS))
 
@@ -165,14 +165,14 @@ class StepInputs(NamedTuple):
         columns = [np.arange(step, step + count), first & 0xFFFFFFFF, first >> 32, first // examples, first % examples]
         numbers = np.stack([column.astype(np.uint32) for column in columns], axis=1)
         rows = pipeline.rows(step, count).astype(np.int32)
-        return cls(layout.put_everywhere(rows), layout.put_everywhere(numbers))
+        return cls(layout.replicate(rows), layout.replicate(numbers))
 
     @classmethod
     def shapes(cls, count: int, batch_size: int, layout: Layout) -> StepInputs:
         """Returns shapes and types, to compile a program for ``count`` steps."""
         return cls(
-            jax.ShapeDtypeStruct((count, batch_size), np.int32, sharding=layout.everywhere),
-            jax.ShapeDtypeStruct((count, 5), np.uint32, sharding=layout.everywhere),
+            jax.ShapeDtypeStruct((count, batch_size), np.int32, sharding=layout.replicated),
+            jax.ShapeDtypeStruct((count, 5), np.uint32, sharding=layout.replicated),
         )
 
 
@@ -217,8 +217,8 @@ class TrainingStep:
         self._owners = slot_owners(network.optimizer, network.weights, network.slots, network.trained)
         self._kernels = [i for i, v in enumerate(self.trained) if v.path.endswith("kernel")]
         # Batch norm over the examples of one device needs a program per device.
-        self.apart = not self.config.sync_batch_norm and self.layout.replicas > 1
-        self._parts = self.config.gradient_accumulation * (self.layout.replicas if self.apart else 1)
+        self.per_device_batch_norm = not self.config.sync_batch_norm and self.layout.replicas > 1
+        self._parts = self.config.gradient_accumulation * (self.layout.replicas if self.per_device_batch_norm else 1)
 
     def seeds(self) -> Seeds:
         """Returns the seeds of this run."""
@@ -227,7 +227,7 @@ class TrainingStep:
             [fold(seed, 2, generator, part) & 0x7FFFFFFF for part in parts] for generator in range(len(self.generators))
         ]
         words = np.array(noise, np.uint32).reshape(len(self.generators), len(parts))
-        return Seeds(*(self.layout.put_everywhere(a) for a in (augmentation_seeds(self.config.augment, seed), words)))
+        return Seeds(*(self.layout.replicate(a) for a in (augmentation_seeds(self.config.augment, seed), words)))
 
     # -- many steps -------------------------------------------------------------------------------------------------
 
@@ -260,7 +260,7 @@ class TrainingStep:
         positions = self._positions(inputs)
         step = inputs.numbers[0]
         learning_rate = self._schedule(step.astype(jnp.int32))
-        if self.apart:
+        if self.per_device_batch_norm:
             split = PartitionSpec(None, _AXIS)
             statistics, gradients, sums = jax.shard_map(
                 self._gradients,
@@ -321,7 +321,7 @@ class TrainingStep:
             number, positions, batch = inputs
             if data is not None:
                 batch = {name: jnp.take(array, positions["rows"], axis=0) for name, array in data.items()}
-            if not self.apart:
+            if not self.per_device_batch_norm:
                 batch = {name: self.layout.split(value) for name, value in batch.items()}
             batch = self._functions.preprocess(batch, True, **positions, seeds=seeds.augmentation)
             noise = self._noise(step, number, seeds.noise)
@@ -344,7 +344,7 @@ class TrainingStep:
             rest = jax.tree.map(lambda x: x[1:], inputs)
             carried, _ = lax.scan(add_piece, carried, rest, unroll=self.layout.on_cpu or 1)
         statistics, gradients, sums = carried
-        if self.apart:
+        if self.per_device_batch_norm:
             gradients, sums = lax.psum((gradients, sums), _AXIS)
             statistics = [lax.pmean(s, _AXIS) if moved else s for s, moved in zip(statistics, self._moved, strict=True)]
         return statistics, gradients, sums
@@ -368,7 +368,7 @@ class TrainingStep:
 
     def _noise(self, step: Any, piece: Any, words: Any) -> list[Any]:
         """Returns the states of the random generators: a function of seed, step, piece and, if apart, device."""
-        part = piece * self.layout.replicas + lax.axis_index(_AXIS) if self.apart else piece
+        part = piece * self.layout.replicas + lax.axis_index(_AXIS) if self.per_device_batch_norm else piece
         # Room for many draws before the next step's.
         return [jnp.stack([words[i, part], step * jnp.uint32(1009)]) for i in range(len(self.generators))]
 

@@ -88,7 +88,7 @@ class Network:
         weights = {name: tuple(v.shape) for name, v in self.weights.items()}
         return weights, {name: tuple(v.shape) for name, v in self.slots.items()}
 
-    def cleared_optimizer(self) -> dict[str, NDArray[Any]]:
+    def zeroed_optimizer_state(self) -> dict[str, NDArray[Any]]:
         """Returns zeros for the optimizer's slots of weights and its step counts, but not for loss scales.
 
         The optimizer is reset at each phase: its means are of gradients of the phase before, and its bias correction

@@ -80,7 +80,7 @@ class ParameterServerEngine(TensorFlowEngine):
         self.threads = config.threads or available_cores()
         self._lost: PeerLostError | None = None
         self._results: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        group.on_loss(self.abort)
+        group.on_peer_lost(self.abort)
         set_precision(config)
         with self._explained_errors():
             addresses = tuple((role, tuple(at)) for role, at in self.spec.items())

@@ -56,7 +56,7 @@ def several_machines(config: Config, group: ProcessGroup) -> tuple[Any, list[str
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(group.spec), task_type="worker", task_id=group.rank, rpc_layer="grpc"
     )
-    group.on_loss(abort_collectives)
+    group.on_peer_lost(abort_collectives)
     # TensorFlow's own health check is slower than ours, which knows which process is gone.
     configure_coordination(group.size, _SERVERS_SECONDS, config.peer_timeout_secs * 3)
     # It holds the GIL while it waits for the other servers, so our own health check cannot run meanwhile.

@@ -96,7 +96,7 @@ class Hook:
         """Called after an evaluation."""
 
     def on_boundary(self, loop: Trainer) -> None:
-        """Called when everything at this step has happened."""
+        """Called last after every chunk, when all of the above has happened at this step."""
 
     def on_interrupt(self, loop: Trainer) -> None:
         """Called before the run ends because of SIGTERM or Ctrl-C."""

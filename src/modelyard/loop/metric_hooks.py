@@ -78,8 +78,8 @@ class KeepBest(Hook):
             )
         remove_partial(folder)
         for path in list_best(folder):
-            won = read_loop_state(path)["best"]
-            self._kept.append((float(won["value"]), int(won["step"])))
+            best = read_loop_state(path)["best"]
+            self._kept.append((float(best["value"]), int(best["step"])))
 
     def on_evaluation(self, loop: Trainer, split: str, row: dict[str, Any]) -> None:
         """Keeps this model if it is among the best."""
@@ -97,9 +97,9 @@ class KeepBest(Hook):
         self._kept = [(v, s) for v, s in self._kept if s != loop.step]
         self._kept = sorted([*self._kept, (value, loop.step)], key=lambda k: ranking.key(k[0]))
         self._kept, dropped = self._kept[: loop.config.keep_best], self._kept[loop.config.keep_best :]
-        won = {"metric": ranking.metric, "mode": ranking.mode, "value": value, "step": loop.step}
+        best = {"metric": ranking.metric, "mode": ranking.mode, "value": value, "step": loop.step}
         snapshot = loop.snapshot()
-        state = {**snapshot.loop_state, "best": won, "metrics": {k: row[k] for k in row if isinstance(row[k], float)}}
+        state = {**snapshot.loop_state, "best": best, "metrics": {k: row[k] for k in row if isinstance(row[k], float)}}
         checkpoint = Checkpoint(snapshot.step, snapshot.weights, snapshot.optimizer, state)
         directory = loop.directory
 

@@ -113,12 +113,12 @@ def run(config: Config, evaluates: bool, processes: SingleProcess | None = None)
     cluster = processes.cluster
     threading.Thread(target=gpus, daemon=True).start()  # asking the driver takes a while; there is other work to do
     directory = find_folder(config)
-    tidy = remove_if_nothing_started(directory) if cluster.is_alone else contextlib.nullcontext()
-    with directory, log_to(directory.logs, cluster.me.file_name), tidy:
+    cleanup = remove_if_nothing_started(directory) if cluster.is_alone else contextlib.nullcontext()
+    with directory, log_to(directory.logs, cluster.me.file_name), cleanup:
         # 1. Config and data: the run's own, or those of a new run.
         config = resolve_run_config(directory, config)
         checkpoint = load_latest(directory.checkpoints)
-        warm = None if checkpoint is not None else read_initial_weights(config)
+        initial_weights = None if checkpoint is not None else read_initial_weights(config)
         dataset = load_dataset(config)
         if evaluates:
             _check_validation(config, dataset, cluster)
@@ -140,8 +140,8 @@ def run(config: Config, evaluates: bool, processes: SingleProcess | None = None)
             engine.load(checkpoint)
         else:
             engine.initialize()
-            if warm is not None:
-                warm_start(engine, warm)
+            if initial_weights is not None:
+                warm_start(engine, initial_weights)
         run_id = record_start(directory, config, dataset, engine, length, checkpoint, evaluates)
 
         # 4. Training.
@@ -191,9 +191,9 @@ def create_engine(config: Config) -> Engine:
     """Makes the engine of a run of one process."""
     name = import_engine(config.engine)
     if name == "jax":
-        from modelyard.engine.jax_devices import wake_devices
+        from modelyard.engine.jax_devices import start_devices
 
-        wake_devices(config)
+        start_devices(config)
     return load_engine(name, config)(config)
 
 
@@ -273,6 +273,6 @@ def best_of(directory: RunDirectory) -> dict[str, Any]:
     paths = list_best(directory.best)
     if not paths:
         return {}
-    won = read_loop_state(paths[0])["best"]
+    best = read_loop_state(paths[0])["best"]
     path = directory.address_of(paths[0])
-    return {"metric": won["metric"], "value": won["value"], "step": step_of(paths[0]), "path": path}
+    return {"metric": best["metric"], "value": best["value"], "step": step_of(paths[0]), "path": path}

@@ -117,11 +117,11 @@ class Trainer:
         self._snapshot: tuple[int, State] | None = None
         state = checkpoint.loop_state if checkpoint is not None else {}
         self.step = checkpoint.step if checkpoint is not None else 0
-        self._window: dict[str, float] = dict(state.get("window", {}))
-        self._window_steps: int = state.get("window_steps", 0)
+        self._metric_sums: dict[str, float] = dict(state.get("window", {}))
+        self._summed_steps: int = state.get("window_steps", 0)
         self._seconds_before: float = state.get("seconds", 0.0)
         self.evaluated_step: int | None = state.get("evaluated_step")
-        self.owes_evaluation: bool = state.get("owes_evaluation", False)
+        self.evaluation_pending: bool = state.get("owes_evaluation", False)
         self.last_evaluation: dict[str, Any] = dict(state.get("last_evaluation", {}))
         for hook in self.hooks:
             if hook.name in state.get("hooks", {}):
@@ -135,7 +135,7 @@ class Trainer:
             Interrupted: on SIGTERM or Ctrl-C, after the hooks have saved.
         """
         with self._session():
-            if self._evaluates and self.owes_evaluation and not self.is_over:
+            if self._evaluates and self.evaluation_pending and not self.is_over:
                 self._evaluate()
                 self._call_hooks("on_boundary")
             while not self.is_over and self._signal is None:
@@ -264,11 +264,11 @@ class Trainer:
                 )
         loop_state = {
             "run": self.run_id,
-            "window": dict(self._window),
-            "window_steps": self._window_steps,
+            "window": dict(self._metric_sums),
+            "window_steps": self._summed_steps,
             "seconds": self.seconds,
             "evaluated_step": self.evaluated_step,
-            "owes_evaluation": self.owes_evaluation,
+            "owes_evaluation": self.evaluation_pending,
             "last_evaluation": self.last_evaluation,
             "stopped": self.stop_reason,
             "stopped_under": stop_rules(self.config),
@@ -316,17 +316,17 @@ class Trainer:
     def _add_to_window(self, metrics: StepMetrics) -> None:
         # Step by step, so that the sum does not depend on how the steps were cut into chunks.
         for name, values in metrics.items():
-            total = self._window.get(name, 0.0)
+            total = self._metric_sums.get(name, 0.0)
             for value in values.tolist():
                 total += value
-            self._window[name] = total
-        self._window_steps += len(next(iter(metrics.values())))
+            self._metric_sums[name] = total
+        self._summed_steps += len(next(iter(metrics.values())))
 
     def _log(self, metrics: StepMetrics) -> None:
         """Logs means since the last log row; the learning rate is the last one."""
-        means = {name: total / self._window_steps for name, total in self._window.items()}
+        means = {name: total / self._summed_steps for name, total in self._metric_sums.items()}
         means["learning_rate"] = float(metrics["learning_rate"][-1])
-        self._window, self._window_steps = {}, 0
+        self._metric_sums, self._summed_steps = {}, 0
         self.last_log = means
         self._call_hooks("on_log", self._row(TRAIN, self.step, means))
 
@@ -339,11 +339,11 @@ class Trainer:
 
     def _evaluate(self) -> None:
         before, self.evaluated_step = self.evaluated_step, self.step
-        self.owes_evaluation = False
+        self.evaluation_pending = False
         try:
             self.evaluate(VALIDATION)
         except EvaluationAbandonedError:  # the resumed run evaluates first
-            self.evaluated_step, self.owes_evaluation = before, True
+            self.evaluated_step, self.evaluation_pending = before, True
         self._evaluated_at = time.monotonic()
 
     def _after_the_last_step(self) -> None:

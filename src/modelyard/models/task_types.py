@@ -29,6 +29,7 @@ WEIGHTED = "weighted"
 _HITS, _FALSE, _MISSED = "true_positives", "false_positives", "false_negatives"
 _SQUARED, _LABEL, _LABEL_SQUARED = "squared_error", "standard_label", "standard_label_squared"
 
+
 def describe_label(label: Feature) -> str:
     """Describes labels in messages: their type and shape."""
     return f"{label.dtype}, " + (f"of shape {label.shape}" if label.shape else "one per example")

@@ -188,23 +188,23 @@ def select_checkpoint(checkpoints: Path, best: Path, which: str | int | None = N
     Raises:
         CheckpointError: if there is no such checkpoint, with those that exist.
     """
-    latest, winners = list_checkpoints(checkpoints), list_best(best)
-    which = str(which) if which is not None else "best" if winners else "latest"
+    latest, best_models = list_checkpoints(checkpoints), list_best(best)
+    which = str(which) if which is not None else "best" if best_models else "latest"
     if which == "latest" and latest:
         return latest[max(latest)]
-    if which == "best" and winners:
-        return winners[0]
+    if which == "best" and best_models:
+        return best_models[0]
     if which.isdecimal():
         by_step = {**list_checkpoints(best), **latest}
         if int(which) in by_step:
             return by_step[int(which)]
-    if not latest and not winners:
+    if not latest and not best_models:
         raise CheckpointError(
             f"there is no checkpoint in {checkpoints.parent}: nothing was saved yet, or its folders {checkpoints.name} "
             f"and {best.name} were not copied."
         )
     steps = ", ".join(map(str, latest)) or "none"
-    bests = ", ".join(str(step_of(path)) for path in winners) or "none"
+    bests = ", ".join(str(step_of(path)) for path in best_models) or "none"
     raise CheckpointError(
         f"there is no checkpoint {which!r} in {checkpoints.parent}. Steps saved: {steps}; best: {bests}. "
         "Give best, latest or one of these steps."
@@ -224,9 +224,9 @@ def list_best(folder: Path) -> list[Path]:
     ranked = []
     for step, path in list_checkpoints(folder).items():
         try:
-            won = read_loop_state(path)["best"]
-            value = float(won["value"])
-            key = -value if won["mode"] == "max" else value
+            best = read_loop_state(path)["best"]
+            value = float(best["value"])
+            key = -value if best["mode"] == "max" else value
             ranked.append((math.inf if math.isnan(value) else key, step, path))  # not a number: last
         except (CheckpointError, KeyError, TypeError, ValueError) as error:
             log.warning("%s is skipped: %s", path, error)

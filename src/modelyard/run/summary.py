@@ -67,8 +67,8 @@ def _best(directory: RunDirectory) -> dict[str, Any] | None:
     paths = list_best(directory.best)
     if not paths:
         return None
-    won = read_loop_state(paths[0])["best"]
-    return {won["metric"]: won["value"]}
+    best = read_loop_state(paths[0])["best"]
+    return {best["metric"]: best["value"]}
 
 
 def _last(rows: list[dict[str, Any]], split: str) -> dict[str, Any] | None:
