@@ -54,6 +54,12 @@ def test_help_imports_the_command_line_and_little_else() -> None:
     assert len(modules) < 600
 
 
+def test_the_command_after_launch_has_its_help() -> None:
+    done = with_import_times("launch", "--", "train", "-h")
+    assert done.returncode == 0, done.stderr
+    assert "--learning_rate" in done.stdout
+
+
 def test_five_mistakes_get_five_messages_before_any_heavy_import() -> None:
     Path("project.yaml").write_text("default:\n  train_batch_sise: 32\n  train_epochs: many\n  model: resnet21\n")
     Path("hyperparameters.yaml").write_text("default:\n  optimizer: adamm\n")

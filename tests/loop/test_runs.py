@@ -564,6 +564,22 @@ def test_hooks_with_the_old_method_names_work_with_a_warning() -> None:
     assert calls["interrupted"] == 3
 
 
+def test_old_names_of_hook_methods_may_come_from_a_mixin() -> None:
+    called: list[str] = []
+
+    class Evaluates:
+        def evaluated(self, loop: Any, split: str, row: dict[str, Any]) -> None:
+            called.append(split)
+
+    with pytest.warns(FutureWarning, match="evaluated → on_evaluation$"):
+
+        class Mixed(Evaluates, modelyard.Hook):
+            """Has a method of a class that is not a hook."""
+
+    Mixed(modelyard.Options()).on_evaluation(None, "validation", {})  # type: ignore[arg-type]
+    assert called == ["validation"]
+
+
 def test_the_old_names_of_hook_methods_can_still_be_called() -> None:
     from modelyard.loop.hooks import Hook
     from modelyard.loop.metric_hooks import EarlyStop, EarlyStopOptions

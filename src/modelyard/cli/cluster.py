@@ -89,7 +89,7 @@ def _config_of(words: list[str]) -> Config:
 
     verb, *rest = words
     app = typer.Typer(add_completion=False)
-    settings = {"allow_extra_args": True, "ignore_unknown_options": True}
+    settings = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": ["-h", "--help"]}
     app.command(context_settings=settings)(as_typer_command(existing_run if verb == RESUME else new_run, None))
     command = typer.main.get_command(app)
     with command.make_context(verb, rest) as context:

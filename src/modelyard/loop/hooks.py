@@ -114,12 +114,15 @@ class Hook:
 
 def _support_old_names(cls: type[Hook]) -> None:
     """Lets hooks written for the old method names work, and classes that call the old names of their parents."""
-    renamed = {old: new for old, new in _OLD_NAMES.items() if old in cls.__dict__ and new not in cls.__dict__}
-    for old, new in renamed.items():
-        setattr(cls, new, cls.__dict__[old])
+    renamed = {}
     for old, new in _OLD_NAMES.items():
-        if new in cls.__dict__:
-            setattr(cls, old, cls.__dict__[new])
+        # The first class with either name decides. A mixin that is no hook has the old name only.
+        owner = next((base for base in cls.__mro__ if old in vars(base) or new in vars(base)), None)
+        if owner is not None and new not in vars(owner):
+            setattr(cls, new, vars(owner)[old])
+            renamed[old] = new
+        elif owner is cls:
+            setattr(cls, old, vars(cls)[new])
     if renamed:
         names = ", ".join(f"{old} → {new}" for old, new in renamed.items())
         text = f"the hook {cls.__name__} has old method names. Rename them before version 1.0: {names}"
