@@ -1,1 +1,1 @@
-"""What a run needs of the machine: the console, the log, whole files, hardware, signals. Nothing of a run folder."""
+"""The machine as a run uses it: console, files, hardware, network, pid files, logs, signals. Knows nothing of runs."""
