@@ -1,4 +1,4 @@
-"""Checks that the processes of a run agree: on the config, versions, code, data, devices and the run folder."""
+"""Checks that the processes of a run agree: on the config, versions, code and the run folder."""
 
 from __future__ import annotations
 

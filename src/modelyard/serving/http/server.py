@@ -1,7 +1,7 @@
 """`modelyard serve`: serves a run or an export over HTTP until it is stopped.
 
-A request passes compat/uvicorn (connection limits), http/app (paths), http/limits (body), http/json_tensors (JSON to
-images), http/model_versions (which model), http/batching (queue and thread), servable and run_model (the model), and
+A request passes compat/uvicorn (connection limits), http/app (paths), http/model_versions (which model), http/limits
+(body), http/json_tensors (JSON to images), http/batching (queue and thread), servable and run_model (the model), and
 for image files data/images. This module starts them all.
 """
 
