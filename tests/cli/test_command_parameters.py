@@ -34,6 +34,9 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
         given = {key: options[key] for key in ("wide", "eval_batch_size") if key in options}
         raise UserError(f"opened {' '.join(map(str, arguments[:1] if 'port' in options else arguments))} {given}")
 
+    # All are imported before one is replaced: a module that is imported now would keep what it finds.
+    for name in (*OPENED_BY.values(), "modelyard.comparison.results.", "modelyard.run.summary."):
+        importlib.import_module(name.rpartition(".")[0])
     for name in OPENED_BY.values():
         monkeypatch.setattr(name, opened)
 
