@@ -54,6 +54,40 @@ def test_modules_import_only_from_above() -> None:
     assert wrong == []
 
 
+def _names_of(tree: ast.Module) -> set[str]:
+    """The names that a module defines, also under `if TYPE_CHECKING` and `try`."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+    return names
+
+
+def test_every_name_that_a_function_or_a_test_imports_exists() -> None:
+    """An import inside a function fails only when it is called, perhaps on the other engine."""
+    ours = {
+        ".".join(("modelyard", *path.relative_to(SOURCE).with_suffix("").parts)): tree
+        for path, tree in sources().items()
+    }
+    modules = {name.removesuffix(".__init__"): _names_of(tree) for name, tree in ours.items()}
+    packages = {name.rpartition(".")[0] for name in modules}
+    tests = Path(__file__).parent
+    wrong = []
+    for path in [*SOURCE.rglob("*.py"), *tests.rglob("*.py"), *(tests.parent / "benchmarks").glob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "modelyard":
+                known = modules.get(str(node.module), set())
+                for alias in node.names:
+                    name = f"{node.module}.{alias.name}"
+                    if not {alias.name, "__getattr__"} & known and name not in modules and name not in packages:
+                        wrong.append(f"{path.name}:{node.lineno} imports {name}")
+    assert wrong == []
+
+
 def test_every_option_is_read_somewhere() -> None:
     """An attribute of that name is read in the package, outside the schema that declares it."""
     # These are looked up by name, before there is a config.

@@ -82,9 +82,9 @@ def test_steps_that_are_left_over_are_compiled_before_the_clock_runs(make: Make)
 def test_as_many_steps_go_together_as_divide_the_periods_of_the_run(
     two_devices: None, periods: list[float], steps: int
 ) -> None:
-    from modelyard.engine.jax import _together
+    from modelyard.engine.jax import _choose_steps_per_call
 
-    assert _together(periods) == steps
+    assert _choose_steps_per_call(periods) == steps
 
 
 @pytest.mark.usefixtures("like_an_accelerator")
