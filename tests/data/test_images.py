@@ -280,7 +280,7 @@ def huge_jpeg() -> bytes:
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_a_small_file_that_claims_to_be_huge_is_refused_at_once_and_without_its_memory(data: bytes) -> None:
     tracemalloc.start()
-    began = time.monotonic()
+    began = time.thread_time()
     try:
         with pytest.raises(DataError, match=r"bomb\.x"):
             decode(data, 3, "bomb.x")
@@ -289,7 +289,7 @@ def test_a_small_file_that_claims_to_be_huge_is_refused_at_once_and_without_its_
         assert tracemalloc.get_traced_memory()[1] < 10 << 20
     finally:
         tracemalloc.stop()
-    assert time.monotonic() - began < 2
+    assert time.thread_time() - began < 2
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")

@@ -457,6 +457,11 @@ def test_weights_that_are_not_finite_are_not_kept_as_the_best() -> None:
         assert all(np.isfinite(value).all() for value in read_checkpoint(path).weights.values())
 
 
+def test_a_run_that_is_evaluated_by_its_name_is_reported_with_its_folder() -> None:
+    go("runs/named", train_steps=10)
+    assert Path(modelyard.evaluate("named").model_dir) == Path("runs/named")
+
+
 def test_a_damaged_best_is_passed_over_at_the_end() -> None:
     go(keep_best=2, eval_every="10 steps")
     best = modelyard.evaluate("run").model_step

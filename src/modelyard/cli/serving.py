@@ -63,7 +63,8 @@ def predict(
         text = ["labels (rows) and predictions (columns)", table(("", *names), rows, right=names)]
     text += [f"{name} {value:.4f}" for name, value in done.metrics.items()]
     skipped = f", {done.skipped} of them not readable" if done.skipped else ""
-    text.append(f"{done.examples:,} predictions by the model of step {done.step} in {done.path}{skipped}")
+    count = f"{done.examples:,} prediction{'s' if done.examples != 1 else ''}"
+    text.append(f"{count} by the model of step {done.step} in {done.path}{skipped}")
     show(asdict(done), text, as_json=json)
 
 

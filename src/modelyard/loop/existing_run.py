@@ -89,4 +89,4 @@ def evaluate(
     with bar(f"evaluating on {split}", dataset.size(split)) as progress:
         metrics = engine.evaluate(split, progress)
     engine.close()
-    return Result(str(model_dir), loaded.step, split, metrics, loaded.step, best=best_of(directory))
+    return Result(directory.address, loaded.step, split, metrics, loaded.step, best=best_of(directory))
