@@ -112,19 +112,26 @@ async def open_loop(port: int, made: list[bytes], rate: float, seconds: float) -
     async def one(request: bytes) -> None:
         nonlocal failed
         connection = free.pop() if free else Connection(port)
-        sent = time.perf_counter()  # the client itself is late if it has no core of its own
-        status, _ = await connection.post(request)
-        latencies.append(time.perf_counter() - sent)
+        began = time.perf_counter()  # the client itself is late if it has no core of its own
+        try:
+            status, _ = await connection.post(request)
+        except (OSError, asyncio.IncompleteReadError):
+            failed += 1
+            return
+        latencies.append(time.perf_counter() - began)
         failed += status != 200
         free.append(connection)
 
-    tasks: list[asyncio.Task[None]] = []
+    sent, tasks = 0, set[asyncio.Task[None]]()
     chance = random.Random(0)
     began = due = time.perf_counter()
     while due < began + seconds:
         due += chance.expovariate(rate)
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
-        tasks.append(asyncio.create_task(one(made[len(tasks) % len(made)])))
+        task = asyncio.create_task(one(made[sent % len(made)]))
+        sent += 1
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)  # a soak sends millions
     await asyncio.gather(*tasks)
     return summary(latencies, failed, time.perf_counter() - began)
 
@@ -166,7 +173,7 @@ def summary(latencies: list[float], failed: int, seconds: float) -> dict[str, An
 
 def client(words: list[str]) -> dict[str, Any]:
     """Runs a function of this file in a second process."""
-    done = subprocess.run([sys.executable, __file__, "client", *words], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, __file__, "client", *words], stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
