@@ -6,8 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import numpy as np
 import pytest
 
 from conftest import COMMAND, environment, on_engine
+from waiting import wait_until
 
 STEPS = 400
 PLAN = f"""
@@ -53,13 +52,6 @@ def newest_step(cell: Path) -> int:
 
 def start(*words: str) -> subprocess.Popen[str]:
     return subprocess.Popen([*COMMAND, "matrix", *words], env=environment(), stderr=subprocess.PIPE, text=True)
-
-
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:
-    deadline = time.monotonic() + 300
-    while not condition() and (process is None or process.poll() is None):
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def at_work(folder: Path) -> list[int]:
@@ -112,11 +104,10 @@ def test_a_matrix_that_is_killed_twice_has_the_numbers_of_one_that_is_not(tmp_pa
             steps = [newest_step(cell) for cell in cells.glob("*/")]
             return sum(step == STEPS for step in steps) >= enough and any(0 < step < STEPS - 40 for step in steps)
 
-        wait_for(under_way, process)
-        assert process.poll() is None
+        wait_until(under_way, "the cells", process)
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
-        wait_for(lambda: not at_work(folder))  # no cell runs without it
+        wait_until(lambda: not at_work(folder))  # no cell runs without it
         for name, manifest in done_before.items():
             assert (cells / name / "manifest.json").read_bytes() == manifest
         for cell in cells.glob("*/"):

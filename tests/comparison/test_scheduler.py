@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from made_runs import stand_in
 import modelyard
 from modelyard.comparison.matrix import MatrixResult, cell_table, failure_reason, make_slots
 from modelyard.errors import RunError
+from waiting import wait_until
 
 AXES = {"model": ["mlp", "simple_cnn"], "dataset": ["digits"], "random_seed": [0, 1]}
 MAIN = """
@@ -41,13 +40,6 @@ def run(tmp_path: Path, jobs: int = 2, **options: Any) -> MatrixResult:
 def noted(name: str, what: str = "starts") -> list[dict[str, Any]]:
     path = Path(f"{name}.{what}")
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def wait_for(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def is_alive(pid: int) -> bool:
@@ -105,7 +97,7 @@ def test_a_signal_lets_the_cells_save_and_prints_how_to_resume(
 ) -> None:
     Path("mlp-digits-seed0").write_text("hang")
     process = start(1, tmp_path)
-    wait_for(lambda: noted("mlp-digits-seed0", "hangs"))
+    wait_until(lambda: noted("mlp-digits-seed0", "hangs"))
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == status, errors
@@ -121,7 +113,7 @@ def test_a_signal_lets_the_cells_save_and_prints_how_to_resume(
 def test_a_cell_that_finishes_while_the_matrix_stops_counts_as_done_at_the_next_start(tmp_path: Path) -> None:
     Path("mlp-digits-seed0").write_text("late")
     process = start(1, tmp_path)
-    wait_for(lambda: noted("mlp-digits-seed0", "hangs"))
+    wait_until(lambda: noted("mlp-digits-seed0", "hangs"))
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 143, errors
@@ -141,7 +133,7 @@ def test_a_signal_after_all_cells_have_finished_changes_nothing(tmp_path: Path) 
         path.unlink()
     Path("mlp-digits-seed1").write_text("late")
     process = start(1, tmp_path)
-    wait_for(lambda: noted("mlp-digits-seed1", "hangs"))
+    wait_until(lambda: noted("mlp-digits-seed1", "hangs"))
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
@@ -153,13 +145,13 @@ def test_a_second_matrix_is_refused_and_no_process_outlives_a_killed_one(tmp_pat
     Path("mlp-digits-seed0").write_text("hang")
     Path("simple_cnn-digits-seed0").write_text("hang")
     process = start(2, tmp_path)
-    wait_for(lambda: noted("mlp-digits-seed0", "hangs") and noted("simple_cnn-digits-seed0", "hangs"))
+    wait_until(lambda: noted("mlp-digits-seed0", "hangs") and noted("simple_cnn-digits-seed0", "hangs"))
     with pytest.raises(RunError, match="is running already"):
         run(tmp_path)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     children = [noted(f"{model}-digits-seed0")[0]["pid"] for model in AXES["model"]]
-    wait_for(lambda: not any(is_alive(pid) for pid in children))
+    wait_until(lambda: not any(is_alive(pid) for pid in children))
     for model in AXES["model"]:
         Path(f"{model}-digits-seed0").unlink()
     assert run(tmp_path).failed == ()

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ import pytest
 from PIL import Image
 
 from conftest import environment
+from waiting import wait_until
 
 SCRIPT = """
 import pathlib, sys
@@ -105,25 +105,17 @@ def alive(process: int) -> bool:
         return False
 
 
-def wait_for(condition: object, process: subprocess.Popen[str] | None = None) -> None:
-    end = time.monotonic() + 30
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < end
-        assert process is None or process.poll() is None, process.communicate()
-        time.sleep(0.002)
-
-
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks at processes in /proc")
 def test_killed_with_all_processes_at_work_it_ends_with_the_same_bytes(source: Path, tmp_path: Path) -> None:
     to, shards = tmp_path / "killed", 12
     process = start("script.py", source, to, 2, shards, folder=tmp_path)
-    wait_for(lambda: list(to.glob(".train-*.json")), process)
+    wait_until(lambda: list(to.glob(".train-*.json")), "a shard", process)
     workers = children(process.pid)
     process.kill()
     process.wait()
     assert len(workers) >= 2
     try:
-        wait_for(lambda: not any(map(alive, workers)))  # nobody goes on writing behind our back
+        wait_until(lambda: not any(map(alive, workers)))  # nobody goes on writing behind our back
     finally:
         for worker in filter(alive, workers):
             os.kill(worker, signal.SIGKILL)

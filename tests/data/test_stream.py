@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from modelyard.data.dataset import Arrays, Feature
 from modelyard.data.stream import PIECE, Stream, read_all, slots_for
+from waiting import PATIENCE, wait_until
 
 FEATURES = {"image": Feature((2, 3), "uint8"), "number": Feature((), "int64")}
-LIMIT = 20
-"""Seconds after which something hangs."""
 
 
 def within_limit(work: Callable[[], None]) -> None:
@@ -35,7 +34,7 @@ def within_limit(work: Callable[[], None]) -> None:
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(LIMIT)
+    thread.join(PATIENCE)
     assert not thread.is_alive(), "it hangs"
     if errors:
         raise errors[0]
@@ -156,10 +155,7 @@ def test_an_error_is_raised_at_its_batch_and_not_before(most: int) -> None:
     def work() -> None:
         with opened(source, slots=8) as stream:
             with stream.batches(0, 1) as (arrays, count):
-                deadline = time.monotonic() + LIMIT
-                while not any(batch == 7 for batch, _, _ in source.asked):  # it was read ahead and failed already
-                    assert time.monotonic() < deadline
-                    time.sleep(0.001)
+                wait_until(lambda: any(batch == 7 for batch, _, _ in source.asked))  # read ahead: it failed already
                 source.check(arrays, 0, count)
             go_through(stream, source, 1, 5, most)
             with pytest.raises(OSError, match="the disk is gone") as raised, stream.batches(5, most):
@@ -192,10 +188,7 @@ def test_an_error_ahead_is_forgotten_by_a_jump() -> None:
     def work() -> None:
         with opened(source) as stream:
             with stream.batches(0, 1):
-                deadline = time.monotonic() + LIMIT
-                while not any(batch == 3 for batch, _, _ in source.asked):
-                    assert time.monotonic() < deadline
-                    time.sleep(0.001)
+                wait_until(lambda: any(batch == 3 for batch, _, _ in source.asked))
             go_through(stream, source, 50, 60, 2)
 
     within_limit(work)
