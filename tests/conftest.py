@@ -10,6 +10,7 @@ import importlib
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -43,6 +44,14 @@ def _own_log() -> Iterator[None]:
     yield
     log.handlers[:], log.propagate = handlers, propagate
     log.setLevel(level)
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """SIGINT has its usual effect here and in new processes, also if the suite ignores it, as ``make test &`` does."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

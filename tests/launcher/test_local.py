@@ -164,6 +164,7 @@ def test_stop_stops_the_launcher_which_prints_how_to_resume(launched: Callable[.
     assert "nothing is running in run" in stop("run")
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_ends_with_130(launched: Callable[..., subprocess.Popen[str]]) -> None:
     process = launched("--model_dir", "run", *TRAIN)
     facts("worker-0")

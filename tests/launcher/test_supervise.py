@@ -237,11 +237,30 @@ def test_a_signal_goes_to_the_coordinator_only_which_stops_the_others() -> None:
     assert not Path("signalled").exists()
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_does_not_reach_the_processes_and_stops_them_as_sigterm_does() -> None:
     when("worker-0.up", number=signal.SIGINT)
     with pytest.raises(Stopped) as caught:
         supervise(script("worker-0", WAITS, is_coordinator=True))
     assert caught.value.signal == signal.SIGINT
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_a_process_reacts_to_signals_that_its_launcher_ignores() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        supervise(
+            script(
+                "worker-0",
+                "blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())\n"
+                "mark('reacts') if signal.getsignal(signal.SIGINT) is signal.default_int_handler and not blocked else 0",
+                is_coordinator=True,
+            )
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    assert Path("reacts").exists()
 
 
 def test_others_are_signalled_too_and_killed_in_the_end(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""Runs a command as a process of a cluster: binds it to cores, and has it die with its launcher.
+"""Runs a command as a process of a cluster: binds it to cores, lets signals reach it, has it die with its launcher.
 
 Run as a file, by path: ``child.py LAUNCHER CORES COMMAND …``. It imports nothing of Modelyard, so that it is quick. The
 launcher can't do this between fork and exec, because it has threads.
@@ -23,6 +23,10 @@ def main() -> None:
             sys.exit(1)
         if cores:
             os.sched_setaffinity(0, [int(core) for core in cores.split(",")])
+    # A shell has background jobs ignore Ctrl-C, and so their children; this one must react when it is signalled itself.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.execvp(words[0], words)
 
 
