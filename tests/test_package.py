@@ -14,6 +14,7 @@ SOURCE = Path(modelyard.__file__).parent
 # A module imports only from what stands above it in this list.
 ORDER = [
     "errors",
+    "faults",
     "registry",
     "storage",
     "system",

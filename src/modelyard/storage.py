@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from modelyard import faults
 from modelyard.errors import StorageError
 
 Progress = Callable[[int, int], None]
@@ -239,8 +240,9 @@ def _remote(url: str, doing: str) -> Iterator[tuple[Any, str]]:
     These errors have no common class, so all are caught: such a block contains only calls to the libraries.
     """
     try:
+        faults.reach(faults.UPLOAD if doing in ("write", "remove") else faults.DOWNLOAD)
         yield _file_system(url)
-    except StorageError:
+    except (StorageError, faults.InjectedCrashError):
         raise
     except Exception as error:
         kind = _MissingError if isinstance(error, FileNotFoundError) else StorageError

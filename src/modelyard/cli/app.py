@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from modelyard import faults
 from modelyard.cli import cluster, comparison, components, data, doctor, serving, training
 from modelyard.errors import ConfigError, UserError, nearest
 
@@ -169,6 +170,7 @@ def main(arguments: list[str] | None = None) -> None:
             from modelyard.system.console import show_log
 
             show_log()
+            faults.load()
         build_app(None if completing else name)(words, standalone_mode=True)
     except UserError as error:
         if isinstance(error, ConfigError) and command is not None:

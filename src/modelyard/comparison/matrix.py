@@ -23,6 +23,7 @@ from rich.live import Live
 from rich.table import Column, Table
 from rich.text import Text
 
+from modelyard import faults
 from modelyard.comparison.leaderboard import Leaderboard, leaderboard
 from modelyard.comparison.matrix_folder import MatrixFolder, is_finished, merge_plan
 from modelyard.comparison.plan import DATASET, MODEL, SEED, Cell, MatrixRequest, read_request
@@ -144,7 +145,7 @@ def matrix(
     folder = MatrixFolder(output)
     merge_plan(folder, request)  # raises before a folder is made
     folder.create()
-    with log_to(folder.logs, NAME):
+    with faults.injected(folder.logs, NAME), log_to(folder.logs, NAME):
         cells = merge_plan(folder, request)
         folder.write(cells)
         program = [sys.executable, "-m", "modelyard"] if program is None else list(program)

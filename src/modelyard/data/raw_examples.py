@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from modelyard.data.dataset import Feature, LabelKind, label_kind
 from modelyard.errors import DataError
+from modelyard.system.files import retried
 
 RawExample = bytes | NDArray[np.generic]
 """An image file as it is (JPEG, PNG, …), or an array of pixels or values."""
@@ -72,7 +73,7 @@ class FileExamples(RawExamples):
         """Reads the file."""
         path = self.root / self.paths[index]
         try:
-            return path.read_bytes()
+            return retried(path, path.read_bytes)
         except OSError as error:
             raise DataError(f"{path} can't be read: {error.strerror or error}.") from error
 

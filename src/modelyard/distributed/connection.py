@@ -12,6 +12,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from modelyard import faults
+
 MAGIC = b"modelyard cluster 1\n"
 _SIZES = struct.Struct(">IQ")
 _MAX_JSON, MAX_BYTES = 4 << 20, 1 << 40
@@ -87,6 +89,7 @@ class Connection:
     def _send_all(self) -> None:
         try:
             while (parts := self._next()) is not None:
+                faults.reach(faults.MESSAGE)
                 for part in parts:
                     view = memoryview(part)
                     while view:  # not sendall, whose timeout is for the whole, however long

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load as load_safetensors
 from safetensors.numpy import save as save_safetensors
 
+from modelyard import faults
 from modelyard.config.durations import RunLength
 from modelyard.data.dataset import Arrays, Dataset
 from modelyard.distributed.connection import Message
@@ -146,6 +147,7 @@ def follow(engine: Engine, group: Follower) -> tuple[int, Message]:
         with group.explained():
             if command.kind == "train":
                 engine.train(fields["step"], fields["count"])
+                faults.trained(fields["step"], fields["count"])
                 step = fields["step"] + fields["count"]
             elif command.kind == "evaluate":
                 with contextlib.closing(engine.evaluation_batches(fields["split"])) as batches:

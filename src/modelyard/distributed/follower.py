@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
+from modelyard import faults
 from modelyard.cluster.description import Cluster
 from modelyard.distributed.connection import MAX_BYTES, Connection, Message, ProtocolError
 from modelyard.distributed.process_group import (
@@ -81,6 +82,7 @@ class Follower(ConnectedGroup):
         )
 
     def _handshake(self, address: str, timeout: float) -> tuple[Connection, Message]:
+        faults.reach(faults.JOIN)
         connection = Connection(connect(address, timeout), most=MAX_BYTES)
         try:
             connection.set_timeout(timeout)

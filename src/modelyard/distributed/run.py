@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from modelyard import faults
 from modelyard.cluster.description import EVALUATOR, SYNCHRONOUS, WORKER, Cluster
 from modelyard.config import Config
 from modelyard.config.backend import import_engine, select_engine
@@ -137,7 +138,12 @@ def _device_types(engine: Engine) -> list[str]:
 def _run_follower(config: Config, cluster: Cluster, evaluates: bool) -> Result:
     """Takes part in the run until the coordinator ends it."""
     directory = run_folder(config)  # the coordinator makes it; this process writes only its log there
-    with log_to(directory.logs, cluster.me.file_name), form_group(config, cluster, evaluates) as group:
+    name = cluster.me.file_name
+    with (
+        faults.injected(directory.logs, name),
+        log_to(directory.logs, name),
+        form_group(config, cluster, evaluates) as group,
+    ):
         assert isinstance(group, Follower)
         if cluster.me.role == EVALUATOR:
             return _evaluate(config, group, directory)

@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from modelyard import storage
+from modelyard import faults, storage
 from modelyard.cluster.description import EVALUATOR, PARAMETER_SERVERS, WORKER, Cluster, Member
 from modelyard.cluster.environment import TF_CONFIG
 from modelyard.errors import Interrupted, RunError, UserError
@@ -95,7 +95,7 @@ def launch(
     def newest_step() -> int:
         return max(list_checkpoints(directory.checkpoints), default=0)
 
-    with log_to(directory.logs, LAUNCHER), ports:
+    with faults.injected(directory.logs, LAUNCHER), log_to(directory.logs, LAUNCHER), ports:
         cluster = Cluster(addresses=counts)
         log.info("launching %s in %s: %s", cluster.listed(), folder, shlex.join(words))
         trainers = len(cluster.trainers)

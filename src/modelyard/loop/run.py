@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+from modelyard import faults
 from modelyard.cluster.description import CHIEF, EVALUATOR, Cluster
 from modelyard.config import Config, load_config
 from modelyard.config.backend import choose_engine, import_engine, select_engine
@@ -114,7 +115,8 @@ def run(config: Config, evaluates: bool, processes: SingleProcess | None = None)
     threading.Thread(target=gpus, daemon=True).start()  # asking the driver takes a while; there is other work to do
     directory = find_folder(config)
     cleanup = remove_if_nothing_started(directory) if cluster.is_alone else contextlib.nullcontext()
-    with directory, log_to(directory.logs, cluster.me.file_name), cleanup:
+    name = cluster.me.file_name
+    with faults.injected(directory.logs, name), directory, log_to(directory.logs, name), cleanup:
         # 1. Config and data: the run's own, or those of a new run.
         config = resolve_run_config(directory, config)
         checkpoint = load_latest(directory.checkpoints)

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from modelyard import faults
 from modelyard.config.durations import Duration, InSteps, RunLength
 from modelyard.config.schema import Config
 from modelyard.data.dataset import TEST, TRAIN, VALIDATION
@@ -286,12 +287,14 @@ class Trainer:
         if self._evaluates:
             boundaries.append(self._evaluation_cadence.next_after(self.step))
         boundaries += [at for hook in self.hooks if (at := hook.next_step(self)) is not None]
+        boundaries += [at for at in (faults.next_step(self.step),) if at is not None]
         self.engine.phases.announce(self.step, self.engine.network.freezing)
         compiles = self.engine.compiles_at(self.step)
         count = min(min(at for at in boundaries if at > self.step) - self.step, self.pace.length(compiles))
         began = time.perf_counter()
         metrics = self.engine.train(self.step, count)
         self.pace.add(count, time.perf_counter() - began, compiles)
+        faults.trained(self.step, count)
         self.step += count
         self._add_to_window(metrics)
         self._call_hooks("on_steps", metrics)
@@ -394,6 +397,7 @@ class Trainer:
                     raise EvaluationAbandonedError
                 show(done, size)
 
+            faults.reach(faults.EVALUATE)
             metrics = self.engine.evaluate(split, progress)
         if split == VALIDATION:
             self.last_evaluation = dict(metrics)

@@ -25,8 +25,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_safetensors
 from safetensors.numpy import save as save_safetensors
 
+from modelyard import faults
 from modelyard.errors import CheckpointError
-from modelyard.system.files import remove_folder, whole_folder
+from modelyard.system.files import remove_folder, retried, whole_folder
 
 FORMAT_VERSION = 1
 WEIGHTS, OPTIMIZER, STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
@@ -85,6 +86,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
             "sha256": checksums,
             _LOOP_STATE: checkpoint.loop_state,
         }
+        faults.reach(faults.SAVE)
         (partial / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
     return target
 
@@ -130,7 +132,7 @@ def read_state(path: Path) -> dict[str, Any]:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return retried(path, path.read_bytes)
     except FileNotFoundError as error:
         raise DamagedError(f"{path} is missing.") from error
     except OSError as error:

@@ -19,6 +19,7 @@ from tensorboard.compat.proto.graph_pb2 import GraphDef
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+from modelyard import faults
 from modelyard.system.files import explain
 
 _SHEET = 32
@@ -57,17 +58,20 @@ class EventWriter:
     def flush(self) -> None:
         """Writes buffered events to the file."""
         if self._file is not None:
-            self._file.flush()
+            with explain(self.folder, "write"):
+                self._file.flush()
 
     def close(self) -> None:
         """Closes the file."""
         if self._file is not None:
-            self._file.close()
-            self._file = None
+            file, self._file = self._file, None
+            with explain(self.folder, "write"):
+                file.close()
 
     def _write(self, event: Event) -> None:
         event.wall_time = time.time()
         with explain(self.folder, "write"):
+            faults.reach(faults.FILE)
             if self._file is None:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 stem = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
@@ -100,6 +104,7 @@ def cut_events(folder: Path, step: int, known: Mapping[str, int] | None = None) 
             end = stop
         if end != size:
             with explain(path, "write"):
+                faults.reach(faults.FILE)
                 os.truncate(path, end)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from modelyard import faults
 from modelyard.system.files import explain
 
 Row = dict[str, Any]
@@ -28,6 +29,7 @@ class MetricsFile:
         plain = {key: _plain(value) for key, value in row.items()}
         line = json.dumps(plain).encode() + b"\n"
         with explain(self.path, "write"):
+            faults.reach(faults.FILE)
             written = self._file.write(line)
             if written != len(line):  # a full disk may take a part
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -35,6 +37,7 @@ class MetricsFile:
     def offset(self) -> int:
         """Syncs the file to disk and returns its length."""
         with explain(self.path, "write"):
+            faults.reach(faults.FILE)
             os.fsync(self._file.fileno())
         return self.path.stat().st_size
 
@@ -66,6 +69,7 @@ def cut_metrics(path: Path, step: int, known: int = 0) -> None:
         end = stop
     if end != size:
         with explain(path, "write"):
+            faults.reach(faults.FILE)
             os.truncate(path, end)
 
 

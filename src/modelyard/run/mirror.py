@@ -15,7 +15,7 @@ import tempfile
 import weakref
 from pathlib import Path, PurePosixPath
 
-from modelyard import storage
+from modelyard import faults, storage
 from modelyard.errors import CheckpointError, StorageError
 from modelyard.run.checkpoint import (
     DAMAGED,
@@ -342,8 +342,12 @@ def _step(name: str) -> int:
 
 
 def _logs_in_use(folder: Path) -> set[str]:
-    """Logs and pid files of the launcher and of other processes of the run, which work in the same folder."""
-    return {f"{LOGS}/{holder.name}{suffix}" for holder in holders(folder / LOGS) for suffix in (".log", SUFFIX)}
+    """Logs and pid files of the launcher and of other processes of the run, which work in the same folder.
+
+    Also what must outlive a kill: which faults were injected.
+    """
+    used = {f"{LOGS}/{holder.name}{suffix}" for holder in holders(folder / LOGS) for suffix in (".log", SUFFIX)}
+    return used | {f"{LOGS}/{path.name}" for path in (folder / LOGS).glob(f"*{faults.SUFFIX}")}
 
 
 def _is_sent(file: Path) -> bool:

@@ -1,22 +1,33 @@
-"""Atomic writes: to a temporary name beside the target, which is then replaced by a rename."""
+"""Atomic writes, to a temporary name beside the target, which is then replaced by a rename; and patient reads."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
+from modelyard import faults
 from modelyard.errors import RunError, UserError
 
 PARTIAL = ".partial-"
 """The prefix of unfinished files and folders. The next process that opens the run removes them."""
 
 _OLD = "old-"
+PAUSES = (0.2, 1.0, 5.0)
+"""Seconds before a file is read again after an error that may pass."""
+_MAY_PASS = {
+    errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EBUSY, errno.ENOTCONN, errno.ECONNRESET,
+    errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH,
+}  # fmt: skip
+T = TypeVar("T")
+log = logging.getLogger("modelyard")
 
 
 @contextlib.contextmanager
@@ -30,6 +41,25 @@ def explain(path: Path, doing: str, kind: type[UserError] = RunError) -> Iterato
         if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
             raise kind(f"can't {doing} {path}: {error.strerror}. Name a folder you may write to.") from error
         raise kind(f"can't {doing} {path}: {error.strerror or error}.") from error
+
+
+def retried(path: Path, read: Callable[..., T], *arguments: Any) -> T:
+    """Returns what ``read`` returns. After an error that may pass, as on a network disk, it is called again.
+
+    Raises:
+        OSError: the last error.
+    """
+    for tries, pause in enumerate((*PAUSES, None), 1):
+        try:
+            faults.reach(faults.READ)
+            return read(*arguments)
+        except OSError as error:
+            if error.errno not in _MAY_PASS or pause is None:
+                raise
+            why = error.strerror or error
+            log.warning("%s can't be read: %s. Next try in %g s (%d of %d)", path, why, pause, tries, len(PAUSES))
+            time.sleep(pause)
+    raise AssertionError("the last try returns or raises")
 
 
 def write_text(path: Path, text: str) -> None:
@@ -46,8 +76,10 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         with os.fdopen(handle, "wb") as file:
             yield file
             file.flush()
+            faults.reach(faults.FILE)
             os.fsync(file.fileno())
         Path(name).chmod(0o644)
+        faults.reach(faults.FILE)
         Path(name).replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -74,11 +106,14 @@ def whole_folder(target: Path) -> Iterator[Path]:
                     sync_folder(path)
                     continue
                 with open(path, "rb") as file:
+                    faults.reach(faults.FILE)
                     os.fsync(file.fileno())
             sync_folder(folder)
             aside = _move_aside(target) if target.exists() else None
+            faults.reach(faults.FILE)
             folder.replace(target)
             if aside is not None:
+                faults.reach(faults.FILE)
                 shutil.rmtree(aside, ignore_errors=True)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
@@ -93,25 +128,32 @@ def remove_folder(path: Path) -> None:
     """Removes a folder atomically."""
     with explain(path, "remove"):
         gone = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=path.parent))
+        faults.reach(faults.FILE)
         path.replace(gone / "gone")
+        faults.reach(faults.FILE)
         shutil.rmtree(gone, ignore_errors=True)
 
 
 def _move_aside(target: Path) -> Path:
     """Moves ``target`` aside for a new one. If that never comes, `remove_partial` moves the old one back."""
     aside = Path(tempfile.mkdtemp(prefix=f"{PARTIAL}{_OLD}", dir=target.parent))
+    faults.reach(faults.FILE)
     target.replace(aside / target.name)
     return aside
 
 
 def remove_partial(folder: Path) -> None:
     """Removes unfinished files and folders of a killed process from ``folder``."""
-    if folder.is_dir():
+    if not folder.is_dir():
+        return
+    with explain(folder, "remove unfinished files in"):
         for aside in folder.glob(f"{PARTIAL}{_OLD}*"):
             for old in aside.iterdir():
                 if not (folder / old.name).exists():
+                    faults.reach(faults.FILE)
                     old.replace(folder / old.name)
         for path in folder.glob(f"{PARTIAL}*"):
+            faults.reach(faults.FILE)
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             else:
@@ -124,6 +166,7 @@ def sync_folder(folder: Path) -> None:
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
+            faults.reach(faults.FILE)
             os.fsync(handle)
         finally:
             os.close(handle)

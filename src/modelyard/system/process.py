@@ -21,6 +21,7 @@ from typing import IO, Any
 
 import psutil
 
+from modelyard import faults
 from modelyard.errors import RunError
 from modelyard.system.files import explain
 from modelyard.system.machine import pid_space
@@ -166,6 +167,7 @@ def log_to(folder: Path, role: str) -> Iterator[None]:
             log.removeHandler(other)
         log.addHandler(handler)
         log.setLevel(logging.DEBUG)
+        faults.announce()
         try:
             yield
         finally:

@@ -19,7 +19,7 @@ from typing import BinaryIO
 import google_crc32c
 
 from modelyard.errors import DataError
-from modelyard.system.files import explain, whole_file
+from modelyard.system.files import explain, retried, whole_file
 
 HEAD, TAIL = 12, 4
 """Bytes of a record before and after its data."""
@@ -120,10 +120,17 @@ class RecordFile:
     def read(self, at: int, length: int) -> bytes:
         """Returns ``length`` bytes from the offset ``at``; fewer at the end of the file."""
         try:
-            return _opened(self._name, self._version).read(at, length)
+            return retried(self.path, self._read, at, length)
         except OSError as error:
             with explain(self.path, "read", DataError):
                 raise error
+
+    def _read(self, at: int, length: int) -> bytes:
+        try:
+            return _opened(self._name, self._version).read(at, length)
+        except OSError:
+            _opened.cache_clear()  # a descriptor of a network disk may stay broken
+            raise
 
     def record(self, at: int, length: int, crc: int, number: int) -> bytes:
         """Returns the data of the record at the offset ``at``, whose length and checksum are known.
