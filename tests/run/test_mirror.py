@@ -36,6 +36,7 @@ from modelyard.run.directory import (
     open_run_folder,
     remote_run_folder,
 )
+from modelyard.run.integrity import CHECKSUM, json_checksum
 from modelyard.run.manifest import log_result
 from modelyard.system.files import remove_folder
 from modelyard.system.process import hold_pid_file, holders
@@ -76,7 +77,8 @@ def save(directory: RunDirectory, step: int) -> None:
     with open(directory.metrics, "a") as file:
         file.write(json.dumps({"step": step}) + "\n")
     if step % 20 == 0:
-        write_checkpoint(directory.best, checkpoint(step, best={"value": step, "mode": "max"}))
+        won = {"metric": "m", "mode": "max", "value": step, "step": step}
+        write_checkpoint(directory.best, checkpoint(step, best=won))
         for old in list(list_checkpoints(directory.best).values())[:-1]:
             remove_folder(old)
         directory.push()
@@ -267,7 +269,8 @@ def test_a_checkpoint_of_a_newer_format_is_left_alone(tmp_path: Path) -> None:
     with machine(tmp_path / "a") as first:
         save(first, 10)
     state = f"{URL}/checkpoints/{folder_name(10)}/state.json"
-    storage.write_bytes(state, storage.read_bytes(state).replace(b'"format_version": 1', b'"format_version": 99'))
+    newer = json.loads(storage.read_bytes(state)) | {"format_version": 99}
+    storage.write_bytes(state, json.dumps(newer | {CHECKSUM: json_checksum(newer)}).encode())
     before = storage.names_below(URL)
     with pytest.raises(CheckpointError, match="Install a newer"):
         machine(tmp_path / "b").lock()

@@ -2,6 +2,9 @@
 
 import json
 import logging
+import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from modelyard.run.checkpoint import (
     STATE,
     WEIGHTS,
     Checkpoint,
+    DamagedError,
     list_best,
     list_checkpoints,
     load_latest,
@@ -25,6 +29,7 @@ from modelyard.run.checkpoint import (
     step_of,
     write_checkpoint,
 )
+from modelyard.run.integrity import CHECKSUM, json_checksum
 from modelyard.run.weights.read import load_weights
 
 
@@ -52,8 +57,9 @@ def written(folder: Path, *steps: int) -> list[Path]:
 
 
 def change(path: Path, **values: Any) -> None:
-    state = json.loads((path / STATE).read_text())
-    (path / STATE).write_text(json.dumps(state | values))
+    """Changes values of state.json and its checksum, as another version of Modelyard might write them."""
+    state = json.loads((path / STATE).read_text()) | values
+    (path / STATE).write_text(json.dumps(state | {CHECKSUM: json_checksum(state)}))
 
 
 # -- write and read -------------------------------------------------------------------------------------------------
@@ -75,7 +81,7 @@ def test_what_is_written_is_read_back_bit_for_bit(tmp_path: Path) -> None:
 
 def test_floats_in_memory_come_back_exactly(tmp_path: Path) -> None:
     values = [0.1, 1 / 3, 1e-308, 123456789.123456789]
-    assert read_checkpoint(write_checkpoint(tmp_path, checkpoint(seconds=values))).loop_state["seconds"] == values
+    assert read_checkpoint(write_checkpoint(tmp_path, checkpoint(values=values))).loop_state["values"] == values
 
 
 def test_a_checkpoint_may_have_no_optimizer(tmp_path: Path) -> None:
@@ -105,14 +111,159 @@ def test_checkpoints_are_listed_by_step_and_other_files_ignored(tmp_path: Path) 
 # -- damage ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [WEIGHTS, OPTIMIZER])
-def test_any_flipped_byte_is_found(tmp_path: Path, name: str) -> None:
-    (path,) = written(tmp_path, 1)
-    whole = (path / name).read_bytes()
-    for place in range(len(whole)):
-        (path / name).write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        with pytest.raises(CheckpointError, match=f"{name} is damaged"):
-            read_checkpoint(path)
+def small(folder: Path, step: int = 7) -> Path:
+    """A checkpoint with everything that a run writes into one, in few bytes."""
+    state = {
+        "run": "6da5",
+        "config": {"model": "mlp", "train_steps": 60, "hooks": ["early_stop"]},
+        "window": {"loss": 2.5},
+        "window_steps": 3,
+        "evaluated_step": None,
+        "hooks": {"metrics": {"offset": 1156}},
+        "best": {"metric": "accuracy", "mode": "max", "value": 0.25, "step": step},
+    }
+    return write_checkpoint(folder, Checkpoint(step, {"w": np.float32([1, 2])}, {"m": np.float32([3])}, state))
+
+
+def flip_every_bit(path: Path) -> Iterator[None]:
+    """Flips each bit of the file in turn."""
+    whole = path.read_bytes()
+    with open(path, "r+b", buffering=0) as file:
+        for place, byte in enumerate(whole):
+            for bit in range(8):
+                os.pwrite(file.fileno(), bytes([byte ^ 1 << bit]), place)
+                yield
+            os.pwrite(file.fileno(), bytes([byte]), place)
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, OPTIMIZER, STATE])
+def test_every_flipped_bit_is_found_or_changes_nothing(tmp_path: Path, name: str) -> None:
+    path = small(tmp_path)
+    before = read_checkpoint(path)
+    found, others = 0, []
+    for _ in flip_every_bit(path / name):
+        try:
+            others.append(read_checkpoint(path))
+        except DamagedError:  # it would be set aside
+            found += 1
+    assert found > 7.5 * (path / name).stat().st_size
+    for read in others:  # such as another white space
+        assert name == STATE
+        assert (read.step, read.loop_state) == (before.step, before.loop_state)
+        assert all(read.weights[key].tobytes() == before.weights[key].tobytes() for key in before.weights)
+        assert all(read.optimizer[key].tobytes() == before.optimizer[key].tobytes() for key in before.optimizer)
+
+
+def test_no_flipped_bit_of_a_state_changes_which_model_is_best(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What reads state.json alone notices damage, too."""
+    caplog.set_level(logging.CRITICAL)
+    first, second = best(tmp_path, 1, 0.5, "max"), best(tmp_path, 2, 0.25, "max")
+    for _ in flip_every_bit(second / STATE):
+        assert list_best(tmp_path) in ([first], [first, second])
+
+
+def test_the_first_bit_that_matters_was_a_step(tmp_path: Path) -> None:
+    """Run folders were resumed at another step, with status 0."""
+    path = small(tmp_path)
+    text = (path / STATE).read_text()
+    (path / STATE).write_text(text.replace('"step": 7', '"step": 6'))
+    with pytest.raises(DamagedError, match="does not have the checksum that it was written with"):
+        read_checkpoint(path)
+
+
+def test_a_damaged_format_version_is_not_taken_for_a_newer_one(tmp_path: Path) -> None:
+    path = small(tmp_path)
+    text = (path / STATE).read_text()
+    (path / STATE).write_text(text.replace('"format_version": 1', '"format_version": 9'))
+    with pytest.raises(DamagedError):
+        read_checkpoint(path)
+
+
+def test_a_checkpoint_in_the_folder_of_another_step_is_damaged(tmp_path: Path) -> None:
+    for state_has_checksum in (True, False):
+        path = small(tmp_path)
+        if not state_has_checksum:
+            as_before_checksums(path)
+        moved = path.replace(tmp_path / "step-00000008")
+        with pytest.raises(DamagedError, match=r"its step is 7, that of its folder is 8"):
+            read_checkpoint(moved)
+        shutil.rmtree(moved)
+
+
+def as_before_checksums(path: Path) -> None:
+    """Makes state.json what an earlier Modelyard wrote."""
+    state = json.loads((path / STATE).read_text())
+    del state[CHECKSUM], state["memory"]["config"]
+    (path / STATE).write_text(json.dumps(state, indent=1))
+
+
+def test_checkpoints_of_earlier_versions_have_no_checksum_and_are_read(tmp_path: Path) -> None:
+    path = small(tmp_path)
+    before = read_checkpoint(path)
+    as_before_checksums(path)
+    assert set(json.loads((path / STATE).read_text())) == {"format_version", "step", "sha256", "memory"}
+    read = read_checkpoint(path)
+    assert (read.step, list(read.weights), read.loop_state["hooks"]) == (7, ["w"], before.loop_state["hooks"])
+
+
+@pytest.mark.parametrize("renamed", ["checksun", "Checksum", "sum"])
+def test_a_checksum_that_is_renamed_does_not_make_a_checkpoint_of_an_earlier_version(
+    tmp_path: Path, renamed: str
+) -> None:
+    path = small(tmp_path)
+    text = (path / STATE).read_text()
+    (path / STATE).write_text(text.replace(f'"{CHECKSUM}"', f'"{renamed}"'))
+    with pytest.raises(DamagedError, match="does not have the checksum"):
+        read_checkpoint(path)
+
+
+def test_a_hook_may_keep_anything_that_json_can_hold(tmp_path: Path) -> None:
+    odd = {"numbers": {10: "a", 9: "b"}, "nan": float("nan"), "text": "ü\ud800", "big": 2**70, "pair": (1, 2)}
+    path = write_checkpoint(tmp_path, Checkpoint(3, {}, {}, {"hooks": {"mine": odd}}))
+    assert read_loop_state(path)["hooks"]["mine"]["numbers"] == {"10": "a", "9": "b"}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"window": {"loss": "2"}}, {"window": []}, {"window_steps": "3"}, {"window_steps": -1}, {"seconds": "1"},
+        {"seconds": None}, {"evaluated_step": "x"}, {"evaluated_step": 1.5}, {"owes_evaluation": 1},
+        {"last_evaluation": {"loss": None}}, {"stopped": 3}, {"stopped_under": "x"}, {"threads": 1.5},
+        {"total_steps": "60"}, {"total_steps": None}, {"hooks": []}, {"best": []}, {"best": {"value": "high"}},
+        {"best": {"metric": "m", "mode": "x", "value": 1, "step": 1}}, {"run": 5}, {"config": "text"},
+        {"seconds": 10**300},
+    ],
+)  # fmt: skip
+def test_a_state_with_a_value_of_another_type_is_damaged(tmp_path: Path, values: dict[str, Any]) -> None:
+    """Earlier versions wrote no checksum, so their values are checked."""
+    path = small(tmp_path)
+    as_before_checksums(path)
+    state = json.loads((path / STATE).read_text())
+    (path / STATE).write_text(json.dumps(state | {"memory": state["memory"] | values}))
+    with pytest.raises(DamagedError, match=f"its {next(iter(values))} is "):
+        read_checkpoint(path)
+
+
+@pytest.mark.parametrize("what", ["folder", "file for the checkpoint", "loop of links", "broken link"])
+@pytest.mark.parametrize("name", [WEIGHTS, OPTIMIZER, STATE])
+def test_something_else_where_a_file_should_be_is_set_aside(tmp_path: Path, name: str, what: str) -> None:
+    first, path = small(tmp_path, 1), small(tmp_path, 2)
+    if what == "file for the checkpoint":
+        shutil.rmtree(path)
+        path.write_text("")
+    else:
+        (path / name).unlink()
+        if what == "folder":
+            (path / name).mkdir()
+        else:
+            (path / name).symlink_to(name if what == "loop of links" else "nowhere")
+    newest = load_latest(tmp_path)
+    assert newest is not None
+    assert newest.step == 1
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["damaged-step-00000002", first.name]
 
 
 @pytest.mark.parametrize("name", [WEIGHTS, OPTIMIZER, STATE])
@@ -136,7 +287,13 @@ def test_a_missing_file_is_found(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "", "[]", "5", "{}", "null", "\xff", '{"format_version": 1}', '{"format_version": "1"}',
+        "", "[]", "5", "{}", "null", "\xff", '{"format_version": 1}', '{"format_version": "1"}', "[" * 100_000,
+        '{"format_version": true, "step": 1, "memory": {}, "sha256": {}}',
+        '{"format_version": 1, "step": true, "memory": {}, "sha256": {}}',
+        '{"format_version": 1, "step": -1, "memory": {}, "sha256": {}}',
+        '{"format_version": 1, "step": 1e400, "memory": {}, "sha256": {}}',
+        '{"format_version": 1, "step": 1, "memory": {}, "sha256": [["weights.safetensors", "x"]]}',
+        '{"format_version": 1, "step": 1' + 5000 * "0" + ', "memory": {}, "sha256": {}}',
         '{"format_version": 1, "step": 1, "memory": [], "sha256": {}}',
         '{"format_version": 1, "step": 1, "memory": {}, "sha256": 3}',
         '{"format_version": 1, "step": "1", "memory": {}, "sha256": {}}',
@@ -286,9 +443,8 @@ def test_weights_are_read_from_a_run_a_checkpoint_or_a_file(tmp_path: Path) -> N
     (path,) = written(tmp_path / "checkpoints", 3)
     for place in (tmp_path, path, path / WEIGHTS):
         assert set(load_weights(place)) == set(checkpoint().weights)
-    write_checkpoint(
-        tmp_path / "best", Checkpoint(2, {"best": np.ones(1)}, {}, {"best": {"value": 1.0, "mode": "max"}})
-    )
+    won = {"metric": "m", "mode": "max", "value": 1.0, "step": 2}
+    write_checkpoint(tmp_path / "best", Checkpoint(2, {"best": np.ones(1)}, {}, {"best": won}))
     assert set(load_weights(tmp_path)) == {"best"}
 
 

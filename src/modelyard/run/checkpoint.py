@@ -1,16 +1,18 @@
 """Checkpoints: whole or absent, with checksums, written while training continues.
 
 ``step-00001200/`` holds ``weights.safetensors``, ``optimizer.safetensors`` and ``state.json``. The last has the format
-version, the step, the state of the loop and the hooks, and a SHA-256 of the other two.
+version, the step, the config, the state of the loop and the hooks, a SHA-256 of the other two files, and one of itself.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import itertools
 import json
 import logging
 import math
+import os
 import queue
 import re
 import threading
@@ -19,24 +21,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load as load_safetensors
-from safetensors.numpy import save as save_safetensors
-
 from modelyard import faults
 from modelyard.errors import CheckpointError
-from modelyard.system.files import remove_folder, retried, whole_folder
+from modelyard.run.integrity import CHECKSUM, json_checksum, parse_json
+from modelyard.run.tensors import Arrays, pack_tensors, unpack_tensors
+from modelyard.system.files import explain, remove_folder, retried, whole_folder
 
 FORMAT_VERSION = 1
 WEIGHTS, OPTIMIZER, STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
 DAMAGED = "damaged-"
 _LOOP_STATE = "memory"  # part of the file format
 _NAME = re.compile(r"step-(\d{8,})")
+_NOT_A_FILE = (errno.EISDIR, errno.ENOTDIR, errno.ELOOP)
+_WITHOUT_CHECKSUM = {"format_version", "step", "sha256", _LOOP_STATE}
+"""All fields of a state.json that an earlier Modelyard wrote. With any other, a checksum is missing or misspelled."""
 log = logging.getLogger("modelyard")
-
-Arrays = dict[str, NDArray[Any]]
 
 
 class DamagedError(CheckpointError):
@@ -76,8 +75,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     with whole_folder(target) as partial:
         checksums = {}
         for name, arrays in ((WEIGHTS, checkpoint.weights), (OPTIMIZER, checkpoint.optimizer)):
-            # The format has no zero-dimensional big-endian or strided arrays; plain contiguous ones always work.
-            data = save_safetensors({key: np.ascontiguousarray(a).reshape(a.shape) for key, a in arrays.items()})
+            data = pack_tensors(arrays)
             (partial / name).write_bytes(data)
             checksums[name] = hashlib.sha256(data).hexdigest()
         state = {
@@ -86,6 +84,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
             "sha256": checksums,
             _LOOP_STATE: checkpoint.loop_state,
         }
+        state[CHECKSUM] = json_checksum(state)
         faults.reach(faults.SAVE)
         (partial / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
     return target
@@ -105,29 +104,99 @@ def read_checkpoint(path: Path) -> Checkpoint:
         if hashlib.sha256(data).hexdigest() != state["sha256"].get(name):
             raise DamagedError(f"{path / name} is damaged: its checksum is not the one in {STATE}.")
         try:
-            arrays[name] = load_safetensors(data)
-        except SafetensorError as error:
-            raise DamagedError(f"{path / name} is damaged: {error}.") from error
+            arrays[name] = unpack_tensors(data, str(path / name))
+        except CheckpointError as error:
+            raise DamagedError(str(error)) from error
     return Checkpoint(state["step"], arrays[WEIGHTS], arrays[OPTIMIZER], state[_LOOP_STATE])
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """The content of state.json: step, state of the loop, checksums."""
-    data = _read(path / STATE)
+    """The content of state.json: step, state of the loop, checksums.
+
+    Raises:
+        DamagedError: if it is damaged, or of another step than its folder.
+        CheckpointError: if a newer Modelyard wrote it, or the file system fails.
+    """
     try:
-        state = json.loads(data)
-        version = state["format_version"]
-        if not isinstance(version, int):
-            raise TypeError("format_version")
-        if version > FORMAT_VERSION:
-            raise CheckpointError(
-                f"{path} has format version {version}; this Modelyard reads up to {FORMAT_VERSION}. Install a newer."
-            )
-        if not isinstance(state["step"], int) or not isinstance(state[_LOOP_STATE], dict):
-            raise TypeError("step or loop state")
-        return dict(state) | {"sha256": dict(state["sha256"])}
-    except (ValueError, KeyError, TypeError) as error:
-        raise DamagedError(f"{path / STATE} is damaged ({error}).") from error
+        state = parse_json(_read(path / STATE))
+        problem = _problem_of(state, path)
+    except ValueError as error:
+        problem = str(error)
+    if problem is not None:
+        raise DamagedError(f"{path / STATE} is damaged: {problem}.")
+    return state
+
+
+def _problem_of(state: dict[str, Any], path: Path) -> str | None:
+    """What is wrong with the content of a state.json; None if nothing is."""
+    version, given = state.get("format_version"), state.get(CHECKSUM)
+    if not _is_count(version) or not version:
+        return f"its format_version is {_shown(version)}"
+    # A damaged version is not a newer one: with the right version, the checksum fits.
+    if version > FORMAT_VERSION and json_checksum(state | {"format_version": FORMAT_VERSION}) != given:
+        raise CheckpointError(
+            f"{path} has format version {version}; this Modelyard reads up to {FORMAT_VERSION}. Install a newer."
+        )
+    if given != json_checksum(state) and (given is not None or not state.keys() <= _WITHOUT_CHECKSUM):
+        return "its content does not have the checksum that it was written with"
+    step, checksums, loop_state = (state.get(key) for key in ("step", "sha256", _LOOP_STATE))
+    if not _is_count(step):
+        return f"its step is {_shown(step)}"
+    if is_folder_name(path.name) and step != step_of(path):
+        return f"its step is {_shown(step)}, that of its folder is {step_of(path)}"
+    if not isinstance(checksums, dict):
+        return "it has no checksums of the other files"
+    if not isinstance(loop_state, dict):
+        return "it has no state of the loop"
+    wrong = [key for key, is_valid in _LOOP_STATE_TYPES.items() if key in loop_state and not is_valid(loop_state[key])]
+    return f"its {wrong[0]} is {_shown(loop_state[wrong[0]])}" if wrong else None
+
+
+def _shown(value: Any) -> str:
+    text = repr(value) if not isinstance(value, int) or abs(value) < 10**20 else "a number of many digits"
+    return text if len(text) <= 40 else f"{text[:40]}…"
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < 1 << 63)
+
+
+def _is_numbers(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_is_number, value.values()))
+
+
+def _is_best(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("metric"), str)
+        and value.get("mode") in ("max", "min")
+        and _is_number(value.get("value"))
+        and _is_count(value.get("step"))
+    )
+
+
+_LOOP_STATE_TYPES: dict[str, Callable[[Any], bool]] = {
+    "run": lambda value: isinstance(value, str),
+    "config": lambda value: isinstance(value, dict),
+    "window": _is_numbers,
+    "window_steps": _is_count,
+    "seconds": _is_number,
+    "evaluated_step": lambda value: value is None or _is_count(value),
+    "owes_evaluation": lambda value: isinstance(value, bool),
+    "last_evaluation": _is_numbers,
+    "stopped": lambda value: value is None or isinstance(value, str),
+    "stopped_under": lambda value: isinstance(value, list),
+    "threads": _is_count,
+    "replicas": _is_count,
+    "total_steps": _is_count,
+    "hooks": lambda value: isinstance(value, dict),
+    "best": _is_best,
+}
+"""The fields of the state of the loop that Modelyard reads, each with a check of its type."""
 
 
 def _read(path: Path) -> bytes:
@@ -136,7 +205,10 @@ def _read(path: Path) -> bytes:
     except FileNotFoundError as error:
         raise DamagedError(f"{path} is missing.") from error
     except OSError as error:
-        raise CheckpointError(f"{path} can't be read: {error.strerror}.") from error
+        if error.errno in _NOT_A_FILE:
+            raise DamagedError(f"{path} is damaged: {error.strerror}.") from error
+        hint = " Check its permissions." if isinstance(error, PermissionError) else ""
+        raise CheckpointError(f"{path} can't be read: {error.strerror}.{hint}") from error
 
 
 def read_loop_state(path: Path) -> dict[str, Any]:
@@ -146,9 +218,10 @@ def read_loop_state(path: Path) -> dict[str, Any]:
 
 def list_checkpoints(folder: Path) -> dict[int, Path]:
     """The checkpoints in ``folder`` by step, oldest first."""
-    if not folder.is_dir():
-        return {}
-    found = {int(match[1]): path for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))}
+    with explain(folder, "read", CheckpointError):
+        if not folder.is_dir():
+            return {}
+        found = {int(match[1]): path for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))}
     return dict(sorted(found.items()))
 
 
@@ -176,7 +249,8 @@ def load_latest(folder: Path) -> Checkpoint | None:
 def _set_aside(path: Path) -> Path:
     first = path.with_name(f"{DAMAGED}{path.name}")
     names = itertools.chain([first], (first.with_name(f"{first.name}-{number}") for number in itertools.count(2)))
-    return path.replace(next(aside for aside in names if not aside.exists()))
+    with explain(path, "rename"):
+        return path.replace(next(aside for aside in names if not os.path.lexists(aside)))
 
 
 def select_checkpoint(checkpoints: Path, best: Path, which: str | int | None = None) -> Path:

@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
 
 from modelyard import storage
 from modelyard.errors import CheckpointError
 from modelyard.run.checkpoint import OPTIMIZER, STATE, WEIGHTS, read_checkpoint, select_checkpoint
 from modelyard.run.directory import RunDirectory, open_run_folder
+from modelyard.run.tensors import unpack_tensors
 from modelyard.run.weights.keras_files import read_hdf5, read_keras
 from modelyard.run.weights.match import NamedWeights
 from modelyard.run.weights.tensorflow_checkpoint import STATE_FILE, find_prefix, latest_of, read_tensorflow
+from modelyard.system.files import explain
 
 _SUPPORTED = (
     "a run folder, a checkpoint folder, a .safetensors, .keras, .weights.h5 or .h5 file, or a TensorFlow checkpoint "
@@ -61,10 +61,9 @@ def load_weights(path: Path | str, cache_dir: str | None = None) -> NamedWeights
 
 
 def _read_safetensors(path: Path) -> NamedWeights:
-    try:
-        return NamedWeights(load_file(path))
-    except SafetensorError as error:
-        raise CheckpointError(f"{path} is damaged or no safetensors file: {error}.") from error
+    with explain(path, "read", CheckpointError):
+        data = path.read_bytes()
+    return NamedWeights(unpack_tensors(data, str(path)))
 
 
 _READERS: dict[str, Callable[[Path], NamedWeights]] = {
