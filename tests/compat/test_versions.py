@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import importlib
 import inspect
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from modelyard.compat.shared_library import replaced
 
 
 def require(library: str, owner: Any, *names: str) -> None:
@@ -54,9 +59,15 @@ def test_keras_on_jax(two_devices: None) -> None:
 
 @pytest.mark.jax_only("JAX")
 def test_jax(two_devices: None) -> None:
+    import jax
+    from jax._src import xla_bridge
     from jax._src.distributed import global_state
 
     require("jax", global_state, "client", "service")
+    require("jax", xla_bridge._jax, "make_gloo_tcp_collectives")
+    signature = xla_bridge._jax.make_gloo_tcp_collectives.__doc__
+    assert "hostname" in signature, f"JAX {jax.__version__}: compat/jax.bind_collectives"
+    assert "make_gloo_tcp_collectives" in inspect.getsource(xla_bridge.make_cpu_client)
 
 
 @pytest.mark.tensorflow_only("TensorFlow")
@@ -75,6 +86,19 @@ def test_tensorflow(two_devices: None) -> None:
     assert "self._variable_count" in extended, f"TensorFlow {tf.__version__}: compat/tensorflow.place_next_variable"
     coordinator = inspect.getsource(cluster_coordinator.ClusterCoordinator)
     assert "self._cluster" in coordinator, f"TensorFlow {tf.__version__}: compat/tensorflow.schedule_python"
+
+
+@pytest.mark.tensorflow_only("TensorFlow")
+@pytest.mark.skipif(sys.platform != "linux", reason="a warning says what is open elsewhere")
+def test_the_libraries_of_tensorflow_bind_through_a_table(two_devices: None) -> None:
+    import tensorflow as tf
+
+    def bind(descriptor: int, where: int, length: int) -> int:
+        return -1
+
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_uint32)
+    with replaced("bind", kind(bind), Path(tf.__file__).parent) as entries:
+        assert entries > 0, f"TensorFlow {tf.__version__}: compat/tensorflow.servers_bound_to"
 
 
 def test_uvicorn() -> None:

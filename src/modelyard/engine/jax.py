@@ -33,6 +33,7 @@ from modelyard.engine.jax_devices import set_up_devices
 from modelyard.engine.jax_step import Layout, MetricTable, StepInputs, TrainingStep, TrainState, train_state
 from modelyard.errors import UserError
 from modelyard.system.machine import available_cores
+from modelyard.system.network import expects_loopback
 
 log = logging.getLogger("modelyard")
 _MOST_TOGETHER = 64
@@ -54,7 +55,8 @@ class JaxEngine(Engine):
     def __init__(self, config: Config, group: ProcessGroup | None = None) -> None:
         super().__init__(config, group)
         self.process, self.processes = self.group.rank, self.group.size
-        every = set_up_devices(config, self.group)
+        with expects_loopback("JAX", self.group.spec.get("worker", ())):
+            every = set_up_devices(config, self.group)
         self.devices = [f"{d.platform}:{d.id}" for d in every if d.process_index == jax.process_index()]
         self.replicas = len(every)
         self.on_cpu = every[0].platform == "cpu"

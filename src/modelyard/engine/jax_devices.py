@@ -22,13 +22,13 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from modelyard.cluster.description import ProcessGroup
-from modelyard.compat.jax import drop_distributed_state
+from modelyard.compat.jax import bind_collectives, drop_distributed_state
 from modelyard.config.backend import without_lines
 from modelyard.config.schema import Config
 from modelyard.engine.jax_cache import use_cache
 from modelyard.errors import PeerLostError, UserError
 from modelyard.system.machine import available_cores
-from modelyard.system.network import connect, is_loopback, join_address, listen, split_address
+from modelyard.system.network import are_local, connect, is_loopback, join_address, listen, loopback_ip, split_address
 
 log = logging.getLogger("modelyard")
 _JOINING_SECONDS = 60
@@ -151,6 +151,8 @@ def join_processes(config: Config, group: ProcessGroup) -> None:
     host, port = split_address(address)
     # All interfaces, since a name may resolve to a proxy's address.
     bound = join_address(host if is_loopback(host) else "::", port) if relay is None else None
+    if are_local(group.spec["worker"]):
+        bind_collectives(loopback_ip(host))
     try:
         jax.distributed.initialize(
             address if relay is None else relay.address,

@@ -30,6 +30,7 @@ from modelyard.data.dataset import TRAIN, Arrays
 from modelyard.engine.base import Engine, State, StepMetrics
 from modelyard.engine.catalog import parameter_server_problems
 from modelyard.engine.tensorflow import TensorFlowEngine
+from modelyard.engine.tensorflow_strategy import server_at
 from modelyard.errors import ClusterError, ConfigError, PeerLostError, TrainingError, UserError
 from modelyard.system.machine import available_cores
 
@@ -296,7 +297,8 @@ def _connect(spec: tuple[tuple[str, tuple[str, ...]], ...], threads: int) -> tup
     # TensorFlow holds the GIL while it waits for the servers, so our own health check cannot run meanwhile.
     faulthandler.dump_traceback_later(SERVERS_SECONDS, exit=True)
     try:
-        strategy = tf.distribute.ParameterServerStrategy(resolver)
+        with server_at(addresses[CHIEF][0], addresses):
+            strategy = tf.distribute.ParameterServerStrategy(resolver)
     finally:
         faulthandler.cancel_dump_traceback_later()
     return strategy, tf.distribute.coordinator.ClusterCoordinator(strategy)
@@ -358,9 +360,10 @@ def serve_tensorflow(cluster: Cluster, spec: dict[str, list[str]], threads: int 
     else:
         options.device_count["GPU"] = 0
     try:
-        server = tf.distribute.Server(
-            tf.train.ClusterSpec(spec), job_name=me.role, task_index=me.index, protocol="grpc", config=options
-        )
+        with server_at(spec[me.role][me.index], spec):
+            server = tf.distribute.Server(
+                tf.train.ClusterSpec(spec), job_name=me.role, task_index=me.index, protocol="grpc", config=options
+            )
     except tf.errors.OpError as error:
         raise ClusterError(
             f"{me} cannot listen on {spec[me.role][me.index]}: {error.message}. Is another process using that port?"

@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 import tensorflow as tf
 
 from modelyard.cluster.description import ProcessGroup
-from modelyard.compat.tensorflow import abort_collectives, configure_coordination
+from modelyard.compat.tensorflow import abort_collectives, configure_coordination, servers_bound_to
 from modelyard.config.backend import choose_engine
 from modelyard.config.schema import Config
 from modelyard.errors import UserError
 from modelyard.system.machine import available_cores
+from modelyard.system.network import are_local, expects_loopback, loopback_ip, split_address
 
 _SERVERS_SECONDS = 60
 """The time that TensorFlow's servers may take to connect, after all processes have joined."""
@@ -62,7 +64,8 @@ def several_machines(config: Config, group: ProcessGroup) -> tuple[Any, list[str
     # It holds the GIL while it waits for the other servers, so our own health check cannot run meanwhile.
     faulthandler.dump_traceback_later(_SERVERS_SECONDS, exit=True)
     try:
-        strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+        with server_at(group.spec["worker"][group.rank], group.spec):
+            strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
     except RuntimeError as error:
         raise UserError(
             f"TensorFlow already runs in this process and cannot join a cluster any more: {error} Start a new process."
@@ -72,6 +75,21 @@ def several_machines(config: Config, group: ProcessGroup) -> tuple[Any, list[str
     finally:
         faulthandler.cancel_dump_traceback_later()
     return strategy, list(strategy.extended.worker_devices)
+
+
+@contextlib.contextmanager
+def server_at(address: str, spec: Mapping[str, Sequence[str]]) -> Iterator[None]:
+    """Keeps TensorFlow's server, which the block starts, on loopback if all addresses of the cluster are there.
+
+    Args:
+        address: host:port of the server.
+        spec: TensorFlow's cluster spec.
+    """
+    addresses = [address for role in spec.values() for address in role]
+    host, _ = split_address(address)
+    bound = servers_bound_to(loopback_ip(host)) if are_local(addresses) else contextlib.nullcontext()
+    with expects_loopback("TensorFlow", addresses), bound:
+        yield
 
 
 def _set_threads(config: Config) -> None:

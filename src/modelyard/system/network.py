@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import ipaddress
+import logging
 import socket
 import time
+from collections.abc import Iterable, Iterator
+
+import psutil
 
 from modelyard.errors import ClusterError
 
+log = logging.getLogger("modelyard")
 _OWN_PORT_SECONDS = 20.0
 """A process that used the port before a restart may take a moment to release it."""
 
@@ -123,6 +130,54 @@ def _interface(host: str) -> str:
     return host if is_loopback(host) else ""
 
 
+# -- loopback ---------------------------------------------------------------------------------------------------------
+
+
 def is_loopback(host: str) -> bool:
-    """Returns whether ``host`` is this machine's loopback interface."""
-    return host == "localhost" or host.startswith("127.") or host == "::1"
+    """Returns whether ``host`` is this machine's loopback interface. Of names, only localhost is."""
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return host.lower().rstrip(".") == "localhost"
+    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+    return (mapped or ip).is_loopback
+
+
+def are_local(addresses: Iterable[str]) -> bool:
+    """Returns whether all of these host:port are on the loopback interface; there must be one."""
+    hosts = [split_address(address)[0] for address in addresses]
+    return bool(hosts) and all(map(is_loopback, hosts))
+
+
+def loopback_ip(host: str) -> str:
+    """Returns the IP address of a host that `is_loopback`."""
+    if host[:1].isalpha():
+        return "::1" if _family(host) == socket.AF_INET6 else "127.0.0.1"
+    return host
+
+
+@contextlib.contextmanager
+def expects_loopback(program: str, addresses: Iterable[str]) -> Iterator[None]:
+    """Logs a warning if ``program`` opens a port on another interface, although all of ``addresses`` are local."""
+    if not are_local(addresses):
+        yield
+        return
+    before = _open_ports()
+    yield
+    opened = sorted(_open_ports() - before)
+    if opened:
+        log.warning(
+            "%s listens on all interfaces at port %s, although all addresses of the cluster are on loopback. It has no "
+            "password: whoever reaches the port can read and write your files. Close it with a firewall.",
+            program,
+            ", ".join(map(str, opened)),
+        )
+
+
+def _open_ports() -> set[int]:
+    """Returns the ports at which this process listens on other interfaces than loopback."""
+    process = psutil.Process()
+    with contextlib.suppress(OSError, psutil.Error):  # not shown in some containers
+        sockets = (getattr(process, "net_connections", None) or process.connections)("tcp")
+        return {s.laddr.port for s in sockets if s.status == psutil.CONN_LISTEN and not is_loopback(s.laddr.ip)}
+    return set()

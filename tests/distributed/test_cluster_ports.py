@@ -1,0 +1,65 @@
+"""A cluster on this machine listens on the loopback interface only, whatever the engine opens."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cluster_processes import PARTS, wait_until
+from conftest import COMMAND, environment, on_engine
+from modelyard.system.network import is_loopback
+
+SYNCHRONOUS = ["--workers", "2", "--evaluator"]
+SERVERS = ["--workers", "1", "--ps", "1", "--evaluator"]
+
+
+def listening(process: psutil.Process) -> set[tuple[str, int]]:
+    sockets = [s for s in process.net_connections("inet") if s.type == socket.SOCK_DGRAM or s.status == "LISTEN"]
+    return {(s.laddr.ip, s.laddr.port) for s in sockets}
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [SYNCHRONOUS, pytest.param(SERVERS, marks=pytest.mark.tensorflow_only("parameter servers"))],
+    ids=["synchronous", "ps"],
+)
+def test_no_socket_of_a_local_cluster_listens_on_another_interface(tmp_path: Path, layout: list[str]) -> None:
+    run = tmp_path / "run"
+    command = ["train-and-evaluate", *PARTS, *on_engine(), "--model", "tiny_norm", "--dataset", "digits"]
+    words = [*COMMAND, "launch", "--model_dir", str(run), *layout, "--", *command]
+    found: dict[str, set[tuple[str, int]]] = {}
+
+    def trains() -> bool:
+        """Whether steps are logged: everything is connected. Looks at all sockets meanwhile."""
+        assert launcher.poll() is None, (tmp_path / "out").read_text()[-3000:]
+        with suppress(psutil.Error):
+            for process in psutil.Process(launcher.pid).children(recursive=True):
+                with suppress(psutil.Error):
+                    task = json.loads(process.environ().get("TF_CONFIG", "{}")).get("task", {})
+                    found.setdefault(f"{task.get('type')} {task.get('index')}", set()).update(listening(process))
+        file = run / "metrics.jsonl"
+        return file.is_file() and '"split": "train"' in file.read_text()
+
+    options = ["--train_steps", "1000000", "--log_every", "20", "--threads", "1", "--start_timeout_secs", "600"]
+    with open(tmp_path / "out", "wb") as output:
+        launcher = subprocess.Popen(
+            [*words, *options], stdout=output, stderr=output, env=environment(), start_new_session=True
+        )
+        try:
+            wait_until(trains, 300, "a step")
+            trains()
+        finally:
+            launcher.send_signal(signal.SIGKILL)  # the others end with it
+            launcher.wait()
+    trainers = {name for name in found if not name.startswith(("evaluator", "None"))}
+    assert len(trainers) == (3 if "--ps" in layout else 2)
+    assert all(found[name] for name in trainers), found  # the engine's own servers were seen
+    assert {where for where in set.union(*found.values()) if not is_loopback(where[0])} == set()
+    assert "listens on all interfaces" not in (tmp_path / "out").read_text()
