@@ -21,6 +21,7 @@ from modelyard.loop.run import run as run_stages
 from modelyard.run.checkpoint import step_of
 from modelyard.run.directory import open_run_folder
 from modelyard.run.manifest import read_manifest, started_by
+from modelyard.system.activity import report
 
 __all__ = ["ExportFailedError", "evaluate", "resume", "run", "train", "train_and_evaluate"]
 log = logging.getLogger("modelyard")
@@ -127,6 +128,7 @@ def _exported(result: Result, forms: Sequence[Any], in_subprocess: bool) -> Resu
             path = _existing_export(result.model_dir, form)
             if path is None:
                 log.info("exporting as %s …", form)
+                report("exporting")
                 # TensorFlow that was part of a cluster can no longer build a model of its own.
                 path = (export_in_subprocess if in_subprocess else export)(result.model_dir, format=form).path
             paths.append(path)

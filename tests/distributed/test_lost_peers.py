@@ -27,6 +27,15 @@ def _nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Who was reported to the launcher, by the name of the log."""
+    names: list[str] = []
+    for side in ("coordinator", "follower"):
+        monkeypatch.setattr(f"modelyard.distributed.{side}.report_silent", names.append)
+    return names
+
+
+@pytest.fixture
 def peers() -> LocalCluster:
     return LocalCluster()
 
@@ -47,7 +56,7 @@ def meets(peers: LocalCluster, coordinator: Coordinator, index: int = 1) -> Scri
 # -- the others learn of it -----------------------------------------------------------------------------------------
 
 
-def test_a_process_that_hangs_up_is_lost_for_everyone(peers: LocalCluster) -> None:
+def test_a_process_that_hangs_up_is_lost_for_everyone(peers: LocalCluster, silent: list[str]) -> None:
     other = peers.start_follower("worker", 0)  # waits for commands
     with fails_with(PeerLostError) as caught, peers.coordinator() as coordinator:
         meets(peers, coordinator).close()
@@ -57,9 +66,10 @@ def test_a_process_that_hangs_up_is_lost_for_everyone(peers: LocalCluster) -> No
     assert str(caught.value).startswith(expected)
     assert str(other.error()) == str(caught.value)
     assert caught.value.status == other.error().status == 75  # type: ignore[attr-defined]
+    assert silent == []
 
 
-def test_a_process_that_is_silent_is_lost_for_everyone(peers: LocalCluster) -> None:
+def test_a_process_that_is_silent_is_lost_for_everyone(peers: LocalCluster, silent: list[str]) -> None:
     peers.peer_timeout = 2.0
     other = peers.start_follower("worker", 0)
     with (
@@ -69,6 +79,7 @@ def test_a_process_that_is_silent_is_lost_for_everyone(peers: LocalCluster) -> N
         scripted = meets(peers, coordinator)
         waits_for_loss(coordinator)
     assert str(other.error()) == str(caught.value)
+    assert silent == ["worker-1"]
     scripted.close()
 
 
@@ -230,11 +241,14 @@ def test_a_coordinator_that_hangs_up_is_lost_while_a_command_is_waited_for(peers
         group.next_command()
 
 
-def test_a_coordinator_that_is_silent_is_lost_while_a_command_is_waited_for(peers: LocalCluster) -> None:
+def test_a_coordinator_that_is_silent_is_lost_while_a_command_is_waited_for(
+    peers: LocalCluster, silent: list[str]
+) -> None:
     peers.peer_timeout = 2.0
     group, connection = welcomed(peers)
     with pytest.raises(PeerLostError, match="the chief has been silent for 2 s"), group:
         group.next_command()
+    assert silent == ["chief"]
     connection.close()
 
 

@@ -11,7 +11,7 @@ from modelyard.launcher.supervise import Supervisor, Timeouts
 QUICK = Timeouts(poll=0.02, peers=5.0, coordinator=5.0, stop=5.0, finish=5.0, first_pause=0.01, longest_pause=0.02)
 
 BEGIN = """
-import os, pathlib, signal, sys, time
+import json, os, pathlib, signal, sys, time
 here = pathlib.Path(os.environ["HERE"])
 name = os.environ["NAME"]
 
@@ -31,9 +31,13 @@ def wait_for(*names):
 def mark(which):
     (here / which).touch()
 
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
+def die(number=signal.SIGKILL):
+    os.kill(os.getpid(), number)
     time.sleep(60)
+
+def report(**fields):
+    "As `modelyard.system.activity` does."
+    os.write(int(os.environ["MODELYARD_ACTIVITY"]), json.dumps(fields).encode() + b"\\n")
 
 def leave(number, frame):
     "As Modelyard does on SIGTERM."

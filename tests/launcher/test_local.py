@@ -22,7 +22,7 @@ import modelyard
 from conftest import COMMAND, environment
 from modelyard.errors import UserError
 from modelyard.launcher.processes import Process, ProcessSpec
-from modelyard.launcher.supervise import process_table
+from modelyard.launcher.progress import Progress
 
 PROGRAM = """
 import os, sys
@@ -278,14 +278,17 @@ def test_the_library_raises_errors_that_say_what_to_do() -> None:
 
 
 def test_a_terminal_gets_a_table_of_the_processes() -> None:
-    process = Process(
-        ProcessSpec("worker-0", (sys.executable, "-S", "-c", "print('[bold] 1%')")), Path("logs"), lambda _: None
-    )
-    console = Console(width=100, file=io.StringIO())
-    console.print(process_table([process]))
+    reports = 'os.write(int(os.environ[\'MODELYARD_ACTIVITY\']), b\'{"doing": "training", "step": 1200}\\n\')'
+    code = f"import os, sys; {reports}; print('[bold] 1%', flush=True); sys.stdin.read()"
+    spec = ProcessSpec("worker-0", (sys.executable, "-S", "-c", code), is_coordinator=True)
+    process, progress, console = Process(spec, Path("logs"), lambda _: None), Progress(0), Console(file=io.StringIO())
+
+    def show() -> str:
+        process.read_log()
+        progress.update([process], {})
+        console.print(progress.table(), width=100)
+        return console.file.getvalue()  # type: ignore[attr-defined]
+
+    wait_until(lambda: re.search(rf"worker-0 │ +{process.pid} │ training \(step 1,200\) │", show()))
     process.reap()
-    process.read_log()
-    console.print(process_table([process]))
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert re.search(rf"worker-0 │ +{process.pid} │ running │", text)
-    assert re.search(rf"worker-0 │ +{process.pid} │ done +│ \[bold\] 1%", text)
+    assert re.search(rf"worker-0 │ +{process.pid} │ done +│ \[bold\] 1%", show())

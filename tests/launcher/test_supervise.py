@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import threading
 import time
@@ -110,6 +111,141 @@ def test_restarts_without_progress_are_counted_and_wait_longer_each_time(caplog:
     assert [Timeouts().pause(failures) for failures in (1, 2, 3, 6, 7, 99)] == [1, 2, 4, 32, 60, 60]
 
 
+def test_a_kill_from_outside_is_not_counted_and_waits_longer_each_time(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("modelyard.launcher.supervise.memory_kills", lambda: 7)
+    supervise(script("worker-0", "if count < 5: die()", is_coordinator=True), max_restarts=1)
+    assert len(starts("worker-0")) == 5
+    assert "worker-0 was killed by SIGKILL from outside" in caplog.text
+    assert "restart 1" not in caplog.text
+    restarts = [record.args for record in caplog.records if record.msg.startswith("restarting all processes in")]
+    assert [args[0] for args in restarts if args] == [0.01, 0.02, 0.02, 0.02]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("counts", "how"), [([0, 1, 2], "SIGKILL: out of memory"), ([None] * 4, "(from outside, or out of memory)")]
+)
+def test_a_kill_by_the_kernel_counts_and_so_does_one_that_nobody_knows(
+    counts: list[int | None], how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = iter(counts)
+    monkeypatch.setattr("modelyard.launcher.supervise.memory_kills", lambda: next(left))
+    with pytest.raises(LaunchError, match="after 1 restarts without progress") as caught:
+        supervise(script("worker-0", "die()", is_coordinator=True), max_restarts=1)
+    assert how in str(caught.value)
+    assert caught.value.status == 137
+    assert len(starts("worker-0")) == 2
+
+
+FAILS_AT_137 = """
+first = {1: 120, 2: 131}.get(count, 0)
+report(doing="training", step=first, until=first + 20, total=500)
+print("ValueError: image 17 is broken", flush=True)
+"""
+
+
+def test_a_run_that_fails_at_the_same_step_twice_stops_and_says_so() -> None:
+    Path("step").write_text("100")
+    with pytest.raises(LaunchError, match="giving up: worker-1 has failed twice at steps 132 to 140") as caught:
+        supervise(
+            script("worker-0", "if count == 3: sys.exit()\nwait_for('lost'); sys.exit(75)", is_coordinator=True),
+            script("worker-1", FAILS_AT_137 + "mark('lost'); sys.exit(1)"),
+            max_restarts=9,
+        )
+    assert len(starts("worker-1")) == 2
+    assert caught.value.status == 1
+    assert "  ValueError: image 17 is broken" in str(caught.value)
+    assert "start the same command: it resumes from step 100" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "differs",
+    [
+        "(here / 'step').write_text(str(100 * count))",  # something was saved
+        "report(doing='training', step=200 * count)",  # another step
+        "print(f'Problem{count}Error: x', flush=True)",  # another error
+        "if count > 1: sys.exit(2 + count)",  # another status
+        "if count % 2: die()",  # killed from outside in between
+    ],
+)
+def test_two_different_failures_are_not_the_same(differs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("modelyard.launcher.supervise.memory_kills", lambda: 0)
+    code = "if count == 4: sys.exit()\n" + FAILS_AT_137.replace("120, 2: 131", "120, 2: 120, 3: 120")
+    supervise(script("worker-0", f"{code}\n{differs}\nsys.exit(1)", is_coordinator=True), max_restarts=3)
+    assert len(starts("worker-0")) == 4
+
+
+def test_an_evaluator_that_fails_at_the_same_step_twice_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+    wait = "while len((here / 'evaluator.starts').read_text().split()) < 2: time.sleep(0.01)\n"
+    with pytest.raises(LaunchError, match="evaluator has failed twice at step 100") as caught:
+        supervise(
+            script("worker-0", f"wait_for('evaluator.starts')\n{wait}time.sleep(0.3)", is_coordinator=True),
+            script("evaluator", "report(doing='evaluating', step=100); sys.exit(5)",
+                   is_awaited=True, restarts_alone=True),
+            max_restarts=9,
+        )  # fmt: skip
+    assert caught.value.status == 5
+    assert len(starts("evaluator")) == 2
+
+
+def test_a_process_that_does_not_answer_the_others_is_killed_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Its peers exit by themselves; it is frozen and would not."""
+    supervise(
+        script(
+            "worker-0",
+            "if count == 1: wait_for('worker-1.up'); report(silent='worker-1'); wait_for('never')",
+            is_coordinator=True,
+        ),
+        script("worker-1", "if count == 1: mark('worker-1.up'); signal.pause()"),
+        timeouts=replace(QUICK, peers=0.5),
+    )
+    assert "worker-1 was killed by SIGKILL by the launcher: it did not answer worker-0 any more" in caplog.text
+    assert "restart 1, at most 3" in caplog.text
+
+
+def test_a_frozen_evaluator_is_killed_and_restarted_alone() -> None:
+    supervise(
+        script(
+            "worker-0", "wait_for('evaluator.up'); report(silent='evaluator'); wait_for('again')", is_coordinator=True
+        ),
+        script("evaluator", "if count == 1: mark('evaluator.up'); signal.pause()\nmark('again')",
+               is_awaited=True, restarts_alone=True),
+    )  # fmt: skip
+    assert (len(starts("worker-0")), len(starts("evaluator"))) == (1, 2)
+
+
+def test_sigterm_before_a_process_can_handle_it_stops_all_too() -> None:
+    with pytest.raises(Stopped) as caught:
+        supervise(
+            script("worker-0", WAITS, is_coordinator=True),
+            script("worker-1", "wait_for('worker-0.up'); die(signal.SIGTERM)"),
+        )
+    assert caught.value.signal == signal.SIGTERM
+    assert len(starts("worker-1")) == 1
+
+
+def test_a_log_tells_what_the_processes_do_when_that_changes(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = {"worker-0, worker-1: joining": "told", "worker-0: training (step 60); worker-1: joining": "seen"}
+    handler = logging.Handler()
+    handler.emit = lambda record: [Path(mark).touch() for text, mark in expected.items() if text in record.getMessage()]  # type: ignore[method-assign, assignment, return-value]
+    monkeypatch.setattr(logging.getLogger("modelyard"), "handlers", [handler])
+    supervise(
+        script(
+            "worker-0",
+            "report(doing='joining'); wait_for('told'); report(doing='training', step=30, total=600)\n"
+            "report(doing='training', step=60, total=600); wait_for('seen')",
+            is_coordinator=True,
+        ),
+        script("worker-1", "report(doing='joining'); wait_for('seen')"),
+        timeouts=replace(QUICK, changes=0.0),
+    )
+    assert re.search(r"step 60 of 600 \(10%\)", caplog.text)
+    assert caplog.text.count("worker-1: joining") < 5  # changes only
+
+
 def test_progress_resets_the_count() -> None:
     code = "(here / 'step').write_text(str(100 * count)) if count in (2, 4) else None; sys.exit(7 if count < 6 else 0)"
     supervise(script("worker-0", code, is_coordinator=True), max_restarts=2)
@@ -178,10 +314,10 @@ def test_a_worker_that_keeps_failing_ends_the_run_with_its_status() -> None:
 
 
 def test_the_failure_of_a_process_that_waits_for_its_restart_is_the_first() -> None:
-    with pytest.raises(LaunchError, match="worker-0 was killed by SIGKILL"):
+    with pytest.raises(LaunchError, match="worker-0 was killed by SIGUSR1"):
         supervise(
             script("chief", "wait_for('lost'); time.sleep(0.2); sys.exit(75)", is_coordinator=True),
-            script("worker-0", "mark('lost'); die()", restarts_alone=True),
+            script("worker-0", "mark('lost'); die(signal.SIGUSR1)", restarts_alone=True),
             max_restarts=1,
             timeouts=replace(QUICK, first_pause=30.0, longest_pause=0.5),
         )
@@ -254,7 +390,8 @@ def test_a_process_reacts_to_signals_that_its_launcher_ignores() -> None:
             script(
                 "worker-0",
                 "blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())\n"
-                "mark('reacts') if signal.getsignal(signal.SIGINT) is signal.default_int_handler and not blocked else 0",
+                "usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler\n"
+                "if usual and not blocked: mark('reacts')",
                 is_coordinator=True,
             )
         )

@@ -23,6 +23,7 @@ from modelyard.distributed.process_group import (
     signal_from,
 )
 from modelyard.errors import ClusterError, PeerLostError, UserError
+from modelyard.system.activity import report_silent
 from modelyard.system.network import free_port, join_address, listen, split_address
 
 log = logging.getLogger("modelyard")
@@ -220,6 +221,8 @@ class Coordinator(ConnectedGroup):
         self._forget(member, connection)
         if self._over.is_set():
             return
+        if silent:  # it may be frozen, and would never exit
+            report_silent(member.file_name)
         # With parameter servers a worker may come back, but one that hangs blocks its step, and so all, for ever.
         starts_again = isinstance(error, PeerLostError) and not silent
         may_return = self.cluster.mode == PARAMETER_SERVERS and member.role == WORKER and starts_again

@@ -24,6 +24,7 @@ from modelyard.distributed.follower import Follower
 from modelyard.engine.base import Engine, State, StepMetrics
 from modelyard.engine.network import Network
 from modelyard.errors import ClusterError
+from modelyard.system.activity import COMPILING, TRAINING, report
 
 _WEIGHTS, _OPTIMIZER = "weights/", "optimizer/"
 
@@ -146,13 +147,17 @@ def follow(engine: Engine, group: Follower) -> tuple[int, Message]:
         fields = command.fields
         with group.explained():
             if command.kind == "train":
+                doing = COMPILING if engine.compiles_at(fields["step"]) else TRAINING
+                report(doing, fields["step"], fields["step"] + fields["count"])
                 engine.train(fields["step"], fields["count"])
                 faults.trained(fields["step"], fields["count"])
                 step = fields["step"] + fields["count"]
             elif command.kind == "evaluate":
+                report("evaluating", step or None)
                 with contextlib.closing(engine.evaluation_batches(fields["split"])) as batches:
                     _evaluate(engine, batches, group)
             elif command.kind == "prepare":
+                report(COMPILING)
                 engine.prepare(fields["periods"], fields["splits"])
             elif command.kind == "gather":
                 engine.state()
@@ -161,6 +166,8 @@ def follow(engine: Engine, group: Follower) -> tuple[int, Message]:
                 engine.assign(_with_prefix(named, _WEIGHTS), _with_prefix(named, _OPTIMIZER))
             else:
                 raise ClusterError(f"the coordinator sent an unknown command: {command.kind!r}.")
+        if command.kind == "train":
+            report(TRAINING, step)
     return step, command
 
 

@@ -23,6 +23,7 @@ from modelyard.run.checkpoint import Checkpoint, list_checkpoints, read_checkpoi
 from modelyard.run.directory import RunDirectory
 from modelyard.run.manifest import read_manifest
 from modelyard.run.metrics import read_metrics
+from modelyard.system.activity import report
 
 log = logging.getLogger("modelyard")
 _POLL_SECONDS = 0.5
@@ -98,6 +99,7 @@ class CheckpointEvaluator:
 
     def _wait(self) -> None:
         """Waits a moment, or until the coordinator says that training is over."""
+        report("waiting for a checkpoint")
         message = self._group.command_within(_POLL_SECONDS)
         if message is not None and message.kind == "end":
             self._over, self._signal = True, message.fields.get("signal")

@@ -22,6 +22,7 @@ from modelyard.distributed.process_group import (
     polling,
 )
 from modelyard.errors import PeerLostError
+from modelyard.system.activity import report_silent
 from modelyard.system.network import connect
 
 log = logging.getLogger("modelyard")
@@ -160,6 +161,8 @@ class Follower(ConnectedGroup):
                 if message.kind in ("failed", "end"):
                     return
         except TimeoutError:
+            if not self._over.is_set():
+                report_silent(self.cluster.coordinator.file_name)
             self.fail(peer_lost(coordinator, f"has been silent for {self.peer_timeout:g} s"))
         except (OSError, EOFError):
             self.fail(peer_lost(coordinator, "closed the connection unexpectedly"))

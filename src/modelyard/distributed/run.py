@@ -13,7 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from modelyard import faults
-from modelyard.cluster.description import EVALUATOR, SYNCHRONOUS, WORKER, Cluster
+from modelyard.cluster.description import EVALUATOR, PS, SYNCHRONOUS, WORKER, Cluster
 from modelyard.config import Config
 from modelyard.config.backend import import_engine, select_engine
 from modelyard.config.yaml_file import inline
@@ -27,6 +27,7 @@ from modelyard.errors import ClusterError, Interrupted
 from modelyard.loop.run import Result, SingleProcess, build, conclude, is_finished, load_engine, run_length
 from modelyard.loop.run import run as run_stages
 from modelyard.run.directory import RunDirectory, run_folder
+from modelyard.system.activity import report
 from modelyard.system.machine import available_cores
 from modelyard.system.process import handle_signals, log_to
 
@@ -76,6 +77,7 @@ class Processes(SingleProcess):
             ClusterError: if a process does not join, was started differently, or has other data.
         """
         group = self.group
+        report("joining")
         # The evaluator of a finished run needs no coordinator, and may be done already.
         over = is_finished(directory, config, lambda: run_length(config, dataset))
         # The number of threads decides the last bits: all processes of a deterministic run have the same.
@@ -147,6 +149,7 @@ def _run_follower(config: Config, cluster: Cluster, evaluates: bool) -> Result:
         assert isinstance(group, Follower)
         if cluster.me.role == EVALUATOR:
             return _evaluate(config, group, directory)
+        report("joining")
         facts = group.join() or {}
         check_folder(directory, facts.get("mark"), str(cluster.coordinator))
         if config.threads == 0 and isinstance(facts.get("threads"), int):  # pinned for a deterministic run
@@ -163,6 +166,7 @@ def _train(config: Config, group: Follower, directory: RunDirectory) -> tuple[Re
     """Trains and evaluates its part of every batch."""
     from modelyard.distributed.engine import follow
 
+    report("loading data")
     dataset = load_dataset(config)
     length = run_length(config, dataset)
     group.report_ready(data=dataset.fingerprint())
@@ -182,6 +186,7 @@ def _run_tensorflow_server(config: Config, group: Follower, directory: RunDirect
     """Computes steps, or holds variables, for a chief that uses parameter servers."""
     from modelyard.engine.parameter_server import serve_tensorflow
 
+    report("serving variables" if group.cluster.me.role == PS else "training for the chief")
     gpu = None if config.num_gpus == 0 else config.gpu_id or 0
     serve_tensorflow(group.cluster, group.spec, config.threads, gpu)
     with signals_to_coordinator(group):
@@ -193,6 +198,7 @@ def _evaluate(config: Config, group: Follower, directory: RunDirectory) -> Resul
     """Evaluates every new checkpoint, and the remaining ones if training has ended."""
     from modelyard.distributed.evaluator import CheckpointEvaluator
 
+    report("joining")
     data = cache(lambda: load_dataset(config))
     facts = group.join(unless=lambda: is_finished(directory, config, lambda: run_length(config, data())))
     if facts is not None:

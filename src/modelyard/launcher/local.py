@@ -20,6 +20,7 @@ from modelyard import faults, storage
 from modelyard.cluster.description import EVALUATOR, PARAMETER_SERVERS, WORKER, Cluster, Member
 from modelyard.cluster.environment import TF_CONFIG
 from modelyard.errors import Interrupted, RunError, UserError
+from modelyard.launcher.failures import USER_ERROR
 from modelyard.launcher.job import check_command, role_counts, with_model_dir
 from modelyard.launcher.processes import (
     NO_GPU,
@@ -31,7 +32,7 @@ from modelyard.launcher.processes import (
     divide_gpus,
     reserved_ports,
 )
-from modelyard.launcher.supervise import USER_ERROR, LaunchError, Stopped, Supervisor, live_display
+from modelyard.launcher.supervise import LaunchError, Stopped, Supervisor, live_display
 from modelyard.run.checkpoint import list_checkpoints
 from modelyard.run.directory import RunDirectory
 from modelyard.system.console import console

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from modelyard.system.activity import PIPE, Activity, read_reports
 from modelyard.system.files import explain
 from modelyard.system.machine import gpus
 
@@ -153,19 +154,35 @@ class Process:
         self.spec = spec
         self.log = logs / f"{spec.name}.log"
         self.status: int | None = None
+        self.activity = Activity()
+        """What it has reported last."""
+        self.silent: list[str] = []
+        """Processes that do not answer, as this one has reported."""
+        self.why_killed = ""
+        """Why this launcher has killed it, if it has."""
         words = [sys.executable, "-I", "-S", str(_CHILD), str(os.getpid()), ",".join(map(str, spec.cores)), *spec.words]
         with explain(self.log, "write"):
             logs.mkdir(parents=True, exist_ok=True)
             with open(self.log, "ab") as file:
                 self._tail = _Tail(self.log)
-                self._process = subprocess.Popen(
-                    words,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output if spec.shows_result else file,
-                    stderr=file,
-                    env={**os.environ, **spec.environ},
-                    start_new_session=True,  # a terminal's Ctrl-C is for the launcher only
-                )
+                self._reports, theirs = os.pipe()
+                try:
+                    os.set_blocking(self._reports, False)
+                    self._process = subprocess.Popen(
+                        words,
+                        stdin=subprocess.DEVNULL,
+                        stdout=output if spec.shows_result else file,
+                        stderr=file,
+                        env={**os.environ, **spec.environ, PIPE: str(theirs)},
+                        pass_fds=[theirs],
+                        start_new_session=True,  # a terminal's Ctrl-C is for the launcher only
+                    )
+                except BaseException:
+                    os.close(self._reports)
+                    raise
+                finally:
+                    os.close(theirs)
+        self._incomplete = b""
         self.pid = self._process.pid
         self._waiter = threading.Thread(target=self._wait, args=(ended,), daemon=True, name=f"wait for {spec.name}")
         self._waiter.start()
@@ -186,34 +203,34 @@ class Process:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 (os.killpg if number == signal.SIGKILL else os.kill)(self.pid, number)
 
+    def kill(self, why: str) -> None:
+        """Kills it, and records why."""
+        if self.is_alive:
+            self.why_killed = why
+            self.signal(signal.SIGKILL)
+
     @property
     def last_lines(self) -> list[str]:
         """The last lines of its log that were read."""
         return list(self._tail.last)
 
-    @property
-    def state(self) -> str:
-        """Whether it runs, or how it ended."""
-        return "running" if self.status is None else "done" if self.status == 0 else describe_status(self.status)
-
-    @property
-    def exit_status(self) -> int:
-        """Its status as a shell reports it."""
-        status = self.status or 0
-        return status if status >= 0 else 128 - status
-
-    @property
-    def failure(self) -> str:
-        """How it failed, with the last lines of its log."""
-        status = self.status or 0
-        how = f"{self.spec.name} {'exited with' if status >= 0 else 'was'} {describe_status(status)}"
-        if not self.last_lines:
-            return f"{how}, and wrote nothing to {self.log}."
-        return "\n".join([f"{how}. The end of {self.log}:", *(f"  {line}" for line in self.last_lines)])
-
     def read_log(self) -> list[str]:
-        """Returns the new lines of its log."""
+        """Returns the new lines of its log, and reads what it has reported."""
+        self._read_reports()
         return self._tail.read(final=not self.is_alive)
+
+    def _read_reports(self) -> None:
+        if self._reports < 0:
+            return
+        with contextlib.suppress(BlockingIOError):  # nothing new
+            while data := os.read(self._reports, _MAX_BYTES):
+                *lines, self._incomplete = (self._incomplete[-_MAX_BYTES:] + data).split(b"\n")
+                activity, silent = read_reports(lines)
+                self.activity = activity or self.activity
+                self.silent += silent
+        if not self.is_alive:
+            os.close(self._reports)
+            self._reports = -1
 
     def reap(self) -> int:
         """Waits for its end and kills its children; returns the exit status, or minus a signal."""

@@ -1,7 +1,7 @@
 """Supervises the processes of a cluster: restarts them when one is lost, stops them together, and shows their logs.
 
 Exit status 2 is an error that a person must correct, 75 a lost peer. A process that was signalled saves and exits with
-143 or 130. Everything else is a crash.
+143 or 130. Everything else is a crash, unless somebody has killed the process (`launcher/failures.py`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import contextlib
 import logging
 import math
 import queue
-import re
 import signal
 import sys
 import threading
@@ -21,21 +20,23 @@ from pathlib import Path
 from typing import IO, Any
 
 from rich.live import Live
-from rich.table import Column, Table
-from rich.text import Text
 
-from modelyard.errors import PeerLostError, UserError
+from modelyard.errors import UserError
+from modelyard.launcher.failures import (
+    PEER_LOST,
+    SAVED,
+    STOPPED,
+    USER_ERROR,
+    Failure,
+    describe_failure,
+    memory_kills,
+)
 from modelyard.launcher.processes import Process, ProcessSpec
+from modelyard.launcher.progress import Progress
 from modelyard.system.console import console
 
 log = logging.getLogger("modelyard")
-USER_ERROR, PEER_LOST = UserError.status, PeerLostError.status
-STOPPED = {128 + signal.SIGTERM: signal.SIGTERM, 128 + signal.SIGINT: signal.SIGINT}
-
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_TIMESTAMP = re.compile(r"^\d{4}-\d\d-\d\d (\d\d:\d\d:\d\d),\d+ [A-Z]+ +")
-"""Date, fractions of seconds and level are left out of the table: the line needs the room."""
-_STYLES = {"running": "green", "done": "bold green"}
 
 
 class LaunchError(UserError):
@@ -66,6 +67,7 @@ class Timeouts:
         finish: for the others to exit by themselves after the coordinator has finished.
         first_pause: before the first restart; every further pause is twice as long.
         longest_pause: the longest pause before a restart.
+        changes: the least time between two lines about what the processes do, where there is no table.
     """
 
     poll: float = 0.25
@@ -75,6 +77,7 @@ class Timeouts:
     finish: float = 30.0
     first_pause: float = 1.0
     longest_pause: float = 60.0
+    changes: float = 5.0
 
     def pause(self, failures: int) -> float:
         """Returns the pause before a restart after so many failures in a row."""
@@ -83,21 +86,53 @@ class Timeouts:
 
 @dataclass
 class _Attempts:
-    """Counts failures in a row without progress."""
+    """Counts failures in a row without progress: crashes, and kills from outside, of which any number is allowed."""
 
     most: int
     step: int
-    failures: int = 0
+    crashes: int = 0
+    kills: int = 0
+    last: Failure | None = None
 
-    def failed(self, step: int) -> bool:
-        """Counts a failure at ``step``; returns whether there may be another attempt."""
-        if step > self.step:
-            self.step, self.failures = step, 0
-        self.failures += 1
-        return self.failures <= self.most
+    def failed(self, failure: Failure) -> None:
+        """Counts a failure.
+
+        Raises:
+            LaunchError: if there may not be another attempt.
+        """
+        if failure.saved > self.step:
+            self.step, self.crashes, self.kills, self.last = failure.saved, 0, 0, None
+        if not failure.counts and self.most:
+            self.kills += 1
+            self.last = None
+            return
+        self.crashes += 1
+        last, self.last = self.last, failure
+        if self.crashes > self.most:
+            why = f"after {self.most} restarts without progress" if self.most else "restarts are not allowed"
+            raise LaunchError(f"giving up ({why}). {failure.report}", failure.exit_status)
+        if last is not None and failure.repeats(last):
+            raise LaunchError(
+                f"giving up: {failure.name} has failed twice at {failure.common_steps(last)}, and nothing was saved in "
+                f"between. Another restart would fail there, too. {failure.report}\n"
+                f"Correct the cause, then start the same command: it resumes from step {failure.saved}.",
+                failure.exit_status,
+            )
+
+    @property
+    def failures(self) -> int:
+        """All failures in a row."""
+        return self.crashes + self.kills
+
+    def restarting(self, seconds: float) -> str:
+        """Returns what is shown while a process waits for its restart."""
+        number = "" if self.last is None else f" ({self.crashes} of {self.most})"
+        return f"restarting{number} in {max(seconds, 0):.0f} s"
 
     def __str__(self) -> str:
-        return f"restart {self.failures}, at most {self.most} in a row without progress"
+        if self.last is None:
+            return "not counted, since it was killed from outside"
+        return f"restart {self.crashes}, at most {self.most} in a row without progress"
 
 
 class Supervisor:
@@ -135,7 +170,10 @@ class Supervisor:
         self._processes: dict[str, Process] = {}
         self._restarts: dict[Process, float] = {}  # when to restart processes that failed and are restarted alone
         self._attempts: dict[str, _Attempts] = {}  # of those
-        self._given_up: list[Process] = []
+        self._given_up: dict[Process, LaunchError] = {}
+        self._pausing: tuple[_Attempts, float] | None = None  # before all are restarted, and until when
+        self._memory_kills = memory_kills()
+        self._progress = Progress(self._timeouts.changes)
 
     def run(self) -> None:
         """Starts the cluster and returns when its work is done.
@@ -147,23 +185,22 @@ class Supervisor:
         attempts = _Attempts(self._max_restarts, self._newest_step())
         with self._signals_handled():
             try:
-                while (failed := self._run_once()) is not None:
-                    if not attempts.failed(self._newest_step()):
-                        raise self._give_up(failed)
+                while (failure := self._run_once()) is not None:
+                    attempts.failed(failure)
                     pause = self._timeouts.pause(attempts.failures)
-                    log.warning("%s", failed.failure)
+                    log.warning("%s", failure.report)
                     log.warning("restarting all processes in %g s, from step %d (%s)", pause, attempts.step, attempts)
-                    self._pause(pause)
+                    self._pause(pause, attempts)
             finally:
                 self._kill_all()
         if self._given_up:
-            raise self._give_up(self._given_up[0])
+            raise next(iter(self._given_up.values()))
 
     # -- one start of all processes -------------------------------------------------------------------------------
 
-    def _run_once(self) -> Process | None:
-        """Starts all processes; returns when the work is done, or the process whose failure makes all restart."""
-        self._processes, self._restarts, self._attempts, self._given_up = {}, {}, {}, []
+    def _run_once(self) -> Failure | None:
+        """Starts all processes; returns None when the work is done, or the failure that makes all restart."""
+        self._processes, self._restarts, self._attempts, self._given_up = {}, {}, {}, {}
         for spec in self._make_specs():
             self._start(spec)
         while not self._is_done():
@@ -182,14 +219,14 @@ class Supervisor:
             if ended.spec.restarts_alone:
                 self._restart_alone(ended)
             elif self._coordinator().status == 0:  # only the evaluator is still awaited
-                log.warning("%s", ended.failure)
+                log.warning("%s", self._failure_of(ended).report)
             else:
                 return self._after_failure(ended)
         self._finish()
         return None
 
-    def _after_failure(self, first: Process) -> Process:
-        """Waits for the others to exit after a failure; returns the process that failed first."""
+    def _after_failure(self, first: Process) -> Failure:
+        """Waits for the others to exit after a failure; returns the failure that came first."""
         failed = [*self._restarts, first]
         self._restarts = {}
         if first.status == USER_ERROR:
@@ -206,28 +243,36 @@ class Supervisor:
         self._kill_all()
         for process in failed:
             if process.status == USER_ERROR:
-                raise LaunchError(process.failure, USER_ERROR)
+                raise LaunchError(self._failure_of(process).report, USER_ERROR)
         if self._signals:
             raise Stopped(self._signals[0])
         for process in failed:
             if process.status in STOPPED:
                 raise Stopped(STOPPED[process.status])
-        return next((process for process in failed if process.status != PEER_LOST), failed[0])
+        return self._failure_of(next((process for process in failed if process.status != PEER_LOST), failed[0]))
+
+    def _failure_of(self, process: Process) -> Failure:
+        kills, before = memory_kills(), self._memory_kills
+        self._memory_kills = kills
+        grown = None if kills is None or before is None else kills > before
+        return describe_failure(process, self._newest_step(), grown)
 
     def _restart_alone(self, ended: Process) -> None:
         """Restarts one process after a pause, while the others continue."""
-        name, step = ended.spec.name, self._newest_step()
-        attempts = self._attempts.setdefault(name, _Attempts(self._max_restarts, step))
-        if attempts.failed(step):
-            pause = self._timeouts.pause(attempts.failures)
-            log.warning("%s", ended.failure)
-            log.warning("restarting %s in %g s (%s)", name, pause, attempts)
-            self._restarts[ended] = time.monotonic() + pause
-        elif ended.spec.is_awaited:  # training is more important than the evaluator
-            log.error("%s; giving up on it, the others continue", ended.failure)
-            self._given_up.append(ended)
-        else:
-            raise self._give_up(ended)
+        name, failure = ended.spec.name, self._failure_of(ended)
+        attempts = self._attempts.setdefault(name, _Attempts(self._max_restarts, failure.saved))
+        try:
+            attempts.failed(failure)
+        except LaunchError as error:
+            if not ended.spec.is_awaited:
+                raise
+            log.error("%s; giving up on it, the others continue", failure.report)  # training is more important
+            self._given_up[ended] = error
+            return
+        pause = self._timeouts.pause(attempts.failures)
+        log.warning("%s", failure.report)
+        log.warning("restarting %s in %g s (%s)", name, pause, attempts)
+        self._restarts[ended] = time.monotonic() + pause
 
     def _is_done(self) -> bool:
         """Returns whether all awaited processes have finished, or were given up."""
@@ -259,7 +304,7 @@ class Supervisor:
         if coordinator.is_alive:
             coordinator.signal(signal.SIGTERM)
             self._wait_for_all(self._timeouts.coordinator, seen, until_coordinator=True)
-            if coordinator.status in STOPPED:  # it has informed the others; one killed by the signal could not
+            if coordinator.status in SAVED:  # it has informed the others; one killed by the signal could not
                 self._wait_for_all(self._timeouts.coordinator, seen)
         self._signal_all(signal.SIGTERM)
         self._wait_for_all(self._timeouts.stop, seen)
@@ -269,8 +314,8 @@ class Supervisor:
         self._kill_all()
         if self._is_done():
             return
-        if coordinator.status is not None and coordinator.status not in (0, *STOPPED, -signal.SIGKILL, -signal.SIGTERM):
-            log.warning("the coordinator may not have saved: %s", coordinator.failure)
+        if coordinator.status is not None and coordinator.status not in (0, *STOPPED, -signal.SIGKILL):
+            log.warning("the coordinator may not have saved: %s", self._failure_of(coordinator).report)
         raise Stopped(number)
 
     def _wait_for_all(self, seconds: float, seen: int, until_coordinator: bool = False) -> None:
@@ -281,13 +326,15 @@ class Supervisor:
                 return
             self._next_exit(deadline)
 
-    def _pause(self, seconds: float) -> None:
+    def _pause(self, seconds: float, attempts: _Attempts) -> None:
         """Waits before all are restarted."""
         deadline = time.monotonic() + seconds
+        self._pausing = attempts, deadline
         while time.monotonic() < deadline:
             self._next_exit(deadline)
             if self._signals:
                 raise Stopped(self._signals[0])
+        self._pausing = None
 
     def _signal_all(self, number: signal.Signals) -> None:
         for process in self._alive():
@@ -315,12 +362,37 @@ class Supervisor:
     def _show_logs(self) -> None:
         width = max((len(name) for name in self._processes), default=0)
         new = [f"{name:<{width}} | {line}\n" for name, p in self._processes.items() for line in p.read_log()]
+        self._kill_silent()
+        self._progress.update(self._processes.values(), self._waiting())
         with contextlib.suppress(OSError):  # a closed terminal or pipe must not stop training
             if self._live is not None and self._processes:
-                self._live.update(process_table(list(self._processes.values())), refresh=True)
-            elif new:
+                self._live.update(self._progress.table(), refresh=True)
+                return
+            if new:
                 sys.stderr.write("".join(new))
                 sys.stderr.flush()
+            if changed := self._progress.changed():
+                log.info("%s", changed)
+
+    def _kill_silent(self) -> None:
+        """Kills processes that others have given up on: one that is frozen would not exit."""
+        for process in self._alive():
+            for name in process.silent:
+                other = self._processes.get(name)
+                if other is not None and other.is_alive and other is not process:
+                    log.warning("%s does not answer %s any more; killing it", name, process.spec.name)
+                    other.kill(f"it did not answer {process.spec.name} any more")
+            process.silent.clear()
+
+    def _waiting(self) -> dict[str, str]:
+        """Returns what is said of processes that wait for a restart, by name."""
+        now, found = time.monotonic(), {}
+        for ended, when in self._restarts.items():
+            found[ended.spec.name] = self._attempts[ended.spec.name].restarting(when - now)
+        if self._pausing is not None:
+            attempts, when = self._pausing
+            found |= dict.fromkeys(self._processes, attempts.restarting(when - now))
+        return found
 
     def _start(self, spec: ProcessSpec) -> None:
         self._processes[spec.name] = Process(spec, self._logs, self._events.put, self._output)
@@ -336,11 +408,6 @@ class Supervisor:
 
     def _coordinator(self) -> Process:
         return next(process for process in self._processes.values() if process.spec.is_coordinator)
-
-    def _give_up(self, failed: Process) -> LaunchError:
-        most = self._max_restarts
-        why = f"after {most} restarts without progress" if most else "restarts are not allowed"
-        return LaunchError(f"giving up ({why}). {failed.failure}", failed.exit_status)
 
     @contextlib.contextmanager
     def _signals_handled(self) -> Iterator[None]:
@@ -360,21 +427,6 @@ class Supervisor:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-# -- the table ------------------------------------------------------------------------------------------------------
-
-
-def process_table(processes: list[Process]) -> Table:
-    """Returns a table of the processes: name, pid, state, last line of the log."""
-    last = Column("last line", no_wrap=True, overflow="ellipsis", ratio=1)
-    table = Table("process", Column("pid", justify="right"), Column("state", no_wrap=True), last, expand=True)
-    for process in processes:
-        lines = process.last_lines
-        state = Text(process.state, style=_STYLES.get(process.state, "red"))
-        line = _TIMESTAMP.sub(r"\1  ", lines[-1]) if lines else ""
-        table.add_row(process.spec.name, str(process.pid), state, Text(line))
-    return table
 
 
 @contextlib.contextmanager

@@ -37,6 +37,7 @@ from modelyard.run.directory import (
     RunDirectory,
 )
 from modelyard.run.manifest import log_result
+from modelyard.system.activity import report
 from modelyard.system.machine import gpus
 from modelyard.system.process import log_to
 
@@ -121,6 +122,7 @@ def run(config: Config, evaluates: bool, processes: SingleProcess | None = None)
         config = resolve_run_config(directory, config)
         checkpoint = load_latest(directory.checkpoints)
         initial_weights = None if checkpoint is not None else read_initial_weights(config)
+        report("loading data")
         dataset = load_dataset(config)
         if evaluates:
             _check_validation(config, dataset, cluster)
@@ -241,6 +243,7 @@ def is_finished(directory: RunDirectory, config: Config, length: Callable[[], Ru
 
 def build(engine: Engine, config: Config, dataset: Dataset, length: RunLength) -> None:
     """Makes the model and hands it to the engine."""
+    report("building the model")
     from modelyard.engine.network import build_network
     from modelyard.models.choose_task import build_task
 

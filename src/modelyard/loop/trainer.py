@@ -27,6 +27,7 @@ from modelyard.loop.hooks import Hook, stop_rules, stopped_by
 from modelyard.run.checkpoint import BackgroundWriter, Checkpoint, list_best, read_checkpoint
 from modelyard.run.directory import RunDirectory
 from modelyard.run.metrics import read_metrics
+from modelyard.system.activity import COMPILING, TRAINING, report
 from modelyard.system.console import bar
 from modelyard.system.process import handle_signals
 
@@ -182,6 +183,7 @@ class Trainer:
                 self._started = time.monotonic()  # from here on it is training that takes time
                 yield
                 if self._signal is not None:
+                    report("saving", self.step, total=self.total_steps)
                     self._call_hooks("on_interrupt")
                     self.writer.flush()
                     raise Interrupted(self._signal, self.step, self.directory.address)
@@ -189,10 +191,12 @@ class Trainer:
                 with contextlib.suppress(Exception):  # the error being raised says more than what follows from it
                     self._finish(begun)
                 raise
+            report("saving", self.step, total=self.total_steps)
             self._finish(begun)
 
     def _prepare(self) -> None:
         """Compiles, before the clock runs."""
+        report(COMPILING, self.step, total=self.total_steps)
         periods = [self.total_steps, self._log_cadence.period]
         splits = []
         if self._evaluates:
@@ -291,11 +295,13 @@ class Trainer:
         self.engine.phases.announce(self.step, self.engine.network.freezing)
         compiles = self.engine.compiles_at(self.step)
         count = min(min(at for at in boundaries if at > self.step) - self.step, self.pace.length(compiles))
+        report(COMPILING if compiles else TRAINING, self.step, self.step + count, self.total_steps)
         began = time.perf_counter()
         metrics = self.engine.train(self.step, count)
         self.pace.add(count, time.perf_counter() - began, compiles)
         faults.trained(self.step, count)
         self.step += count
+        report(TRAINING, self.step, total=self.total_steps)
         self._add_to_window(metrics)
         self._call_hooks("on_steps", metrics)
         if self._log_cadence.fires_at(self.step) or self.is_over:
@@ -390,6 +396,7 @@ class Trainer:
             split: the split.
             step: the step of the model, if it is not this one.
         """
+        report("testing" if split == TEST else "evaluating", self.step, total=self.total_steps)
         with bar(f"evaluating on {split}", self.engine.dataset.size(split)) as show:
 
             def progress(done: int, size: int) -> None:
