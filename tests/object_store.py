@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ def object_store() -> Iterator[dict[str, str]]:
     reset = urllib.request.Request(f"http://{host}:{port}/moto-api/reset", method="POST")
     urllib.request.build_opener(urllib.request.ProxyHandler({})).open(reset).close()
     with pytest.MonkeyPatch.context() as patch:
+        _make_atomic(patch)
         for name, value in environment.items():
             patch.setenv(name, value)
         s3fs.S3FileSystem.clear_instance_cache()
@@ -40,3 +42,20 @@ def object_store() -> Iterator[dict[str, str]]:
         yield environment
         s3fs.S3FileSystem.clear_instance_cache()
     server.stop()
+
+
+def _make_atomic(patch: pytest.MonkeyPatch) -> None:
+    """Moto compares and writes in two steps, between which another thread may write. S3 does both in one."""
+    from moto.s3.responses import S3Response
+
+    guard = threading.RLock()
+
+    def whole(change: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            with guard:
+                return change(*arguments)
+
+        return call
+
+    for name in ("put_object", "delete_object"):
+        patch.setattr(S3Response, name, whole(getattr(S3Response, name)))

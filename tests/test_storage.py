@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import subprocess
 import sys
@@ -11,10 +10,10 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from google_store import google_store
 from modelyard import storage
 from modelyard.errors import DataError, RunError, StorageError
 from object_store import BUCKET, object_store
@@ -232,25 +231,36 @@ def test_fsspecs_memory_is_storage_too(cache: Path) -> None:
     assert storage.local_copy("memory://top/a/b", cache).read_bytes() == b"1"
 
 
-def test_a_file_that_exists_is_not_written_as_a_new_one(url: str) -> None:
-    for data in (b"1", b"2"):
-        storage.write_new(f"{url}/new", data)
-    assert storage.read_bytes(f"{url}/new") == b"1"
+@pytest.mark.parametrize("scheme", ["s3", "gs", "memory"])
+def test_only_the_version_that_was_read_is_replaced_or_removed(scheme: str, url: str) -> None:
+    with google_store() if scheme == "gs" else contextlib.nullcontext():
+        file = {"s3": f"{url}/one", "gs": "gs://yard/a b/one", "memory": "memory://versions/one"}[scheme]
+        assert storage.read_version(file) is None
+        assert storage.replace_version(file, b"1", None)
+        assert not storage.replace_version(file, b"other", None)
+        first = storage.read_version(file)
+        assert first is not None
+        assert first[0] == b"1"
+        assert storage.replace_version(file, b"2", first[1])
+        assert not storage.replace_version(file, b"other", first[1])
+        assert not storage.remove_version(file, first[1])
+        second = storage.read_version(file)
+        assert second is not None
+        assert second[0] == b"2"
+        assert storage.remove_version(file, second[1])
+        assert storage.read_version(file) is None
+        assert not storage.replace_version(file, b"other", second[1])
+        assert not storage.remove_version(file, second[1])
+        assert not storage.exists(file)
 
 
-def test_a_store_without_conditional_writes_writes_all_the_same(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    import s3fs
-
-    real = s3fs.S3FileSystem._pipe_file
-
-    async def refuse(self: Any, path: str, data: bytes, mode: str = "overwrite", **more: Any) -> Any:
-        if mode == "create":
-            raise OSError(errno.ENOSYS, "A header you provided implies functionality that is not implemented")
-        return await real(self, path, data, mode=mode, **more)
-
-    monkeypatch.setattr(s3fs.S3FileSystem, "_pipe_file", refuse)
-    storage.write_new(f"{url}/old", b"1")
-    assert storage.read_bytes(f"{url}/old") == b"1"
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
+def test_a_version_in_a_bucket_that_does_not_exist_is_an_error(scheme: str) -> None:
+    with (
+        google_store() if scheme == "gs" else contextlib.nullcontext(),
+        pytest.raises(StorageError, match="can't write"),
+    ):
+        storage.replace_version(f"{scheme}://nobucket/x", b"1", None)
 
 
 def test_a_missing_file_and_a_missing_bucket_are_named(url: str, cache: Path) -> None:

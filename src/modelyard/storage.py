@@ -33,6 +33,7 @@ _PARTIAL = ".partial-"
 DAY = 86400
 _PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}
 _TRIES = 3
+_CONFLICT, _PRECONDITION_FAILED, _NOT_IMPLEMENTED = 409, 412, 501
 for _name in set(_PACKAGES.values()):  # they print tracebacks of errors that are explained here
     logging.getLogger(_name).addHandler(logging.NullHandler())
 
@@ -146,15 +147,91 @@ def write_bytes(url: str, data: bytes) -> None:
         system.pipe_file(path, data)
 
 
-def write_new(url: str, data: bytes) -> None:
-    """Writes the remote file ``url`` if it does not exist. If several processes try, read it to find out which did."""
-    with _remote(url, "write") as (system, path), contextlib.suppress(FileExistsError):
+def read_version(url: str) -> tuple[bytes, str] | None:
+    """Returns the content of a remote file and the name of this version of it; None if it does not exist."""
+    try:
+        with _remote(url, "read") as (system, path):
+            kind = _kind(url)
+            if kind == "s3fs":
+                sync = importlib.import_module("fsspec.asyn").sync
+                found: tuple[bytes, str] = sync(system.loop, _read_s3, system, path)
+                return found
+            if kind == "gcsfs":
+                headers, data = system.call("GET", system.url(path))
+                return bytes(data), str(headers["X-Goog-Generation"])
+            data = bytes(system.cat_file(path))
+            return data, _digest_of(data)
+    except StorageError as error:
+        if not is_missing(error):
+            raise
+        return None
+
+
+def replace_version(url: str, data: bytes, version: str | None) -> bool:
+    """Replaces a remote file if it still is the version that `read_version` named.
+
+    The store compares and writes in one step. One that has no conditional writes is read again, then written.
+
+    Args:
+        url: the file.
+        data: its new content.
+        version: the version to replace; None if the file must not exist yet.
+
+    Returns:
+        Whether it was replaced. After a lost answer it may be False although it was: read it to find out.
+    """
+    kind = _kind(url)
+    with _remote(url, "write") as (system, path):
         try:
-            system.pipe_file(path, data, mode="create")
-        except OSError as error:
-            if error.errno != errno.ENOSYS:
+            if kind == "s3fs":
+                bucket, key, _ = system.split_path(path)
+                condition = {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
+                system.call_s3("put_object", Bucket=bucket, Key=key, Body=data, **condition)
+                return True
+            if kind == "gcsfs":
+                bucket, key, _ = system.split_path(path)
+                address = f"{system._location}/upload/storage/v1/b/{bucket}/o"
+                condition = {"uploadType": "media", "name": key, "ifGenerationMatch": version or "0"}
+                system.call("POST", address, data=data, **condition)
+                return True
+            if version is None:
+                system.pipe_file(path, data, mode="create")
+                return True
+        except Exception as error:
+            if _is_changed(error, version):
+                return False
+            if not _is_unsupported(error):
                 raise
-            system.pipe_file(path, data)  # this store has no conditional writes
+    found = read_version(url)
+    if (found[1] if found is not None else None) != version:
+        return False
+    write_bytes(url, data)
+    return True
+
+
+def remove_version(url: str, version: str) -> bool:
+    """Removes a remote file if it still is the version that `read_version` named. See `replace_version`."""
+    kind = _kind(url)
+    with _remote(url, "remove") as (system, path):
+        try:
+            if kind == "s3fs":
+                bucket, key, _ = system.split_path(path)
+                system.call_s3("delete_object", Bucket=bucket, Key=key, IfMatch=version)
+                return True
+            if kind == "gcsfs":
+                bucket, key, _ = system.split_path(path)
+                system.call("DELETE", "b/{}/o/{}", bucket, key, ifGenerationMatch=version)
+                return True
+        except Exception as error:
+            if _is_changed(error, version):
+                return False
+            if not _is_unsupported(error):
+                raise
+    found = read_version(url)
+    if found is None or found[1] != version:
+        return False
+    remove(url)
+    return True
 
 
 def exists(url: str | Path) -> bool:
@@ -263,12 +340,46 @@ def _file_system(url: str) -> tuple[Any, str]:
     return system, str(path)
 
 
+def _kind(url: str) -> str:
+    """The package that reads ``url``; empty for other schemes than those of S3 and Google."""
+    return _PACKAGES.get(url.partition("://")[0].lower(), "")
+
+
+async def _read_s3(system: Any, path: str) -> tuple[bytes, str]:
+    bucket, key, _ = system.split_path(path)
+    found = await system._call_s3("get_object", Bucket=bucket, Key=key)
+    async with found["Body"] as body:
+        return bytes(await body.read()), str(found["ETag"])
+
+
+def _is_changed(error: Exception, version: str | None) -> bool:
+    """Whether a store refused a conditional request: the object is another version, or is being changed right now."""
+    if isinstance(error, FileNotFoundError):  # the object, or the bucket
+        return version is not None and not _is_no_bucket(error)
+    return isinstance(error, FileExistsError) or _status(error) in (_CONFLICT, _PRECONDITION_FAILED)
+
+
+def _is_unsupported(error: Exception) -> bool:
+    """Whether a store has no conditional requests."""
+    return _status(error) == _NOT_IMPLEMENTED or (isinstance(error, OSError) and error.errno == errno.ENOSYS)
+
+
+def _status(error: Exception) -> Any:
+    """The HTTP status behind an error of s3fs, if there is one."""
+    response = getattr(error.__cause__ or error, "response", None)
+    return response.get("ResponseMetadata", {}).get("HTTPStatusCode") if isinstance(response, dict) else None
+
+
+def _is_no_bucket(error: Exception) -> bool:
+    return "specified bucket" in str(error).lower()
+
+
 def _reason(url: str, error: Exception) -> str:
     kind, text = type(error).__name__, " ".join(str(error).split()).rstrip(".")
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "the local disk is full."
     if isinstance(error, FileNotFoundError):
-        return f"{text}." if "specified bucket" in text.lower() else "it does not exist."
+        return f"{text}." if _is_no_bucket(error) else "it does not exist."
     if "Credential" in kind or "TokenRetrieval" in kind or "RefreshError" in kind:
         hint = "gcloud auth application-default login" if url.startswith("g") else "AWS_ACCESS_KEY_ID or ~/.aws"
         return f"there are no credentials for it ({text}). See {hint}."
@@ -298,7 +409,11 @@ def _version(url: str) -> tuple[str, int]:
 
 
 def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:24]
+    return _digest_of(text.encode())
+
+
+def _digest_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:24]
 
 
 def _file_name(url: str) -> str:

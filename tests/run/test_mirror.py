@@ -117,16 +117,16 @@ def kill_at(number: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     count = itertools.count(1)
     seen = [0]
 
-    def deadly(function: Callable[..., None]) -> Callable[..., None]:
-        def call(*arguments: Any, **named: Any) -> None:
+    def deadly(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
             seen[0] = next(count)
             if seen[0] >= number:
                 raise Killed
-            function(*arguments, **named)
+            return function(*arguments, **named)
 
         return call
 
-    for name in ("write_bytes", "write_new", "upload", "remove"):
+    for name in ("write_bytes", "replace_version", "remove_version", "upload", "remove"):
         monkeypatch.setattr(storage, name, deadly(getattr(storage, name)))
     return lambda: seen[0]
 

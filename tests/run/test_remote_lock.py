@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
+import psutil
 import pytest
 
+from conftest import environment
+from google_store import google_store
 from modelyard import storage
 from modelyard.errors import RunError, StorageError
 from modelyard.run.remote_lock import STALE_SECONDS, RemoteLock, _here, is_alive
 from object_store import BUCKET, object_store
+from waiting import wait_until
 
 pytest.importorskip("fsspec")
 URL = "memory://locks/run/.lock"
@@ -32,9 +38,13 @@ def lock() -> RemoteLock:
 
 
 def held_by(**who: Any) -> dict[str, Any]:
-    holder = {"host": "elsewhere", "pid_space": "", "pid": 7, "time": time.time(), "mark": "other", **who}
+    holder = {**held(), **who}
     storage.write_bytes(URL, json.dumps(holder).encode())
     return holder
+
+
+def held() -> dict[str, Any]:
+    return {"host": "elsewhere", "pid_space": "", "pid": 7, "time": time.time(), "mark": "other"}
 
 
 def a_dead_pid() -> int:
@@ -98,7 +108,7 @@ def test_a_process_that_lost_its_lock_stops_writing_and_keeps_the_others_lock(ho
     else:
         storage.remove(URL)
     before = storage.read_if_there(URL)
-    for call in (mine.renew, mine.check):
+    for call in (mine.renew, mine.confirm):
         with pytest.raises(
             RunError, match="process 7 on elsewhere took it" if how == "taken" else "someone removed it"
         ):
@@ -144,7 +154,7 @@ def test_a_lock_that_can_not_be_removed_is_let_go(
     mine.acquire()
     (thread,) = (thread for thread in renewing() if thread not in before)
     with monkeypatch.context() as patch:
-        patch.setattr(storage, "remove", fail)
+        patch.setattr(storage, "remove_version", fail)
         mine.release()
     assert "can't be reached. Others have to wait" in caplog.text
     thread.join(10)
@@ -152,83 +162,186 @@ def test_a_lock_that_can_not_be_removed_is_let_go(
     lock().acquire()  # the process itself need not wait
 
 
-@pytest.mark.parametrize("trouble", ["read_if_there", "write_new"])
-def test_a_lock_that_was_not_read_back_is_not_kept(monkeypatch: pytest.MonkeyPatch, trouble: str) -> None:
-    threads, real, calls = renewing(), getattr(storage, trouble), iter(range(100))
+@pytest.mark.parametrize("lost", ["the answer", "the answer of a try before"])
+def test_a_lock_whose_answer_was_lost_is_not_kept_by_nobody(monkeypatch: pytest.MonkeyPatch, lost: str) -> None:
+    """The library may repeat a request that the store has carried out already: the store refuses it then."""
+    threads, real, calls = renewing(), storage.replace_version, iter(range(100))
 
-    def fails_once(*arguments: Any) -> Any:
-        """When the lock is read back, or after it was written: the answer got lost."""
-        number, found = next(calls), real(*arguments)
-        return fail() if number == (1 if trouble == "read_if_there" else 0) else found
+    def loses(*arguments: Any) -> bool:
+        done = real(*arguments)
+        if next(calls):
+            return done
+        return fail() if lost == "the answer" else False  # type: ignore[return-value]
 
+    mine = lock()
     with monkeypatch.context() as patch:
-        patch.setattr(storage, trouble, fails_once)
-        with pytest.raises(StorageError, match="can't be reached"):
-            lock().acquire()
-    assert not storage.exists(URL)
-    assert renewing() == threads
-    lock().acquire()
-
-
-def test_a_process_that_looked_before_the_other_wrote_does_not_win(monkeypatch: pytest.MonkeyPatch) -> None:
-    mine, real, looks = lock(), storage.read_if_there, iter(range(100))
-    mine.acquire()
-    before = storage.read_bytes(URL)
-    with monkeypatch.context() as patch:
-        patch.setattr(storage, "read_if_there", lambda url: real(url) if next(looks) else None)
-        with pytest.raises(RunError, match=f"in use by process {os.getpid()}"):
-            lock().acquire()
-    assert storage.read_bytes(URL) == before
+        patch.setattr(storage, "replace_version", loses)
+        if lost == "the answer":
+            with pytest.raises(StorageError, match="can't be reached"):
+                mine.acquire()
+            assert not storage.exists(URL)
+            assert renewing() == threads
+            mine = lock()
+        mine.acquire()
     mine.renew()
     mine.release()
+    assert not storage.exists(URL)
 
 
-def test_a_process_that_saw_the_dead_holder_late_does_not_remove_the_new_ones_lock() -> None:
-    """It decides on what it read before another took over."""
-    dead, late, mine = held_by(**_here(), pid=a_dead_pid()), lock(), lock()
-    mine.acquire()
-    before = storage.read_bytes(URL)
-    late._remove_dead(dead)
-    assert storage.read_bytes(URL) == before
-    mine.release()
+# -- against real servers ---------------------------------------------------------------------------------------------
 
 
-def test_a_process_that_died_while_it_took_over_does_not_block_the_next() -> None:
-    dead = held_by(**_here(), pid=a_dead_pid())
-    storage.write_bytes(f"{URL}-{dead['mark']}", json.dumps({**dead, "mark": "claim"}).encode())
-    mine = lock()
-    mine.acquire()
-    mine.release()
-    assert storage.names_below(URL.rpartition("/")[0]) == []
+@pytest.fixture(params=["s3", "gs"])
+def bucket(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A bucket of moto's S3, or of the Google server of the tests."""
+    with object_store() if request.param == "s3" else google_store():
+        yield f"{request.param}://{BUCKET}"
+
+
+def start_together(url: str, count: int = 2) -> tuple[list[RemoteLock], list[str]]:
+    """So many processes start at the same moment, here as threads; those that run, and why the others do not."""
+    together, winners, refused = threading.Barrier(count), list[RemoteLock](), list[str]()
+
+    def start() -> None:
+        mine = RemoteLock(url, url)
+        together.wait(120)
+        try:
+            mine.acquire()
+            winners.append(mine)
+        except RunError as error:
+            refused.append(str(error))
+
+    threads = [threading.Thread(target=start) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    return winners, refused
 
 
 @pytest.mark.parametrize("there", ["nobody", "a dead process"])
-def test_of_processes_that_start_at_the_same_moment_one_wins(there: str) -> None:
-    with object_store():
-        url, together = f"s3://{BUCKET}/run/.lock", threading.Barrier(8)
+def test_of_two_that_start_at_the_same_moment_one_runs_and_one_is_refused_50_times(bucket: str, there: str) -> None:
+    dead = {**_here(), "pid": a_dead_pid(), "time": time.time(), "mark": "other"}
+    for number in range(50):
+        url = f"{bucket}/run-{number}/.lock"
         if there == "a dead process":
-            holder = {**_here(), "pid": a_dead_pid(), "time": time.time(), "mark": "other"}
-            storage.write_bytes(url, json.dumps(holder).encode())
-        winners, refused = [], []
-
-        def start() -> None:
-            mine = RemoteLock(url, f"s3://{BUCKET}/run")
-            together.wait(30)
-            try:
-                mine.acquire()
-                winners.append(mine)
-            except RunError as error:
-                refused.append(str(error))
-
-        threads = [threading.Thread(target=start) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        assert (len(winners), len(refused)) == (1, 7)
-        assert all("is in use by process" in message for message in refused)
+            storage.write_bytes(url, json.dumps(dead).encode())
+        winners, refused = start_together(url)
+        assert (len(winners), len(refused)) == (1, 1)
+        assert "is in use by process" in refused[0]
+        winners[0].renew()
         winners[0].release()
-        assert storage.names_below(f"s3://{BUCKET}/run") == []
+        assert storage.names_below(f"{bucket}/run-{number}") == []
+
+
+def test_of_many_that_start_at_the_same_moment_one_runs(bucket: str) -> None:
+    winners, refused = start_together(f"{bucket}/run/.lock", 8)
+    assert (len(winners), len(refused)) == (1, 7)
+    winners[0].release()
+
+
+@pytest.mark.parametrize("action", ["renew", "release"])
+def test_a_holder_that_sleeps_after_its_check_neither_overwrites_nor_removes_the_lock_of_the_next(
+    bucket: str, action: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is stopped between the look at its lock and the request; meanwhile the lock was taken over."""
+    url = f"{bucket}/run/.lock"
+    sleeper = RemoteLock(url, url)
+    sleeper.acquire()
+    real, taken = storage.read_version, list[bytes]()
+
+    def sleep_after(asked: str) -> Any:
+        found = real(asked)
+        if not taken:
+            storage.write_bytes(asked, json.dumps({**held(), "mark": "next"}).encode())
+            taken.append(storage.read_bytes(asked))
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "read_version", sleep_after)
+        with pytest.raises(RunError, match="process 7 on elsewhere took it"):
+            getattr(sleeper, action)()
+    assert storage.read_bytes(url) == taken[0]
+    with pytest.raises(RunError, match="lost its lock"):
+        sleeper.confirm()
+
+
+def test_a_stopped_holder_that_wakes_up_after_a_take_over_leaves_the_lock_alone(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is really stopped, and woken."""
+    url = f"{bucket}/run/.lock"
+    code = (
+        "import sys; from modelyard.run import remote_lock\n"
+        "remote_lock._RENEW_SECONDS = 0.01\n"
+        f"lock = remote_lock.RemoteLock({url!r}, 'run'); lock.acquire(); print('held', flush=True)\n"
+        "for action in (lock.confirm, lock.renew, lock.release):\n"
+        "    sys.stdin.readline()\n"
+        "    try: action(); print('done', flush=True)\n"
+        "    except Exception as error: print(type(error).__name__, flush=True)\n"
+    )
+    sleeper = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment()
+    )
+    try:
+        assert sleeper.stdin is not None
+        assert sleeper.stdout is not None
+        assert sleeper.stdout.readline() == "held\n"
+        sleeper.send_signal(signal.SIGSTOP)
+        wait_until(lambda: psutil.Process(sleeper.pid).status() == psutil.STATUS_STOPPED, what="the stop")
+        mine = RemoteLock(url, url)
+        with monkeypatch.context() as patch:
+            patch.setattr("modelyard.run.remote_lock.STALE_SECONDS", -1)
+            mine.acquire()
+        before = storage.read_bytes(url)
+        sleeper.send_signal(signal.SIGCONT)
+        said = []
+        for _ in range(3):
+            sleeper.stdin.write("\n")
+            sleeper.stdin.flush()
+            said.append(sleeper.stdout.readline().strip())
+        assert said == ["RunError", "RunError", "done"]  # there is nothing to release
+        assert storage.read_bytes(url) == before
+        mine.release()
+    finally:
+        sleeper.kill()
+        sleeper.communicate()
+
+
+@pytest.mark.parametrize("answers", [True, False], ids=["refuses conditions", "ignores conditions"])
+def test_stores_without_conditional_writes_still_have_one_writer_at_a_time(
+    answers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They can't settle a race, but whoever looks sees who has the lock."""
+    with object_store():
+        from moto.s3.responses import S3Response
+
+        for name in ("put_object", "delete_object"):
+            monkeypatch.setattr(S3Response, name, _without_conditions(getattr(S3Response, name), answers))
+        url = f"s3://{BUCKET}/run/.lock"
+        mine = RemoteLock(url, url)
+        mine.acquire()
+        with pytest.raises(RunError, match="is in use by process"):
+            RemoteLock(url, url).acquire()
+        mine.renew()
+        storage.write_bytes(url, json.dumps(held()).encode())
+        for action in (mine.renew, mine.confirm):
+            with pytest.raises(RunError, match="took it"):
+                action()
+        mine.release()
+        assert json.loads(storage.read_bytes(url))["pid"] == 7
+
+
+def _without_conditions(change: Any, answers: bool) -> Any:
+    def call(self: Any) -> Any:
+        names = [name for name in ("If-Match", "If-None-Match") if name in self.headers]
+        if names and answers:
+            return 501, {}, "<Error><Code>NotImplemented</Code><Message>A header is not implemented</Message></Error>"
+        kept = {name: value for name, value in self.headers.items() if name not in names}
+        self.headers = type(self.headers)(kept)
+        return change(self)
+
+    return call
 
 
 def test_an_object_that_is_no_lock_is_named() -> None:

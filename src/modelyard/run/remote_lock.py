@@ -1,8 +1,8 @@
 """One writer for a run folder on an object store: a lock object that contains its holder.
 
-Object stores have no locks, but they create an object only if it does not exist: of several processes, one succeeds.
-The holder renews its lock every minute. A lock that is not renewed is taken over, so the holder checks at every upload
-that it still has it.
+Object stores have no locks, but they change an object only if it still is the version that was read: of several
+processes that take, renew or remove a lock at the same moment, one succeeds. The holder renews its lock every minute.
+A lock that is not renewed is taken over, and the old holder, should it wake up, can neither overwrite nor remove it.
 """
 
 from __future__ import annotations
@@ -26,17 +26,21 @@ from modelyard.system.machine import pid_space
 STALE_SECONDS = 300
 """A holder that has not renewed its lock for so long is considered dead."""
 _RENEW_SECONDS = 60
+_TRIES = 10
 _FIELDS = {"host": str, "pid": int, "time": float, "mark": str}
 _marks: set[str] = set()  # of the locks that this process holds
 log = logging.getLogger("modelyard")
 
+Holder = dict[str, Any]
+"""host, pid, pid_space, time and mark of a process that holds a lock."""
+
 
 class RemoteLock:
-    """The lock object of a run folder.
+    """A lock object of a run folder.
 
     Args:
         url: the object.
-        owner: the run folder, for messages.
+        owner: what it protects, for messages.
     """
 
     def __init__(self, url: str, owner: str) -> None:
@@ -44,7 +48,8 @@ class RemoteLock:
         self.owner = owner
         self._mark = uuid.uuid4().hex
         self._stop = threading.Event()
-        self._guard = threading.Lock()
+        self._guard = threading.RLock()
+        self._renewed = 0.0
 
     def acquire(self) -> None:
         """Makes this process the writer.
@@ -52,46 +57,51 @@ class RemoteLock:
         Raises:
             RunError: if another process is the writer, or becomes it at the same moment.
         """
-        holder = self.holder()
-        if holder is not None:
-            if is_alive(holder):
-                raise self._in_use(holder)
-            log.info("taking over from process %s on %s, which has ended", holder["pid"], holder["host"])
-            self._remove_dead(holder)
         _marks.add(self._mark)
         try:
-            storage.write_new(self.url, self._content())
-            winner = self.holder()
-            if winner is not None and winner["mark"] != self._mark:
-                _marks.discard(self._mark)
-                raise self._in_use(winner)
-            self.check()
+            self._take()
         except BaseException:  # it may have been written all the same
             with contextlib.suppress(Exception):
                 self.release()
+            _marks.discard(self._mark)
             raise
         self._stop.clear()
         threading.Thread(target=self._renew, name="run-lock", daemon=True).start()
 
-    def check(self) -> None:
-        """Checks that this process still holds the lock.
+    def _take(self) -> None:
+        for _ in range(_TRIES):
+            holder, version = self._read()
+            if holder is not None and holder["mark"] == self._mark:  # written by a request whose answer was lost
+                self._renewed = holder["time"]
+                return
+            if holder is not None and is_alive(holder):
+                raise self._in_use(holder)
+            if self._write(version):
+                if holder is not None:
+                    log.info("took over from process %s on %s, which has ended", holder["pid"], holder["host"])
+                return
+        raise RunError(f"{self.url} is changed by other processes again and again. Wait a moment, then try again.")
+
+    def confirm(self) -> None:
+        """Ensures before a change of the run that no other process can have taken the lock over meanwhile.
+
+        Raises:
+            RunError: if one has.
+        """
+        if self._mark not in _marks or not 0 <= time.time() - self._renewed < _RENEW_SECONDS:
+            self.renew()
+
+    def renew(self) -> None:
+        """Writes the current time into the lock, if this process still holds it.
 
         Raises:
             RunError: if it does not.
         """
-        holder = self.holder()
-        if self._mark not in _marks or holder is None or holder["mark"] != self._mark:
-            _marks.discard(self._mark)
-            who = f"process {holder['pid']} on {holder['host']} took it" if holder else "someone removed it"
-            raise RunError(
-                f"this process lost its lock {self.url}: {who}. It uploads nothing more, so that two do not mix."
-            )
-
-    def renew(self) -> None:
-        """Writes the current time into the lock, if this process still holds it."""
         with self._guard:
-            self.check()
-            storage.write_bytes(self.url, self._content())
+            for _ in range(_TRIES):
+                if self._write(self._own_version()):
+                    return
+            raise StorageError(f"can't renew {self.url}: the store refuses to replace it, although nobody changed it.")
 
     def release(self) -> None:
         """Lets others write. Where the object can't be removed, they wait until it is stale.
@@ -103,44 +113,59 @@ class RemoteLock:
         with self._guard:  # a renewal under way would write it again
             if self._mark in _marks:
                 try:
-                    self.check()
-                    storage.remove(self.url)
+                    for _ in range(_TRIES):
+                        if storage.remove_version(self.url, self._own_version()):
+                            break
                 except StorageError as error:
                     log.warning("%s Others have to wait for %s seconds, or delete it.", error, STALE_SECONDS)
                 finally:
                     _marks.discard(self._mark)
 
-    def holder(self) -> dict[str, Any] | None:
-        """Returns the holder: host, pid, time, mark; None if there is none."""
-        data = storage.read_if_there(self.url)
-        if data is None:
-            return None
+    def holder(self) -> Holder | None:
+        """Returns the holder; None if there is none."""
+        return self._read()[0]
+
+    def _read(self) -> tuple[Holder | None, str | None]:
+        """The holder, and the version of the object that names it."""
+        found = storage.read_version(self.url)
+        if found is None:
+            return None, None
+        data, version = found
         try:
-            found = json.loads(data)
-            holder = {key: convert(found[key]) for key, convert in _FIELDS.items()}
-            return {**holder, "pid_space": str(found.get("pid_space", ""))}
+            fields = json.loads(data)
+            holder = {key: convert(fields[key]) for key, convert in _FIELDS.items()}
+            return {**holder, "pid_space": str(fields.get("pid_space", ""))}, version
         except (ValueError, KeyError, TypeError):
             raise RunError(f"{self.url} is not a lock of Modelyard. If no process uses the run, delete it.") from None
 
-    def _remove_dead(self, holder: dict[str, Any]) -> None:
-        """Removes the lock of a dead process. A lock on that lock ensures that a new holder's is not removed."""
-        claim = RemoteLock(f"{self.url}-{holder['mark']}", self.owner)
-        claim.acquire()
-        try:
-            if self.holder() == holder:
-                storage.remove(self.url)
-        finally:
-            claim.release()
+    def _own_version(self) -> str:
+        """The version of the object, which names this process as its holder.
 
-    def _in_use(self, holder: dict[str, Any]) -> RunError:
+        Raises:
+            RunError: if it does not.
+        """
+        holder, version = self._read()
+        if self._mark in _marks and holder is not None and version is not None and holder["mark"] == self._mark:
+            return version
+        _marks.discard(self._mark)
+        who = f"process {holder['pid']} on {holder['host']} took it" if holder else "someone removed it"
+        nothing_more = "It uploads nothing more, so that two do not mix."
+        raise RunError(f"this process lost its lock {self.url}: {who}. {nothing_more}")
+
+    def _write(self, version: str | None) -> bool:
+        now = time.time()  # before the request, which may take long
+        content = json.dumps({**_here(), "pid": os.getpid(), "time": now, "mark": self._mark}).encode()
+        if not storage.replace_version(self.url, content, version):
+            return False
+        self._renewed = now
+        return True
+
+    def _in_use(self, holder: Holder) -> RunError:
         return RunError(
             f"{self.owner} is in use by process {holder['pid']} on {holder['host']}, "
             f"last seen {max(time.time() - holder['time'], 0):.0f} seconds ago. Wait for it to end, stop it, or "
             f"name another --model_dir. If you know that it is dead, delete {self.url}"
         )
-
-    def _content(self) -> bytes:
-        return json.dumps({**_here(), "pid": os.getpid(), "time": time.time(), "mark": self._mark}).encode()
 
     def _renew(self) -> None:
         while not self._stop.wait(_RENEW_SECONDS):
@@ -154,7 +179,7 @@ class RemoteLock:
                 return
 
 
-def is_alive(holder: dict[str, Any]) -> bool:
+def is_alive(holder: Holder) -> bool:
     """Returns whether the holder of a lock may still be writing."""
     if time.time() - holder["time"] > STALE_SECONDS:
         return False
