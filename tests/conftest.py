@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -34,6 +35,12 @@ COMMAND = [sys.executable, "-m", "modelyard"]
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test works in a folder of its own, where no project.yaml is picked up by accident."""
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def _own_settings(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test, and every process that it starts, has a list of trusted plugins of its own."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("settings")))
 
 
 @pytest.fixture(autouse=True)
@@ -63,6 +70,9 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["MODELYARD_TEST_ENGINE"] = config.getoption("--engine")
     # Within the repository, and kept: what JAX has compiled once, the next test finds.
     os.environ.setdefault("MODELYARD_CACHE", str(config.rootpath / ".pytest_cache" / "modelyard"))
+    settings = tempfile.TemporaryDirectory(prefix="modelyard-settings-")  # for fixtures of whole modules
+    config.add_cleanup(settings.cleanup)
+    os.environ["XDG_CONFIG_HOME"] = settings.name
     os.environ["KERAS_BACKEND"] = engine_name()  # some modules of tests import Keras when they are collected
     importlib.import_module("modelyard")  # before them: it sets what TensorFlow reads when it is imported
 

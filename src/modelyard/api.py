@@ -69,6 +69,8 @@ def train(config: Config | Mapping[str, Any] | None = None, **options: Any) -> R
 def resume(model_dir: str | Path, **options: Any) -> Result:
     """Resumes the run in ``model_dir`` from its own config; ``options`` may change its length, hooks, devices.
 
+    With ``trust=True``, the plugins of a run of somebody else are imported.
+
     Example:
         >>> modelyard.resume("runs/2026-11-16-09_30_00-resnet20-cifar10", train_epochs=20)
     """
@@ -130,7 +132,8 @@ def _exported(result: Result, forms: Sequence[Any], in_subprocess: bool) -> Resu
                 log.info("exporting as %s …", form)
                 report("exporting")
                 # TensorFlow that was part of a cluster can no longer build a model of its own.
-                path = (export_in_subprocess if in_subprocess else export)(result.model_dir, format=form).path
+                make = export_in_subprocess if in_subprocess else export
+                path = make(result.model_dir, format=form, trust=True).path  # it has just run with this config
             paths.append(path)
         except UserError as error:
             failures.append((form, str(error)))
@@ -148,7 +151,7 @@ def _existing_export(model_dir: str, form: str) -> str | None:
     from modelyard.serving.exported_model import DESCRIPTION
     from modelyard.serving.exporting.export import exported_versions
 
-    directory, _, path = find_checkpoint(model_dir, None, {}, "Python")
+    directory, _, path = find_checkpoint(model_dir, None, {"trust": True}, "Python")
     base = directory.export(form)
     for number in reversed(exported_versions(base)):
         try:

@@ -55,6 +55,29 @@ class ChangedConfigError(ConfigError):
     heading = "these options can't change when a run is resumed; start a new run (another --model_dir) for them:"
 
 
+class UntrustedPluginError(UserError):
+    """Plugins that a file of somebody else names, and that the user has not trusted yet.
+
+    Args:
+        where: the file and line that names them.
+        plugins: their names and files.
+    """
+
+    def __init__(self, where: str, plugins: Iterable[str]) -> None:
+        self.where, self.plugins = where, tuple(plugins)
+        self.hint = "with --trust (in Python: trust=True)"
+        super().__init__(where, self.plugins)
+
+    def __str__(self) -> str:
+        one = len(self.plugins) == 1
+        heading = f"{self.where} names {'a plugin' if one else 'plugins'} that you have not used before:"
+        advice = (
+            f"Importing {'it' if one else 'them'} would run {'its' if one else 'their'} code; nothing was imported. "
+            f"Read {'it' if one else 'them'} first. To import {'it' if one else 'them'}, repeat this {self.hint}"
+        )
+        return "\n".join([heading, *(f"  {plugin}" for plugin in self.plugins), advice])
+
+
 class RunError(UserError):
     """A run folder that can't be used as asked."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable
@@ -14,7 +15,8 @@ import typer
 
 from modelyard import faults
 from modelyard.cli import cluster, comparison, components, data, doctor, serving, training
-from modelyard.errors import ConfigError, UserError, nearest
+from modelyard.cli.output import program
+from modelyard.errors import ConfigError, UntrustedPluginError, UserError, nearest
 
 _EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
 _HELP = {"help_option_names": ["-h", "--help"]}
@@ -175,10 +177,19 @@ def main(arguments: list[str] | None = None) -> None:
     except UserError as error:
         if isinstance(error, ConfigError) and command is not None:
             _suggest_own_options(error, command.function)
+        if isinstance(error, UntrustedPluginError):
+            error.hint = f"with --trust:\n  {_trusting(sys.argv[1:] if arguments is None else arguments, name)}"
         _print_error(error)
         sys.exit(error.status)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
+
+
+def _trusting(words: list[str], command: str) -> str:
+    """Returns the command that was typed, with --trust."""
+    of_another = command in ("launch", "submit")  # what follows "--" is the command that opens the run
+    end = words.index("--") if "--" in words and not of_another else len(words)
+    return f"{program()} {shlex.join([*words[:end], '--trust', *words[end:]])}"
 
 
 def _underscored(word: str) -> str:

@@ -58,6 +58,8 @@ def launch(
     config_in_cluster(config, Cluster(addresses=addresses, source="launch", model_dir=folder or "runs/new"))
     if folder is None:
         words, folder = with_model_dir(words, str(new_run_path(config)))
+    if config.plugins and "--trust" not in words:  # they are trusted here, and the processes can't ask
+        words = [*words, "--trust"]
     try:
         launch_processes(
             words, workers=workers, ps=ps, evaluator=evaluator, model_dir=folder, max_restarts=max_restarts,

@@ -12,7 +12,7 @@ import typer
 from pydantic.fields import FieldInfo
 
 from modelyard.config.resolve import field_kind
-from modelyard.config.schema import COMPONENTS, CORE_FIELDS, GROUPS, is_mutable
+from modelyard.config.schema import COMPONENTS, CORE_FIELDS, GROUPS, TRUST, is_mutable
 from modelyard.errors import COMMAND_LINE, ConfigError, Problem, UserError, nearest
 from modelyard.registry import MODELS
 from modelyard.storage import is_remote, is_same
@@ -24,6 +24,15 @@ _FOR_NEW_RUNS = (
     *("runs_dir", "run_name", "model_dir", "resume"),
 )
 _RUN = Annotated[str | None, typer.Argument(metavar="RUN", help="folder of the run, or give --model_dir")]
+_TRUST = Annotated[
+    bool | None,
+    typer.Option(
+        f"--{TRUST}",
+        help="import the plugins that the config of somebody else's run names, and remember that",
+        rich_help_panel="Experiment",
+        show_default=False,
+    ),
+]
 _MODEL_DIR = Annotated[str | None, typer.Option("--model_dir", metavar="RUN", help="folder of the run, instead of RUN")]
 
 
@@ -101,12 +110,16 @@ def as_typer_command(
         for name, (info, panel, owners) in part_fields(parts).items():
             flags[name] = _flag(name, info, panel, owners, of_run="run" in own)
     flags = {name: flag for name, flag in flags.items() if name not in parameters}
+    if "options" in own and (core is None or "run" in own):  # it may read the config of a run
+        flags[TRUST] = _parameter(TRUST, _TRUST)
 
     def command(context: typer.Context, **values: Any) -> Any:
         unknown = [*_taken_for_arguments(context, values), *context.args]
         arguments = {name: values[name] for name in own if name in values}
         if "options" in own:
-            typed = {name: values[name] for name in flags if values[name] is not None}
+            typed = {
+                name: values[name] for name in flags if values[name] is not None and (name != TRUST or values[name])
+            }
             arguments["options"] = typed | unknown_options(unknown)
         if "run" in own:
             run, model_dir = values["run"], values["model_dir"]

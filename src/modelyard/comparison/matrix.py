@@ -108,6 +108,7 @@ def matrix(
     jobs: int = 1,
     program: Sequence[str] | None = None,
     source: str = "Python",
+    trust: bool = False,
     **options: Any,
 ) -> MatrixResult:
     """Trains every combination of models, datasets, seeds and other options, each as an ordinary run in a process.
@@ -126,10 +127,12 @@ def matrix(
         jobs: how many cells run in parallel; each gets a part of the cores and GPUs.
         program: the program that runs the commands of the cells; by default Modelyard itself.
         source: where the request comes from, for error messages.
+        trust: import the plugins that the configs in ``output`` name, even if they are not the user's.
         **options: options of all cells.
 
     Raises:
         ConfigError: with every problem, before anything is started.
+        UntrustedPluginError: for plugins of a matrix of somebody else, without ``trust``.
         Interrupted: after SIGTERM or SIGINT, when all cells have saved and exited.
 
     Example:
@@ -139,7 +142,7 @@ def matrix(
     if not 1 <= jobs <= _MAX_JOBS:
         raise ConfigError([Problem(source, "jobs", f"must be 1 to {_MAX_JOBS}, got {jobs}.")])
     options = {key.replace("-", "_"): value for key, value in options.items() if value is not None}
-    request = MatrixRequest(given, exclude, options, source, pick_up_files=source == COMMAND_LINE)
+    request = MatrixRequest(given, exclude, options, source, pick_up_files=source == COMMAND_LINE, trust=trust)
     if file is not None:
         request = read_request(Path(file), request)
     folder = MatrixFolder(output)
@@ -315,7 +318,8 @@ class Scheduler:
         if directory.exists():  # the number of threads decides the last bits: a resumed run keeps it
             threads = run_options(directory).get("threads") or threads
         words = ("--config_file", str(self._folder.config(cell.name)), "--model_dir", str(directory.path))
-        command = (*self._program, TRAIN_AND_EVALUATE, *words, "--threads", str(threads))
+        trust = ("--trust",) if cell.config.plugins else ()  # they are trusted here, and the process can't ask
+        command = (*self._program, TRAIN_AND_EVALUATE, *words, "--threads", str(threads), *trust)
         process = Process(ProcessSpec(cell.name, command, slot.environ), self._folder.logs, self._ended.put)
         self._running[process] = (slot, time.monotonic())
         self._change(result, RUNNING)

@@ -11,6 +11,7 @@ from typing import Any
 from modelyard import storage
 from modelyard.comparison.plan import CELL_NAME, Cell, MatrixRequest, affects_results, make_cells, result_options
 from modelyard.config import resolve
+from modelyard.config.schema import TRUST
 from modelyard.config.yaml_file import dump, inline, read_flat
 from modelyard.errors import ConfigError, Problem, RunError
 from modelyard.run.directory import LOGS, RunDirectory, config_text, read_json
@@ -67,18 +68,19 @@ class MatrixFolder:
         for folder in (self.path, self.path / CONFIGS):
             remove_partial(folder)
 
-    def cells(self, options: Mapping[str, Any] | None = None, source: str = "") -> list[Cell]:
+    def cells(self, options: Mapping[str, Any] | None = None, source: str = "", *, trust: bool = False) -> list[Cell]:
         """Reads the cells of the plan, with ``options`` changed.
 
         Raises:
             ConfigError: if the plan or a config is damaged.
+            UntrustedPluginError: if the configs name plugins that the user does not ``trust`` yet.
         """
         problems: list[Problem] = []
         cells = []
         for name, axes in self.cell_axes().items():
-            given = {**(options or {}), "config_file": str(self.config(name))}
+            given = {**(options or {}), "config_file": str(self.config(name)), TRUST: trust}
             try:
-                config = resolve(given, source=source or str(self.plan), pick_up_files=False)
+                config = resolve(given, source=source or str(self.plan), pick_up_files=False, own_files=False)
                 cells.append(Cell(name, axes, config.model_copy(update={"config_file": None})))
             except ConfigError as error:
                 problems += error.problems
@@ -132,16 +134,17 @@ def merge_plan(folder: MatrixFolder, request: MatrixRequest) -> list[Cell]:
         ConfigError: with every problem, and with every option that would change existing cells.
     """
     if not request.axes and not request.problems:
-        known = folder.cells()
+        known = folder.cells(trust=request.trust)
         if not known:
             message = (
                 "there are none, and this folder has no plan yet. Give --models, --datasets and --seeds, or a file."
             )
             raise ConfigError([Problem(request.source, "axes", message)])
-        changed = folder.cells(request.options, request.source) if request.options else known
+        options = request.options
+        changed = folder.cells(options, request.source, trust=request.trust) if options else known
         _refuse_changes(request, known, changed)
         return changed
-    known, wanted = folder.cells(), make_cells(request)
+    known, wanted = folder.cells(trust=request.trust), make_cells(request)
     names = {cell.identity: cell.name for cell in known}
     wanted = [replace(cell, name=names.get(cell.identity, cell.name)) for cell in wanted]
     _refuse_changes(request, known, wanted)

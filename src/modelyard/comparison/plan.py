@@ -17,7 +17,10 @@ from typing import Any
 
 from modelyard import storage
 from modelyard.config import Config, resolve
-from modelyard.config.schema import CORE_FIELDS, EXCLUSIVE, is_mutable, is_path
+from modelyard.config.calls import parse_list
+from modelyard.config.resolve import relative_to_file
+from modelyard.config.schema import CORE_FIELDS, EXCLUSIVE, TRUST, is_mutable, is_path
+from modelyard.config.trust import is_own_file, trust_plugins
 from modelyard.config.yaml_file import Value, inline, read_sections
 from modelyard.errors import COMMAND_LINE, ConfigError, Problem, nearest, unknown
 from modelyard.loop.start import with_absolute_paths
@@ -50,6 +53,7 @@ class MatrixRequest:
         pick_up_files: whether ./project.yaml is read, as for a run from the command line.
         locations: file and line of single keys, if known: options, sections, ``exclude 0`` and so on.
         problems: errors found so far; they are raised together with all others.
+        trust: plugins may be imported, whichever file names them.
     """
 
     axes: Mapping[str, Sequence[Any]]
@@ -59,6 +63,7 @@ class MatrixRequest:
     pick_up_files: bool = False
     locations: Mapping[str, str] = field(default_factory=dict)
     problems: Sequence[Problem] = ()
+    trust: bool = False
 
     def where(self, key: str) -> str:
         """Returns where ``key`` was set."""
@@ -85,6 +90,8 @@ def read_request(path: Path, overrides: MatrixRequest) -> MatrixRequest:
     for pair in EXCLUSIVE:
         if set(pair) & set(overrides.options):
             options = {key: value for key, value in options.items() if key not in pair}
+    if "plugins" not in {*overrides.options, *overrides.axes}:
+        _locate_plugins(path, options, axes, overrides.trust)
     exclude = _exclusions(found, problems)
     locations = {"axes": str(path), "exclude": str(path)}
     locations |= {key: value.where for key, value in {**found, **options, **axes}.items()}
@@ -98,7 +105,27 @@ def read_request(path: Path, overrides: MatrixRequest) -> MatrixRequest:
         overrides.pick_up_files,
         locations,
         [*overrides.problems, *problems],
+        overrides.trust,
     )
+
+
+def _locate_plugins(path: Path, options: dict[str, Value], axes: dict[str, Value], trust: bool) -> None:
+    """Makes the paths of plugins relative to the file that names them.
+
+    Raises:
+        UntrustedPluginError: if that file is not the user's own.
+    """
+
+    def located(value: Any) -> list[str]:
+        return list(relative_to_file(tuple(map(str, parse_list(value))), path))
+
+    for section, is_axis in ((options, False), (axes, True)):
+        if "plugins" in section:
+            given, where = section["plugins"].value, section["plugins"].where
+            found = [located(value) for value in given] if is_axis else located(given)
+            names = [name for value in found for name in value] if is_axis else found
+            trust_plugins([str(name) for name in names], where, named_by_user=is_own_file(path), trust=trust)
+            section["plugins"] = Value(found, where)
 
 
 def _options(found: Mapping[str, Value], section: str, problems: list[Problem]) -> dict[str, Value]:
@@ -184,7 +211,8 @@ def _located(request: MatrixRequest, problem: Problem) -> Problem:
 
 
 def _resolve_cell(request: MatrixRequest, axes: Mapping[str, Any]) -> Config:
-    given = {**request.options, **axes}
+    given = {key: value for key, value in {**request.options, **axes}.items() if key != TRUST}
+    given |= {TRUST: request.trust}
     config = resolve(given, source=request.source, pick_up_files=request.pick_up_files, shared=True)
     if config.best_model_dir is not None and "best_model_dir" not in given:
         message = "would be the same for all cells. Leave it out: each cell has its own."
@@ -218,6 +246,9 @@ def _axis_problems(request: MatrixRequest) -> Iterator[Problem]:
         if key in request.options:
             yield Problem(where, key, "is both an axis of this matrix and an option of all cells; give only one.")
     for key in dict.fromkeys((*request.axes, *request.options)):
+        if key == TRUST:
+            message = "has no effect inside a file; give it on the command line or in Python."
+            yield Problem(request.where(key), key, message)
         if key in _SET_BY_THE_MATRIX:
             message = "has no effect here: every cell has its own run folder in --output."
             yield Problem(request.where(key), key, message)

@@ -12,11 +12,14 @@ from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 
+from modelyard.config.trust import find_file
 from modelyard.errors import UserError
 
 
 def load_plugins(names: tuple[str, ...]) -> None:
     """Imports each plugin once. It registers models, datasets and other components.
+
+    `trust_plugins` decides before whether they may be imported.
 
     Raises:
         UserError: if a plugin does not exist or fails, with its line that failed.
@@ -55,8 +58,12 @@ def _line(error: Exception) -> str:
 
 
 def _import_module(name: str) -> None:
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+    if name in sys.modules:
+        return
+    folder, file = Path.cwd(), find_file(name)
+    # Only for a module that is there: in a stranger's folder, a file may have the name of any library.
+    if file is not None and file.is_relative_to(folder.resolve()) and str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
     try:
         found = importlib.util.find_spec(name)
     except ModuleNotFoundError:

@@ -6,6 +6,7 @@ Defaults < recipe < a set of project.yaml < a set of hyperparameters.yaml < comm
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from pydantic import BaseModel, ValidationError
 from modelyard.config.backend import select_engine
 from modelyard.config.calls import Call, validation_message
 from modelyard.config.plugins import load_installed_plugins, load_plugins
-from modelyard.config.schema import COMPONENTS, CORE_FIELDS, EXCLUSIVE, Config, registered_name
+from modelyard.config.schema import COMPONENTS, CORE_FIELDS, EXCLUSIVE, TRUST, Config, registered_name
+from modelyard.config.trust import is_own_file, trust_plugins
 from modelyard.config.weight_groups import read_group, read_phases
 from modelyard.config.yaml_file import CONFIG_VERSION, RUN_CONFIG_KEY, Value, is_run_config, read_flat, read_set
 from modelyard.errors import COMMAND_LINE, ConfigError, Problem, UserError, nearest, unknown
@@ -42,24 +44,36 @@ def resolve(
     source: str = COMMAND_LINE,
     pick_up_files: bool = True,
     shared: bool = False,
+    own_files: bool = True,
 ) -> Config:
     """Builds the config.
 
     Args:
-        given: the options of the highest level, usually those of the command line.
+        given: the options of the highest level, usually those of the command line. ``trust`` is not an option of the
+            config: it says that the plugins may be imported, whichever file names them.
         source: the name of that level.
         pick_up_files: read ./project.yaml and ./hyperparameters.yaml if they exist.
         shared: the options serve several runs, so that one may be of a component that only others have.
+        own_files: the config file may be the user's own; that of a run is not.
 
     Raises:
         ConfigError: with all errors.
+        UntrustedPluginError: if a file that is not the user's own names plugins.
     """
     problems: list[Problem] = []
     top = {key.replace("-", "_"): Value(value, source) for key, value in given.items() if value is not None}
-    merged = _merge(_levels(top, pick_up_files, problems), problems)
+    trust = _pop_trust(top, problems)
+    levels = _levels(top, pick_up_files, problems)
+    merged = _merge([level.values for level in levels], problems)
     config = _check_core(merged, problems)
     if problems and config.plugins:
         raise _error(problems)  # before a user's code is imported
+    if config.plugins:
+        naming = next(level for level in reversed(levels) if "plugins" in level.values)
+        # A file that names another one, such as a recipe, may be a stranger's.
+        named_by_user = naming.file is None or (own_files and all(level.is_own for level in levels))
+        config = config.model_copy(update={"plugins": relative_to_file(config.plugins, naming.file)})
+        trust_plugins(config.plugins, merged["plugins"].where, named_by_user=named_by_user, trust=trust)
     try:
         if config.plugins:
             select_engine(config.engine)  # a user's code may import Keras, which fixes its backend then
@@ -76,6 +90,20 @@ def resolve(
     config._origins = {key: value.where for key, value in merged.items()}
     config._notes = notes
     return config
+
+
+def _pop_trust(top: dict[str, Value], problems: list[Problem]) -> bool:
+    trust = top.pop(TRUST, Value(False, "default"))
+    if not isinstance(trust.value, bool):
+        problems.append(Problem(trust.where, TRUST, f"must be true or false, got {trust.value!r}."))
+    return trust.value is True
+
+
+def relative_to_file(plugins: tuple[str, ...], file: Path | None) -> tuple[str, ...]:
+    """Returns plugins that a file names, as paths from the working folder; ``None`` is no file."""
+    if file is None:
+        return plugins
+    return tuple(str(file.parent / name) if name.endswith(".py") else name for name in plugins)
 
 
 def _error(problems: list[Problem]) -> ConfigError:
@@ -103,7 +131,19 @@ def _recipes() -> Any:
 # -- levels ------------------------------------------------------------------------------------------------------------
 
 
-def _levels(top: dict[str, Value], pick_up_files: bool, problems: list[Problem]) -> list[dict[str, Value]]:
+@dataclass(frozen=True)
+class _Level:
+    """Options, the file that has them, and whether that is the user's own.
+
+    There is no file for what the user typed, and for what comes with the package.
+    """
+
+    values: dict[str, Value]
+    file: Path | None = None
+    is_own: bool = True
+
+
+def _levels(top: dict[str, Value], pick_up_files: bool, problems: list[Problem]) -> list[_Level]:
     """Returns the options of all levels, lowest first."""
 
     def read(kind: str, default: str, known: Mapping[str, Value]) -> tuple[Path | None, dict[str, Value]]:
@@ -118,35 +158,47 @@ def _levels(top: dict[str, Value], pick_up_files: bool, problems: list[Problem])
         return None, {}
 
     project_file, project = read("config", "project.yaml", top)
-    if project_file is not None and is_run_config(project_file):
+    if project_file is not None and (is_run_config(project_file) or RUN_CONFIG_KEY in project):
         _check_version(project.pop(RUN_CONFIG_KEY, None), problems)
         for key in ("recipe", "hyperparameter_file", "hyperparameter_set"):
             if key in top:
                 message = f"has no effect here: {project_file} is the complete config of a run."
                 problems.append(Problem(top[key].where, key, message))
-        return [project, top]
-    _, hyper = read("hyperparameter", "hyperparameters.yaml", {**project, **top})
-    for key in ("config_file", "config_set"):
-        for values in (project, hyper):
-            if key in values:
-                message = "has no effect inside a file; give it on the command line or in Python."
-                problems.append(Problem(values[key].where, key, message))
-    levels = [project, hyper, top]
+        _refuse_in_files((TRUST,), (project,), problems)
+        return [_Level(project, project_file, is_own=False), _Level(top)]
+    hyper_file, hyper = read("hyperparameter", "hyperparameters.yaml", {**project, **top})
+    _refuse_in_files(("config_file", "config_set", TRUST), (project, hyper), problems)
+    levels = [_of_file(project, project_file), _of_file(hyper, hyper_file), _Level(top)]
     known = {**project, **hyper, **top}
     if not {"model", "dataset", "recipe"} & set(known):
         known["recipe"] = Value(DEFAULT_RECIPE, "default, since no model or dataset is given")
-        levels.insert(0, {"recipe": known["recipe"]})
+        levels.insert(0, _Level({"recipe": known["recipe"]}))
     recipe = _text(known, "recipe")
     if recipe is not None:
         try:
-            values = read_flat(recipe_path(recipe), problems)
+            path = recipe_path(recipe)
+            values = read_flat(path, problems)
         except UserError as error:
             problems.append(Problem(known["recipe"].where, "recipe", str(error)))
             return levels
+        _refuse_in_files((TRUST,), (values,), problems)
+        level = _of_file(values, path)
         if not recipe.endswith((".yaml", ".yml")):  # of the package: its lines do not help the user
-            values = {key: Value(value.value, f"recipe {recipe}") for key, value in values.items()}
-        levels.insert(0, values)
+            level = _Level({key: Value(value.value, f"recipe {recipe}") for key, value in values.items()})
+        levels.insert(0, level)
     return levels
+
+
+def _of_file(values: dict[str, Value], file: Path | None) -> _Level:
+    return _Level(values) if file is None else _Level(values, file, is_own_file(file))
+
+
+def _refuse_in_files(keys: tuple[str, ...], files: tuple[dict[str, Value], ...], problems: list[Problem]) -> None:
+    for key in keys:
+        for values in files:
+            if key in values:
+                message = "has no effect inside a file; give it on the command line or in Python."
+                problems.append(Problem(values[key].where, key, message))
 
 
 def _check_version(version: Value | None, problems: list[Problem]) -> None:
@@ -249,7 +301,7 @@ def _check_components(
             continue
         options = registry.get(registered_name(component, name)).options
         fields = options.model_fields
-        clashes = sorted(set(fields) & set(CORE_FIELDS))
+        clashes = sorted(set(fields) & {*CORE_FIELDS, TRUST})
         if clashes:
             problems.append(Problem(component, name, f"has options that Modelyard has too: {clashes}. Rename them."))
             continue

@@ -28,6 +28,9 @@ COMPONENTS: dict[str, Registry] = {
 EXCLUSIVE = (("train_steps", "train_epochs"), ("eval_every", "epochs_between_evals"))
 """Pairs of options for one thing. Both at one level are an error; a higher level overrides the other of the pair."""
 
+TRUST = "trust"
+"""Not an option of the config, which a stranger may have written: the user says so for one command, and no file can."""
+
 DEFAULT_HOOKS = ("nan_guard", "throughput", "metrics", "log", "tensorboard", "progress", "best", "checkpoint")
 
 

@@ -32,7 +32,7 @@ def resume_config(model_dir: str | Path, options: Mapping[str, Any], source: str
         raise ConfigError(Problem(source, key, message) for key in without_effect)
     own = {"config_file": str(directory.config), "model_dir": directory.address, "resume": "must"}
     try:
-        config = resolve({**options, **own}, source=source, pick_up_files=False)
+        config = resolve({**options, **own}, source=source, pick_up_files=False, own_files=False)
     except ConfigError as error:
         script = started_by(read_manifest(directory))
         if script is not None:

@@ -242,7 +242,8 @@ def predict_in_subprocess(
         RunError: if the process fails otherwise.
     """
     try:
-        arguments = {**options, "engine": engine, "run": run.address, "step": run.step, "images": images}
+        # The run's plugins were trusted here; that process has not imported them yet.
+        arguments = {**options, "trust": True, "engine": engine, "run": run.address, "step": run.step, "images": images}
         found: Predictions = call_in_subprocess(engine, predict_images, **arguments)
     except ConfigError as error:
         reason = " ".join(str(error).split())

@@ -72,7 +72,7 @@ def export(
         version: the number of the new version; by default the next one.
         overwrite: replace that version if it exists; without a number, the newest.
         source: where the options come from, for error messages.
-        **options: paths that differ from training: data_dir, cache_dir, plugins.
+        **options: paths that differ from training: data_dir, cache_dir, plugins; and trust.
 
     Raises:
         UserError: if there is no such model, the format can't hold it, or the export predicts something else.
@@ -92,6 +92,7 @@ def export(
         number = choose_version(base, version, overwrite)
         if keras_backend() not in (None, "tensorflow"):
             changed = {"output": str(base), "version": version, "overwrite": overwrite, **options}
+            changed["trust"] = True  # the run's plugins were trusted here; that process has not imported them yet
             return export_in_subprocess(run.address, checkpoint=run.step, format=format, **changed)
         return _export(run, format, base / str(number), overwrite, options)
 

@@ -1,0 +1,162 @@
+"""Decides which plugins may be imported: importing a plugin runs its code, and a stranger's run may name any file.
+
+A plugin is trusted if the user names it (``--plugins``, Python, their own project.yaml), if this process has imported
+it already, if the user has used it before, or if they say so (``--trust``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+from modelyard.config.yaml_file import is_run_config
+from modelyard.errors import UntrustedPluginError
+
+_RUN_CONFIG = "config.yaml"
+_ANY_CONTENT = "-"
+
+
+def trust_plugins(names: Sequence[str], where: str, *, named_by_user: bool, trust: bool) -> None:
+    """Returns if all plugins may be imported, and remembers those that the user trusts. Imports nothing.
+
+    Args:
+        names: modules or .py files.
+        where: the file and line that names them.
+        named_by_user: the user has named them: on the command line, in Python or in a file of their own.
+        trust: the user trusts them, whatever names them.
+
+    Raises:
+        UntrustedPluginError: with all that may not be imported.
+    """
+    found = {name: find_file(name) for name in names}
+    if named_by_user:
+        _remember({path: _ANY_CONTENT for path in found.values() if path is not None})
+        return
+    known = _remembered()
+    strange = {name: path for name, path in found.items() if _may_run(name, path) and not _is_known(path, known)}
+    if strange and not trust:
+        raise UntrustedPluginError(where, [_described(name, path) for name, path in strange.items()])
+    # The user has looked at what is there now, not at what somebody may put there later.
+    _remember({path: _digest(path) for path in strange.values() if path is not None})
+
+
+def _may_run(name: str, path: Path | None) -> bool:
+    """Whether importing a plugin would run code. To look for a module may, too: it imports the packages around it."""
+    return not is_imported(name) and (path is not None or not name.endswith(".py"))
+
+
+def is_own_file(path: Path) -> bool:
+    """Whether a config file that the user names is their own: not the config of a run, and not in a run folder."""
+    return path.name != _RUN_CONFIG and not is_run_config(path) and not _is_in_run(path)
+
+
+def find_file(name: str) -> Path | None:
+    """Returns the file of a plugin, without importing anything; None if there is none."""
+    if name.endswith(".py"):
+        path = Path(name)
+        return path.resolve() if path.is_file() else None
+    before = sys.path[:]
+    sys.path.insert(0, str(Path.cwd()))
+    importlib.invalidate_caches()
+    try:
+        spec = _find_spec(name)
+    finally:
+        sys.path[:] = before
+    return Path(spec.origin).resolve() if spec is not None and spec.origin and spec.has_location else None
+
+
+def is_imported(name: str) -> bool:
+    """Whether this process has run the code of a plugin, perhaps as its main script."""
+    if not name.endswith(".py"):
+        return name in sys.modules
+    path = Path(name).resolve()
+    files = [getattr(module, "__dict__", {}).get("__file__") for module in list(sys.modules.values())]
+    return any(Path(file).resolve() == path for file in files if isinstance(file, str) and file.endswith(path.name))
+
+
+def _find_spec(name: str) -> ModuleSpec | None:
+    """Finds a module, without importing the packages that it is in, as ``importlib.util.find_spec`` would."""
+    first, *rest = name.split(".")
+    try:
+        spec = importlib.util.find_spec(first)
+        for number in range(len(rest)):
+            if spec is None or spec.submodule_search_locations is None:
+                return None
+            spec = PathFinder.find_spec(".".join((first, *rest[: number + 1])), list(spec.submodule_search_locations))
+    except (ImportError, ValueError, KeyError, AttributeError):  # a namespace asks for its parent; a strange __spec__
+        return None
+    return spec
+
+
+def _described(name: str, path: Path | None) -> str:
+    where = "there is no such file" if path is None else str(path)
+    return name if str(path) == name else f"{name} ({where})"
+
+
+def _is_in_run(path: Path) -> bool:
+    return any(is_run_config(folder / _RUN_CONFIG) for folder in path.resolve().parents)
+
+
+# -- what the user has used before --------------------------------------------------------------------------------
+
+
+def list_file() -> Path | None:
+    """Returns the file that lists the trusted plugins; None if the user has no folder for it."""
+    folder = Path(os.environ.get("XDG_CONFIG_HOME", ""))
+    if not folder.is_absolute():  # also if it is not set
+        try:
+            folder = Path.home() / ".config"
+        except (RuntimeError, KeyError):
+            return None
+    return folder / "modelyard" / "trusted_plugins"
+
+
+def _remembered() -> dict[str, set[str]]:
+    """Returns the trusted files, each with the SHA-256 of its trusted contents; ``-`` stands for any."""
+    file, found = list_file(), dict[str, set[str]]()
+    if file is not None:
+        with contextlib.suppress(OSError):
+            for line in file.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
+                digest, _, path = line.partition(" ")
+                found.setdefault(path, set()).add(digest)
+    return found
+
+
+def _is_known(path: Path | None, known: dict[str, set[str]]) -> bool:
+    if path is None:
+        return False
+    digests = known.get(str(path), set())
+    return _ANY_CONTENT in digests or (bool(digests) and _digest(path) in digests)
+
+
+def _remember(files: dict[Path, str]) -> None:
+    """Adds files to the list. Files in a run folder are not added: what is there may be replaced with the run."""
+    list_path, known = list_file(), _remembered()
+    lines = [
+        f"{digest} {path}\n"
+        for path, digest in files.items()
+        if digest not in known.get(str(path), ()) and len(str(path).splitlines()) == 1 and not _is_in_run(path)
+    ]
+    if not lines or list_path is None:
+        return
+    with contextlib.suppress(OSError):  # a home that is missing or read-only: they are asked again
+        list_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle = os.open(list_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(handle, "".join(lines).encode("utf-8", "surrogateescape"))  # one write: others append, too
+        finally:
+            os.close(handle)
+
+
+def _digest(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""

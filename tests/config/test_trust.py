@@ -1,0 +1,377 @@
+"""Looking at a run of somebody else does not run its code, and one's own runs need no flag."""
+
+import multiprocessing
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import modelyard
+from modelyard.cli.app import COMMANDS, main
+from modelyard.comparison.matrix_folder import MatrixFolder
+from modelyard.comparison.plan import MatrixRequest, make_cells
+from modelyard.config import load_config
+from modelyard.config.plugins import load_plugins
+from modelyard.config.trust import list_file, trust_plugins
+from modelyard.errors import ConfigError, UntrustedPluginError
+from modelyard.run.directory import config_text
+
+CODE = "import pathlib\npathlib.Path(__file__).with_name('IT_RAN').touch()\n"
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder])
+    modules = set(sys.modules)
+    yield
+    for name in set(sys.modules) - modules:
+        if name.startswith(("modelyard_plugin_", "my_")):
+            del sys.modules[name]
+
+
+def plugin(path: str) -> Path:
+    file = Path(path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(CODE)
+    return file.absolute()
+
+
+def run_of_a_stranger(folder: str = "theirs", *plugins: str) -> Path:
+    """A run folder whose config names a plugin in it."""
+    run = Path(folder).absolute()
+    file = plugin(f"{folder}/evil.py")
+    config = load_config(model="mlp", train_steps=5).model_copy(update={"plugins": plugins or (str(file),)})
+    (run / "config.yaml").write_text(config_text(config))
+    (run / "manifest.json").write_text('{"evaluates": true}')
+    return run
+
+
+def status_of(*words: str) -> object:
+    """The exit status of a command."""
+    with pytest.raises(SystemExit) as exited:
+        main(list(words))
+    return exited.value.code
+
+
+def has_run(folder: str | Path = "theirs") -> bool:
+    return (Path(folder) / "IT_RAN").exists()
+
+
+def matrix_of_a_stranger(folder: str) -> None:
+    run = run_of_a_stranger()
+    cell = make_cells(MatrixRequest({"model": ["mlp"]}, options={"train_steps": 5}))[0]
+    made = MatrixFolder(folder)
+    made.create()
+    made.write([cell])
+    made.config(cell.name).write_text((run / "config.yaml").read_text())
+
+
+RUN_COMMANDS = {
+    "resume": ["resume", "theirs"],
+    "evaluate": ["evaluate", "theirs"],
+    "predict": ["predict", "theirs", "a.png"],
+    "export": ["export", "theirs"],
+    "serve": ["serve", "--model_dir", "theirs"],
+    "launch": ["launch", "--", "resume", "theirs"],
+    **{
+        name: [name, "--config_file", "theirs/config.yaml"]
+        for name in ("config", "train", "train-and-evaluate", "find-learning-rate")
+    },
+    "matrix": ["matrix", "--output", "m", "--models", "mlp", "--config_file", "theirs/config.yaml"],
+}
+WITHOUT_A_RUN = ("convert", "data", "stop", "submit", "models", "datasets", "hooks", "runs", "leaderboard", "doctor")
+
+
+def test_every_command_is_tried() -> None:
+    assert {name.split()[0] for name in COMMANDS} == {*RUN_COMMANDS, *WITHOUT_A_RUN}
+
+
+@pytest.mark.parametrize("words", RUN_COMMANDS.values(), ids=RUN_COMMANDS)
+def test_no_command_runs_the_code_of_a_run_that_it_opens(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["modelyard"])
+    run = run_of_a_stranger()
+    assert (status_of(*words), has_run()) == (2, False)
+    message = capsys.readouterr().err
+    assert "theirs/config.yaml:9 names a plugin that you have not used before" in message
+    assert str(run / "evil.py") in message
+    assert f"repeat this with --trust:\n  modelyard {' '.join(words)} --trust\n" in message
+
+
+@pytest.mark.parametrize("words", [["runs"], ["runs", "theirs"], ["leaderboard", "theirs"], ["stop", "theirs"]])
+def test_commands_that_only_list_runs_do_not_look_at_plugins(words: list[str]) -> None:
+    run_of_a_stranger()
+    status_of(*words)
+    assert not has_run()
+
+
+VERBS: dict[str, Callable[[], object]] = {
+    "resume": lambda: modelyard.resume("theirs"),
+    "evaluate": lambda: modelyard.evaluate("theirs"),
+    "predict": lambda: modelyard.predict("theirs", "a.png"),
+    "export": lambda: modelyard.export("theirs"),
+    "serve": lambda: modelyard.serve("theirs"),
+    "load_config": lambda: modelyard.load_config(config_file="theirs/config.yaml"),
+    "train": lambda: modelyard.train(config_file="theirs/config.yaml"),
+    "train_and_evaluate": lambda: modelyard.train_and_evaluate({"config_file": "theirs/config.yaml"}),
+    "find_learning_rate": lambda: modelyard.find_learning_rate(config_file="theirs/config.yaml"),
+    "data_info": lambda: modelyard.data_info("digits", config_file="theirs/config.yaml"),
+    "matrix": lambda: modelyard.matrix(models=["mlp"], output="m", config_file="theirs/config.yaml"),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
+def test_no_function_runs_the_code_of_a_run_that_it_opens(verb: Callable[[], object]) -> None:
+    run_of_a_stranger()
+    with pytest.raises(UntrustedPluginError, match="trust=True"):
+        verb()
+    assert not has_run()
+
+
+@pytest.mark.parametrize("again", [["--models", "mlp"], []])
+def test_the_plan_of_a_matrix_may_be_a_strangers(again: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    matrix_of_a_stranger("m")
+    Path("m/configs/mlp.yaml").write_text("default:\n  plugins: ../../theirs/evil.py\n  model: mlp\n")  # not as a run's
+    assert (status_of("matrix", "--output", "m", *again), has_run()) == (2, False)
+    assert "m/configs/mlp.yaml:2" in capsys.readouterr().err
+
+
+def test_a_matrix_file_in_a_run_folder_is_not_the_users() -> None:
+    run_of_a_stranger()
+    Path("theirs/m.yaml").write_text("axes: {model: [mlp]}\noptions: {plugins: evil.py, train_steps: 5}\n")
+    with pytest.raises(UntrustedPluginError, match=r"theirs/m.yaml:2 names a plugin"):
+        modelyard.matrix("theirs/m.yaml", output="m")
+    assert not has_run()
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("theirs/config.yaml", "default:\n  plugins: evil.py\n"),  # sets, as the user's own files have them
+        ("theirs/other.yaml", "default:\n  plugins: evil.py\n"),
+        ("theirs/deeper/other.yaml", "default:\n  plugins: ../evil.py\n"),
+        ("other.yaml", "config_version: 1\nplugins: theirs/evil.py\n"),
+        ("other.yaml", '"config_version": 1\nplugins: theirs/evil.py\n'),
+        ("theirs/other.yaml", "default:\n  recipe: r.yaml\n"),
+        ("theirs/other.yaml", "default:\n  hyperparameter_file: h.yaml\n"),
+    ],
+)
+def test_a_file_in_a_run_folder_is_not_the_users(file: str, text: str) -> None:
+    run_of_a_stranger()
+    Path(file).parent.mkdir(exist_ok=True)
+    Path(file).write_text(text)
+    Path("r.yaml").write_text("plugins: theirs/evil.py\n")
+    Path("h.yaml").write_text("default:\n  plugins: theirs/evil.py\n")
+    with pytest.raises(UntrustedPluginError):
+        load_config(config_file=file)
+    assert not has_run()
+
+
+def test_a_run_folder_as_working_folder_has_no_file_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_of_a_stranger()
+    Path("theirs/project.yaml").write_text("default:\n  plugins: evil.py\n")
+    monkeypatch.chdir("theirs")
+    assert (status_of("config"), has_run(".")) == (2, False)
+
+
+@pytest.mark.parametrize("name", ["my_setup", "my_package.part", "my_package"])
+def test_a_module_in_the_working_folder_is_not_run_for_a_stranger(name: str) -> None:
+    """Not even to find it: to look for ``my_package.part``, Python imports ``my_package``."""
+    run = run_of_a_stranger("theirs", name)
+    for file in ("my_setup.py", "my_package/__init__.py", "my_package/part.py"):
+        plugin(file)
+    with pytest.raises(UntrustedPluginError):
+        modelyard.evaluate(run)
+    assert [has_run("."), has_run("my_package")] == [False, False]
+
+
+def test_a_module_that_is_imported_already_runs_nothing() -> None:
+    """A stranger's folder may have a file with the name of any library: it does not become one."""
+    run = run_of_a_stranger("theirs", "json")
+    plugin("json.py")
+    before = sys.path[:]
+    load_config(config_file=str(run / "config.yaml"))
+    assert sys.path == before
+    assert not has_run(".")
+
+
+def test_the_users_own_files_name_plugins_as_before() -> None:
+    plugin("mine.py")
+    Path("project.yaml").write_text("default:\n  plugins: mine.py\n  model: mlp\n")
+    assert (status_of("config"), has_run(".")) == (0, True)
+
+
+def test_paths_of_plugins_are_relative_to_the_file_that_names_them() -> None:
+    for folder in ("conf", "."):
+        plugin(f"{folder}/mine.py")
+    Path("conf/project.yaml").write_text("default:\n  plugins: [mine.py]\n")
+    Path("conf/recipe.yaml").write_text("plugins: [mine.py]\nmodel: mlp\n")
+    assert load_config(config_file="conf/project.yaml").plugins == ("conf/mine.py",)
+    assert load_config(recipe="conf/recipe.yaml").plugins == ("conf/mine.py",)
+    assert (has_run("conf"), has_run(".")) == (True, False)
+
+
+def forget_imports() -> None:
+    """What has been imported is trusted: pretend that this is another process."""
+    for name in [name for name in sys.modules if name.startswith(("modelyard_plugin_", "my_"))]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("name", ["elsewhere/mine.py", "my_module"])
+def test_a_plugin_that_the_user_has_named_once_is_trusted(name: str) -> None:
+    file = plugin(name if name.endswith(".py") else f"{name}.py")
+    load_config(plugins=name, model="mlp")
+    forget_imports()
+    (file.parent / "IT_RAN").unlink()
+    file.write_text(CODE + "edited = True\n")  # one's own plugin changes all the time
+    run = run_of_a_stranger("mine", str(file) if name.endswith(".py") else name)
+    load_config(config_file=str(run / "config.yaml"))
+    assert has_run(file.parent)
+
+
+def test_trust_imports_and_remembers_the_content() -> None:
+    file = plugin("downloads/theirs.py")
+    run = run_of_a_stranger("theirs", str(file))
+    assert (status_of("config", "--config_file", "theirs/config.yaml", "--trust"), has_run("downloads")) == (0, True)
+    forget_imports()
+    load_config(config_file=str(run / "config.yaml"))
+    forget_imports()
+    file.write_text(CODE + "# something else\n")
+    with pytest.raises(UntrustedPluginError):
+        load_config(config_file=str(run / "config.yaml"))
+    load_config(config_file=str(run / "config.yaml"), trust=True)
+
+
+@pytest.mark.parametrize("how", [{"trust": True}, {"plugins": "theirs/evil.py"}])
+def test_a_plugin_in_a_run_folder_is_not_remembered(how: dict[str, object]) -> None:
+    run_of_a_stranger()
+    load_config(config_file="theirs/config.yaml", **how)
+    assert has_run()
+    forget_imports()
+    with pytest.raises(UntrustedPluginError):
+        load_config(config_file="theirs/config.yaml")
+
+
+@pytest.mark.parametrize(
+    "file", ["project.yaml", "hyperparameters.yaml", "recipe.yaml", "theirs/config.yaml", "m.yaml"]
+)
+def test_no_file_can_say_that_it_is_trusted(file: str) -> None:
+    run_of_a_stranger()
+    plugin("theirs.py")
+    if file == "theirs/config.yaml":
+        Path(file).write_text(Path(file).read_text() + "trust: true\n")
+    else:
+        flat = "trust: true\nplugins: theirs.py\n"
+        Path(file).write_text(flat if file == "recipe.yaml" else "default:\n  " + flat.replace("\np", "\n  p"))
+    if file == "m.yaml":
+        Path(file).write_text("axes: {model: [mlp]}\noptions: {trust: true, config_file: theirs/config.yaml}\n")
+        with pytest.raises((ConfigError, UntrustedPluginError)):
+            modelyard.matrix(file, output="m")
+    else:
+        key = {"hyperparameters.yaml": "hyperparameter_file", "recipe.yaml": "recipe"}.get(file, "config_file")
+        with pytest.raises(ConfigError, match="trust: has no effect inside a file"):
+            load_config(**{key: file})
+    assert [has_run(), has_run(".")] == [False, False]
+
+
+def test_trust_is_true_or_false() -> None:
+    with pytest.raises(ConfigError, match="trust: must be true or false, got 'yes'"):
+        load_config(trust="yes")
+    assert "trust" not in load_config(trust=True).flat()
+
+
+def test_a_config_is_judged_before_its_plugins() -> None:
+    run = run_of_a_stranger()
+    text = (run / "config.yaml").read_text().replace("random_seed: 0", "random_seed: x")
+    (run / "config.yaml").write_text(text)
+    with pytest.raises(ConfigError, match="random_seed"):
+        load_config(config_file=str(run / "config.yaml"), trust=True)
+    assert not has_run()
+
+
+def test_a_plugin_that_is_gone_is_reported_as_such() -> None:
+    run = run_of_a_stranger("theirs", "/nowhere/mine.py")
+    with pytest.raises(ConfigError, match="there is no plugin file"):
+        load_config(config_file=str(run / "config.yaml"))
+
+
+# -- processes of one command --------------------------------------------------------------------------------------
+
+
+def test_launch_passes_trust_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr("modelyard.launcher.local.launch", lambda words, **_: started.append(words))
+    run_of_a_stranger()
+    assert status_of("launch", "--", "resume", "theirs", "--trust") == 0
+    assert status_of("launch", "--", "train", "--plugins", "theirs/evil.py", "--model_dir", "new") == 0
+    assert [words.count("--trust") for words in started] == [1, 1]
+
+
+def test_a_matrix_passes_trust_on() -> None:
+    """The processes of the cells get the configs of a plan, which need not be the user's."""
+    mine = plugin("mine.py")
+    Path("program.py").write_text("import sys\nopen('words', 'a').write(' '.join(sys.argv[1:]) + '\\n')\n")
+    program = [sys.executable, "program.py"]
+    modelyard.matrix(models=["mlp"], seeds=2, output="m", train_steps=5, plugins=str(mine), program=program)
+    modelyard.matrix(models=["mlp"], seeds=2, output="n", train_steps=5, program=program)
+    words = Path("words").read_text().splitlines()
+    assert ["--trust" in line.split() for line in words] == [True, True, False, False]
+
+
+# -- the list ------------------------------------------------------------------------------------------------------
+
+
+def test_the_list_is_the_users_alone() -> None:
+    load_plugin("mine.py")
+    file = list_file()
+    assert file is not None
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    assert file.read_text() == f"- {Path('mine.py').absolute()}\n"
+
+
+def load_plugin(name: str) -> None:
+    plugin(name)
+    trust_plugins([name], "command line", named_by_user=True, trust=False)
+    load_plugins((name,))
+
+
+@pytest.mark.parametrize("home", ["missing", "a file", "a folder", "garbage"])
+def test_a_home_that_cannot_be_used_is_no_error(home: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    place = tmp_path / "home"
+    monkeypatch.setenv("HOME", str(place))
+    if home == "a file":
+        place.write_text("")
+    elif home == "a folder":  # that can't be opened as a file; root may write to read-only ones
+        (place / ".config/modelyard/trusted_plugins").mkdir(parents=True)
+    elif home == "garbage":
+        (place / ".config/modelyard").mkdir(parents=True)
+        (place / ".config/modelyard/trusted_plugins").write_bytes(os.urandom(1000))
+    load_plugin("mine.py")
+    assert has_run(".")
+    run_of_a_stranger()
+    with pytest.raises(UntrustedPluginError):
+        modelyard.evaluate("theirs")
+
+
+def test_many_processes_add_to_the_list_at_once() -> None:
+    names = [plugin(f"mine_{number}.py") for number in range(40)]
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=_remember_each, args=(names[n::8],)) for n in range(8)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    file = list_file()
+    assert file is not None
+    assert sorted(file.read_text().splitlines()) == sorted(f"- {name}" for name in names)
+
+
+def _remember_each(names: list[Path]) -> None:
+    for name in names:
+        trust_plugins([str(name)], "command line", named_by_user=True, trust=False)
