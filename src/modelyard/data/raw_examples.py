@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from modelyard.data.dataset import Feature, LabelKind, label_kind
 from modelyard.errors import DataError
-from modelyard.system.files import retried
+from modelyard.system.files import read_file
 
 RawExample = bytes | NDArray[np.generic]
 """An image file as it is (JPEG, PNG, …), or an array of pixels or values."""
@@ -73,7 +73,7 @@ class FileExamples(RawExamples):
         """Reads the file."""
         path = self.root / self.paths[index]
         try:
-            return retried(path, path.read_bytes)
+            return read_file(path)
         except OSError as error:
             raise DataError(f"{path} can't be read: {error.strerror or error}.") from error
 

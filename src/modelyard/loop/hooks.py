@@ -35,6 +35,7 @@ from modelyard.errors import UserError
 from modelyard.registry import HOOKS
 from modelyard.registry import Options as BaseOptions
 from modelyard.run.checkpoint import list_checkpoints, prune, write_checkpoint
+from modelyard.system.files import retried
 
 if TYPE_CHECKING:
     from modelyard.engine.base import StepMetrics
@@ -187,7 +188,7 @@ class SaveCheckpoints(Hook):
         directory, keep = loop.directory, loop.config.keep_checkpoints
 
         def write() -> None:
-            write_checkpoint(directory.checkpoints, checkpoint)
+            retried(directory.checkpoints, write_checkpoint, directory.checkpoints, checkpoint)
             prune(directory.checkpoints, keep)
             directory.push(keep)
 

@@ -15,7 +15,7 @@ from modelyard.errors import RunError, TrainingError, UserError, unknown
 from modelyard.loop.catalog import EarlyStopOptions, StopAtOptions
 from modelyard.loop.hooks import Hook
 from modelyard.run.checkpoint import Checkpoint, folder_name, list_best, read_loop_state, write_checkpoint
-from modelyard.system.files import remove_folder, remove_partial
+from modelyard.system.files import remove_folder, remove_partial, retried
 
 if TYPE_CHECKING:
     from modelyard.engine.base import StepMetrics
@@ -104,7 +104,7 @@ class KeepBest(Hook):
         directory = loop.directory
 
         def write() -> None:
-            write_checkpoint(directory.best, checkpoint)
+            retried(directory.best, write_checkpoint, directory.best, checkpoint)
             for _, step in dropped:
                 path = directory.best / folder_name(step)
                 if path.is_dir():

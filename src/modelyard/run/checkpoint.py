@@ -25,7 +25,7 @@ from modelyard import faults
 from modelyard.errors import CheckpointError
 from modelyard.run.integrity import CHECKSUM, json_checksum, parse_json
 from modelyard.run.tensors import Arrays, pack_tensors, unpack_tensors
-from modelyard.system.files import explain, remove_folder, retried, whole_folder
+from modelyard.system.files import explain, read_file, remove_folder, whole_folder
 
 FORMAT_VERSION = 1
 WEIGHTS, OPTIMIZER, STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
@@ -201,7 +201,7 @@ _LOOP_STATE_TYPES: dict[str, Callable[[Any], bool]] = {
 
 def _read(path: Path) -> bytes:
     try:
-        return retried(path, path.read_bytes)
+        return read_file(path)
     except FileNotFoundError as error:
         raise DamagedError(f"{path} is missing.") from error
     except OSError as error:

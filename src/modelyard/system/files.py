@@ -21,7 +21,7 @@ PARTIAL = ".partial-"
 
 _OLD = "old-"
 PAUSES = (0.2, 1.0, 5.0)
-"""Seconds before a file is read again after an error that may pass."""
+"""Seconds before a file is read or written again after an error that may pass."""
 _MAY_PASS = {
     errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EBUSY, errno.ENOTCONN, errno.ECONNRESET,
     errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH,
@@ -37,29 +37,41 @@ def explain(path: Path, doing: str, kind: type[UserError] = RunError) -> Iterato
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise kind(f"the disk is full: can't {doing} {path}. Existing files are unchanged.") from error
+            raise kind(
+                f"the disk is full: can't {doing} {path}. Existing files are unchanged. Make space, then start again."
+            ) from error
         if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
             raise kind(f"can't {doing} {path}: {error.strerror}. Name a folder you may write to.") from error
         raise kind(f"can't {doing} {path}: {error.strerror or error}.") from error
 
 
-def retried(path: Path, read: Callable[..., T], *arguments: Any) -> T:
-    """Returns what ``read`` returns. After an error that may pass, as on a network disk, it is called again.
+def retried(path: Path, action: Callable[..., T], *arguments: Any) -> T:
+    """Returns what ``action`` returns. After an error that may pass, as on a network disk, it is called again.
 
     Raises:
-        OSError: the last error.
+        OSError: the last error, or the `UserError` that explains it.
     """
-    for tries, pause in enumerate((*PAUSES, None), 1):
+    for number, pause in enumerate((*PAUSES, None), 1):
         try:
-            faults.reach(faults.READ)
-            return read(*arguments)
-        except OSError as error:
-            if error.errno not in _MAY_PASS or pause is None:
+            return action(*arguments)
+        except (OSError, UserError) as error:
+            cause = error if isinstance(error, OSError) else error.__cause__
+            if pause is None or not isinstance(cause, OSError) or cause.errno not in _MAY_PASS:
                 raise
-            why = error.strerror or error
-            log.warning("%s can't be read: %s. Next try in %g s (%d of %d)", path, why, pause, tries, len(PAUSES))
+            what = error if cause is not error else f"can't access {path}: {cause.strerror or cause}."
+            log.warning("%s Next try in %g s (%d of %d)", what, pause, number, len(PAUSES))
             time.sleep(pause)
     raise AssertionError("the last try returns or raises")
+
+
+def read_file(path: Path) -> bytes:
+    """Returns the content of a file; reads again after an error that may pass."""
+    return retried(path, _read_file, path)
+
+
+def _read_file(path: Path) -> bytes:
+    faults.reach(faults.READ)
+    return path.read_bytes()
 
 
 def write_text(path: Path, text: str) -> None:
@@ -166,7 +178,6 @@ def sync_folder(folder: Path) -> None:
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
-            faults.reach(faults.FILE)
             os.fsync(handle)
         finally:
             os.close(handle)

@@ -18,6 +18,7 @@ from typing import BinaryIO
 
 import google_crc32c
 
+from modelyard import faults
 from modelyard.errors import DataError
 from modelyard.system.files import explain, retried, whole_file
 
@@ -127,6 +128,7 @@ class RecordFile:
 
     def _read(self, at: int, length: int) -> bytes:
         try:
+            faults.reach(faults.READ)
             return _opened(self._name, self._version).read(at, length)
         except OSError:
             _opened.cache_clear()  # a descriptor of a network disk may stay broken
