@@ -17,7 +17,9 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import modelyard
 from conftest import environment, last_json
+from modelyard.cli.output import program
 from modelyard.errors import ConfigError, RunError, UserError
 from modelyard.launcher.submit import Submission, dockerfile, submit, template_text
 
@@ -449,6 +451,72 @@ def test_the_command(command: Command) -> None:
     assert "FROM python" in command("submit", "kubernetes", "--print_dockerfile").stdout
     assert "1 mistake" in command("submit", "slurm", code=2).stderr
     assert list(Path().iterdir()) == []
+
+
+def said(words: list[str], capfd: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """The status of a command and what it wrote for people."""
+    try:
+        modelyard.main(words)
+        status = 0
+    except SystemExit as end:
+        status = int(end.code or 0)
+    return status, capfd.readouterr().err
+
+
+KUBERNETES = ("kubernetes", "--image", "a:1")
+
+
+@pytest.mark.parametrize(
+    ("target", "words", "status", "text"),
+    [
+        (("slurm",), ("--model", "resnet21"), 2, "there is no model 'resnet21'. Did you mean 'resnet32'"),
+        (("slurm",), ("--epochs", "5"), 2, "epochs: there is no such option. Did you mean 'train_epochs'"),
+        (("slurm",), ("--train_steps", "many"), 2, "train_steps: must be a whole number"),
+        (("slurm",), ("--gpus", "2"), 2, "gpus: is an option of submit. Write it before --."),
+        (("slurm",), ("--plugins", "only_there"), 2, "there is no plugin module 'only_there'"),
+        (("slurm",), ("--cluster", "none"), 2, "every process would train alone"),
+        (("slurm",), ("--config_file", "mine.yaml"), 2, "mine.yaml"),
+        (("slurm", "--ps", "1"), ("--engine", "jax"), 2, "only TensorFlow supports parameter servers"),
+        (("slurm",), ("--dataset", "data/pets"), 0, "data/pets does not exist here; the machines of the job must"),
+        (KUBERNETES, ("--model", "resnet21"), 2, "If a package registers it where the job runs, name that package"),
+        (KUBERNETES, ("--model", "theirs", "--plugins", "only_there"), 0, "'theirs'"),
+        (KUBERNETES, ("--hidden", "5", "--plugins", "only_there"), 0, "(unless a plugin has it)"),
+        (KUBERNETES, ("--train_steps", "many", "--plugins", "only_there"), 2, "train_steps: must be a whole number"),
+        (KUBERNETES, ("--config_file", "/app/mine.yaml"), 0, "/app/mine.yaml is not here, so the options are not"),
+    ],
+)
+def test_a_command_is_checked_before_it_waits_in_a_queue(
+    target: tuple[str, ...], words: tuple[str, ...], status: int, text: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ended, errors = said(["submit", *target, "--dry_run", "--", *CLOUD, *words], capfd)
+    assert ended == status, errors
+    assert text in errors
+    assert list(Path().iterdir()) == []
+
+
+def test_a_plugin_that_is_here_is_used_for_the_check(capfd: pytest.CaptureFixture[str]) -> None:
+    Path("mine.py").write_text(
+        "import modelyard\n\n\n@modelyard.register_hook('cheer')\nclass Cheer(modelyard.Hook): ...\n"
+    )
+    words = ["submit", *KUBERNETES, "--dry_run", "--", *CLOUD, "--plugins", "mine.py", "--hooks"]
+    assert said([*words, "+cheer"], capfd)[0] == 0
+    status, errors = said([*words, "+cher"], capfd)
+    assert status == 2
+    assert "'cheer'" in errors
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("slurm train --model mlp", "so -- must stand before train:\n  modelyard submit slurm -- train --model mlp"),
+        ("slurm --workers 2 --model mlp", "--model is not an option of submit. Write it after --"),
+        ("-- train --model mlp", "the target is missing: slurm, kubernetes, vertex."),
+    ],
+)
+def test_a_missing_separator_is_explained(words: str, text: str, capfd: pytest.CaptureFixture[str]) -> None:
+    status, errors = said(["submit", *words.split()], capfd)
+    assert status == 2
+    assert text.replace("modelyard submit", f"{program()} submit") in errors
 
 
 def test_submitting_imports_nothing_heavy() -> None:

@@ -168,6 +168,8 @@ def main(arguments: list[str] | None = None) -> None:
         elif command is not None:
             own = words.index("--") if "--" in words else len(words)  # the rest is for another command
             words = [_underscored(word) for word in words[:own]] + words[own:]
+            if name in ("launch", "submit"):
+                cluster.check_order(name, command.function, words)
         if command is not None and not {"-h", "--help"} & set(words):
             from modelyard.system.console import show_log
 
@@ -205,6 +207,8 @@ def _suggest_own_options(error: ConfigError, function: Callable[..., None]) -> N
         near = nearest(problem.key, own, 1) if problem.message.startswith("there is no such option") else []
         if near:
             message = f"there is no such option. Did you mean '{near[0]}'?"
+            if near[0] == problem.key:
+                message = f"is an option of {function.__name__}. Write it before --."
             error.problems[index] = replace(problem, message=message)
 
 

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
 import shlex
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from modelyard.cli.output import Json, exit_interrupted, program, program_of_processes, show
-from modelyard.errors import COMMAND_LINE, ConfigError, Interrupted, Problem
+from modelyard.errors import COMMAND_LINE, ConfigError, Interrupted, Problem, StorageError, UserError
 
 if TYPE_CHECKING:
     from modelyard.config import Config
+    from modelyard.launcher.job import Job
+    from modelyard.launcher.targets import Target
+
+log = logging.getLogger("modelyard")
 
 
 def launch(
@@ -76,18 +84,19 @@ def launch(
         exit_interrupted(interrupt, f"; {saved}", f"{program()} {again}")
 
 
-def _config_of(words: list[str]) -> Config:
+def _config_of(words: list[str], **overriding: Any) -> Config:
     """Returns the config that the processes will find, so that mistakes in it are reported before they start."""
     from modelyard.cli.options import as_typer_command
     from modelyard.config import resolve
     from modelyard.launcher.job import RESUME
-    from modelyard.loop.existing_run import resume_config
 
     def new_run(options: dict[str, Any], json: Json = False) -> Any:
-        return resolve(options)
+        return resolve(options | overriding)
 
     def existing_run(options: dict[str, Any], run: str, json: Json = False) -> Any:
-        return resume_config(run, options, COMMAND_LINE)[0]
+        from modelyard.loop.existing_run import resume_config
+
+        return resume_config(run, options | overriding, COMMAND_LINE)[0]
 
     verb, *rest = words
     app = typer.Typer(add_completion=False)
@@ -100,6 +109,44 @@ def _config_of(words: list[str]) -> Config:
         message = "is none, and then every process would train alone. Leave it out."
         raise ConfigError([Problem(config.origin("cluster"), "cluster", message)])
     return config
+
+
+def check_order(command: str, function: Callable[..., None], words: Sequence[str]) -> None:
+    """Checks on which side of -- the options stand that ``launch`` and ``submit`` do not know.
+
+    Raises:
+        UserError: if they belong to the command that follows --, with the line to type.
+    """
+    from modelyard.cli.options import part_fields
+    from modelyard.config.schema import CORE_FIELDS
+    from modelyard.launcher.job import TRAIN, is_launchable
+
+    own = list(words[words.index(command) + 1 :])
+    end = own.index("--") if "--" in own else len(own)
+    rest, own = own[end + 1 :], own[:end]
+    parameters = inspect.signature(function, eval_str=True).parameters.values()
+    takes_value = {p.name: bool not in getattr(p.annotation, "__args__", (p.annotation,)) for p in parameters}
+    verb, unknown, position = len(own), [], 0
+    while position < len(own):
+        word = own[position]
+        name, equals, _ = word[2:].partition("=")
+        if not word.startswith("--"):
+            verb = min(verb, position) if is_launchable(word) else verb
+        elif name not in takes_value:
+            unknown.append((position, name))
+        elif takes_value[name] and not equals:
+            position += 1
+        position += 1
+    options = {*CORE_FIELDS, *part_fields()}
+    misplaced = [(at, name) for at, name in unknown if name.removeprefix("no_") in options]
+    if not misplaced:
+        return
+    called, named = f"{program()} {command}", f"--{misplaced[0][1]}"
+    if verb < misplaced[0][0] and not rest:
+        typed = f"{called} {shlex.join([*own[:verb], '--', *own[verb:]])}"
+        raise UserError(f"{named} is an option of {own[verb]}, so -- must stand before {own[verb]}:\n  {typed}")
+    other = rest[0] if rest else own[verb] if verb < len(own) else TRAIN
+    raise UserError(f"{named} is not an option of {command}. Write it after --: {called} … -- {other} {named} …")
 
 
 def stop(
@@ -172,7 +219,7 @@ def submit(
     done = submission.submit(
         target, words or [], workers=workers, ps=ps, evaluator=evaluator, name=name, resources=resources, time=time,
         gpus=gpus, partition=partition, image=image, region=region, template=template, output=output,
-        dry_run=dry_run, force=force,
+        dry_run=dry_run, force=force, check=_check_job,
     )  # fmt: skip
     if done.path is None:
         if not json:
@@ -189,3 +236,86 @@ def submit(
         if done.path is not None:
             del result["text"]
         show(result, [], as_json=True)
+
+
+def _check_job(job: Job, target: Target) -> None:
+    """Reports what is wrong with a command before it waits in a queue.
+
+    What may exist only where the job runs, such as a plugin in an image, is a warning.
+
+    Raises:
+        UserError: with every mistake that does not depend on those machines.
+    """
+    from modelyard.cli.options import normalize
+    from modelyard.cluster.description import Cluster
+    from modelyard.distributed.agreement import config_in_cluster
+    from modelyard.launcher.job import RESUME, named_files
+    from modelyard.storage import is_remote
+
+    words = normalize(job.words)
+    elsewhere = "" if target.sees_this_folder else f"where {target.name} runs it"
+    missing = [name for name in named_files(words) if not Path(name).is_file()]
+    if words[0] == RESUME and not is_remote(job.model_dir) and not Path(job.model_dir).exists():
+        missing.append(job.model_dir)
+    if elsewhere and missing:
+        log.warning("%s is not here, so the options are not checked; it must exist %s", ", ".join(missing), elsewhere)
+        return
+    try:
+        config = _config_of(words)
+    except StorageError as error:
+        log.warning("the options are not checked: %s", error)
+        return
+    except ConfigError as error:
+        if not elsewhere:
+            raise
+        plugins = [problem for problem in error.problems if problem.key == "plugins"]
+        if not plugins:
+            if any(not _is_certain(problem) for problem in error.problems):
+                error.add_hint("If a package registers it where the job runs, name that package with --plugins.")
+            raise
+        log.warning("%s It must exist %s; what it registers is not checked", plugins[0].message, elsewhere)
+        checked = _config_without_plugins(words)
+        if checked is None:
+            return
+        config = checked
+    # The machine that submits need not have an engine.
+    engine = "tensorflow" if config.engine == "auto" else config.engine
+    addresses = {role: ("",) * count for role, count in job.roles.items()}
+    config_in_cluster(
+        config, Cluster(addresses=addresses, source=f"submit {target.name}", model_dir=job.model_dir), engine
+    )
+    if not elsewhere:
+        _warn_of_missing_paths(config)
+
+
+def _config_without_plugins(words: list[str]) -> Config | None:
+    """Returns the config without plugins; None if it names what only they can know, which is logged."""
+    try:
+        return _config_of(words, plugins=())
+    except ConfigError as error:
+        certain = [problem for problem in error.problems if _is_certain(problem)]
+        if certain:
+            raise ConfigError(certain) from None
+        for problem in error.problems:
+            log.warning("%s (unless a plugin has it)", problem)
+        return None
+
+
+def _is_certain(problem: Problem) -> bool:
+    """Whether a problem can't be due to a plugin that is missing here."""
+    from modelyard.config.schema import COMPONENTS, CORE_FIELDS
+
+    return problem.key in CORE_FIELDS and problem.key not in {*COMPONENTS, "augment", "hooks", "preprocess"}
+
+
+def _warn_of_missing_paths(config: Config) -> None:
+    """Warns of data and weights that do not exist here: the machines of the job may have other disks."""
+    from modelyard.config.schema import is_path
+    from modelyard.run.directory import path_options
+    from modelyard.storage import is_remote
+
+    named = {"dataset": config.dataset if is_path(config.dataset) else None, "checkpoint_path": config.checkpoint_path}
+    named |= {key: config.component_options.get(key) for key in path_options(config)}
+    for key, path in named.items():
+        if path and not is_remote(str(path)) and not Path(path).expanduser().exists():
+            log.warning("%s: %s does not exist here; the machines of the job must have it", key, path)

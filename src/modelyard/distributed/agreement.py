@@ -36,8 +36,13 @@ _FOLDER_SECONDS = 35.0
 """How long a file may take to appear on other machines, where the file system caches its folders."""
 
 
-def config_in_cluster(config: Config, cluster: Cluster) -> Config:
+def config_in_cluster(config: Config, cluster: Cluster, engine: str | None = None) -> Config:
     """Returns the config of this process, with the run folder that its cluster names.
+
+    Args:
+        config: the config.
+        cluster: all processes of the run.
+        engine: the engine that they use; by default what this machine would choose.
 
     Raises:
         ConfigError: if the two contradict each other, or the config is not supported in a cluster.
@@ -56,7 +61,7 @@ def config_in_cluster(config: Config, cluster: Cluster) -> Config:
         if config.cpu_devices > 1:
             message = f"is {config.cpu_devices}; in a cluster every process is one CPU device. Start more processes."
             problems.append(Problem(config.origin("cpu_devices"), "cpu_devices", message))
-        engine = choose_engine(config.engine)[0]
+        engine = engine or choose_engine(config.engine)[0]
         if engine != "tensorflow" and cluster.mode != "synchronous":
             message = f"is {engine}; only TensorFlow supports parameter servers. Leave 'ps' out of {cluster.source}."
             problems.append(Problem(config.origin("engine"), "engine", message))

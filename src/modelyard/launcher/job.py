@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from modelyard import storage
 from modelyard.cluster.description import CHIEF, EVALUATOR, PS, WORKER
-from modelyard.errors import COMMAND_LINE, ConfigError, Problem, UserError, unknown
+from modelyard.errors import COMMAND_LINE, ConfigError, Problem, UserError, nearest, unknown
 
 TRAIN, TRAIN_AND_EVALUATE, RESUME = "train", "train-and-evaluate", "resume"
 LAUNCHABLE = (TRAIN_AND_EVALUATE, TRAIN, RESUME)
@@ -32,10 +32,27 @@ def check_command(words: Sequence[str]) -> list[str]:
         )
     if words[0] not in LAUNCHABLE:
         listed = ", ".join(LAUNCHABLE)
+        if words[0].startswith("-"):
+            raise UserError(
+                f"the command is missing before {words[0]}. After -- comes one of {listed}; then its options."
+            )
+        near = nearest(words[0], LAUNCHABLE, 1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
         raise UserError(
-            f"{words[0]!r} can't be run by several processes. The command after -- must be one of: {listed}."
+            f"{words[0]!r} can't be run by several processes. The command after -- must be one of: {listed}.{hint}"
         )
     return list(words)
+
+
+def is_launchable(word: str) -> bool:
+    """Returns whether a word is a command that several processes can run, by today's name or an old one."""
+    return word in LAUNCHABLE or word in _ALIASES
+
+
+def named_files(words: Sequence[str]) -> list[str]:
+    """Returns the files with options that a command names."""
+    named = [option(words, name) for name in ("config_file", "hyperparameter_file", "recipe")]
+    return [name for name in named if name and name.endswith((".yaml", ".yml"))]
 
 
 def with_model_dir(words: Sequence[str], model_dir: str | None) -> tuple[list[str], str | None]:

@@ -9,7 +9,7 @@ import json
 import shlex
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,12 @@ from typing import Any
 from modelyard import __version__
 from modelyard.config.calls import parse_list
 from modelyard.errors import COMMAND_LINE, ConfigError, Problem, RunError, UserError, unknown
-from modelyard.launcher.job import make_job, option
+from modelyard.launcher.job import Job, is_launchable, make_job, named_files, option
 from modelyard.launcher.targets import TARGETS, Target, read_resources
 from modelyard.launcher.template import fill_text, read_template, shipped_template
 from modelyard.system.files import write_text
 
 _CONFIG_FILES = ("project.yaml", "hyperparameters.yaml")
-_FILE_OPTIONS = ("config_file", "hyperparameter_file", "recipe")
 
 
 @dataclass(frozen=True)
@@ -60,6 +59,7 @@ def submit(
     output: str | Path | None = None,
     dry_run: bool = False,
     force: bool = False,
+    check: Callable[[Job, Target], None] | None = None,
     **options: Any,
 ) -> Submission:
     """Writes a script or manifest for a run of several processes, and submits it if the target's tool is installed.
@@ -76,6 +76,7 @@ def submit(
         output: the file to write; by default named after the job.
         dry_run: whether to write and submit nothing.
         force: whether to replace an existing file.
+        check: called with the job and its target before anything is written; raises if the command is wrong.
         **options: single resources, which take precedence over the file.
 
     Example:
@@ -89,6 +90,8 @@ def submit(
     """
     chosen = read_resources(_target(target), resources, options)
     job = make_job(words, name, workers, ps, evaluator, chosen.runs_folder)
+    if check is not None:
+        check(job, chosen)
     if template is None:
         text = chosen.render(job, template_text(target), chosen.template)
     else:
@@ -116,6 +119,8 @@ def template_text(target: str) -> str:
 
 
 def _target(name: str) -> type[Target]:
+    if is_launchable(name):
+        raise UserError(f"the target is missing: {', '.join(TARGETS)}. Such as: modelyard submit slurm … -- {name} …")
     if name not in TARGETS:
         raise UserError(unknown("submit target", name, TARGETS))
     return TARGETS[name]
@@ -131,9 +136,8 @@ def dockerfile(words: Sequence[str], gpus: bool) -> str:
     Raises:
         ConfigError: for files outside this folder, where ``docker build`` can't see them.
     """
-    named = [option(words, name) for name in _FILE_OPTIONS]
     files = [name for name in _CONFIG_FILES if Path(name).is_file()]
-    files += [name for name in named if name and name.endswith((".yaml", ".yml"))]
+    files += named_files(words)
     files += [str(name) for name in parse_list(option(words, "plugins") or "") if str(name).endswith(".py")]
     problems = []
     for name in files:

@@ -75,6 +75,11 @@ class Target(BaseModel):
         """The folder for runs without a model_dir, if all processes can reach it."""
         return None
 
+    @property
+    def sees_this_folder(self) -> bool:
+        """Whether the processes start in this folder, with this Python."""
+        return False
+
     def render(self, job: Job, template: str, where: str) -> str:
         """Fills a template and returns the script or manifest of a job. Messages call the template ``where``."""
         raise NotImplementedError
@@ -153,6 +158,11 @@ class Slurm(Target):
     def runs_folder(self) -> str:
         """The folder for runs without a model_dir."""
         return f"{self.workdir or Path.cwd()}/runs"
+
+    @property
+    def sees_this_folder(self) -> bool:
+        """Whether the processes start in this folder, with this Python."""
+        return self.python is None and self.workdir is None
 
     def render(self, job: Job, template: str, where: str) -> str:
         """Returns the batch script."""
