@@ -15,7 +15,7 @@ import pytest
 import uvicorn
 from numpy.typing import NDArray
 
-from modelyard.compat.uvicorn import protocol_with_timeouts
+from modelyard.compat.uvicorn import ConnectionLimits, protocol_with_limits
 from modelyard.data.image_spec import ImageSpec
 from modelyard.serving.http.batching import BatchingOptions
 from modelyard.serving.servable import Outputs

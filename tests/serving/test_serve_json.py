@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from modelyard.data.image_spec import ImageSpec
 from modelyard.serving.http import json_tensors
 from modelyard.serving.http.limits import Limits, RequestError
+from modelyard.serving.servable import DEFAULT
+from serving_parts import facts
 
 IMAGE = ImageSpec((2, 3, 1), "uint8")
 MOST = 4
@@ -22,8 +24,8 @@ EVERY_BYTE = np.arange(258).clip(0, 255).astype(np.uint8).reshape(43, 2, 3, 1)
 def parsed(body: bytes) -> np.ndarray | None:
     """As the parser has it; None where it refuses."""
     try:
-        rows, _ = json_tensors.predict_rows(json_tensors.parse_json(body), LIMITS)
-        return json_tensors.images_from_rows(rows, IMAGE, LIMITS)
+        rows, _, _ = json_tensors.predict_rows(json_tensors.parse_json(body), DEFAULT, LIMITS)
+        return json_tensors.images_from_rows(rows, IMAGE, json_tensors.FileDecoder(facts(image=IMAGE), LIMITS))
     except RequestError:
         return None
 

@@ -133,6 +133,12 @@ def serve(
     max_instances: Annotated[
         int, typer.Option("--max_instances", help="images per request", rich_help_panel=_LIMITS)
     ] = 256,
+    max_connections: Annotated[
+        int,
+        typer.Option(
+            "--max_connections", help="open connections; the oldest idle one is closed", rich_help_panel=_LIMITS
+        ),
+    ] = 512,
     timeout_secs: Annotated[
         float,
         typer.Option(
@@ -156,5 +162,7 @@ def serve(
     serve_model(
         run, export, name=name, host=host, port=port, checkpoint=checkpoint, max_batch=max_batch,
         max_delay_ms=max_delay_ms, max_queue=max_queue, max_body_mb=max_body_mb, max_pixels=max_pixels,
-        max_instances=max_instances, timeout_secs=timeout_secs, ready=typer.echo, source=COMMAND_LINE, **options,
+        max_instances=max_instances, max_connections=max_connections,
+        timeout_secs=timeout_secs, ready=typer.echo, source=COMMAND_LINE,
+        **options,
     )  # fmt: skip

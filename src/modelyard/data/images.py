@@ -7,6 +7,7 @@ are halved first (JPEGs while decoding), then resized bilinearly.
 
 from __future__ import annotations
 
+import contextlib
 import io
 from collections.abc import Callable
 from typing import Any
@@ -70,6 +71,22 @@ def size_of(data: bytes, name: str) -> tuple[int, int, int]:
     except Exception as error:  # the errors of Pillow's readers have no base class
         raise _bad(name, error) from error
     return (width, height, channels) if turned else (height, width, channels)
+
+
+def stored_size(data: bytes, name: str) -> tuple[int, int]:
+    """Returns height and width of an image file as it is stored, from its header alone.
+
+    The orientation of a PNG may come after its pixels: `size_of` decodes them.
+    """
+    if data.startswith(_JPEG):
+        with contextlib.suppress(ValueError, KeyError):
+            height, width, _, _ = simplejpeg.decode_jpeg_header(data)
+            return height, width
+    try:
+        with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+            return image.height, image.width
+    except Exception as error:  # the errors of Pillow's readers have no base class
+        raise _bad(name, error) from error
 
 
 def fill(out: Pixels, raw: bytes | Pixels, fit: Fit, choose: Choose | None, name: Callable[[], str]) -> None:

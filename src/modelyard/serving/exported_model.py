@@ -95,6 +95,7 @@ def read_description(folder: Path) -> ModelInfo:
             tuple(str(name) for name in read.get("classes") or ()),
             image,
             finite_numbers(read.get("test") or {}),
+            bool(read.get("takes_files", True)),
         )
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise DataError(f"{file} is missing or damaged: {error!r}. Export the model again.") from error

@@ -10,13 +10,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from modelyard.data.dataset import ID, IMAGE
 from modelyard.data.image_spec import ImageSpec
 from modelyard.errors import DataError
 
-DEFAULT, BYTES = "serving_default", "bytes"
-"""The signatures of images and of image files, in exports and in requests."""
+DEFAULT, BYTES, EXAMPLES = "serving_default", "bytes", "examples"
+"""The signatures of images, of image files and of `tf.Example`s, in exports and in requests."""
+IMAGE_WITH_ID, BYTES_WITH_ID = "image_with_id", "bytes_with_id"
 IMAGE_BYTES = "image_bytes"
-"""The input of the signature `BYTES`."""
+SIGNATURES = {
+    DEFAULT: (IMAGE,),
+    BYTES: (IMAGE_BYTES,),
+    EXAMPLES: (EXAMPLES,),
+    IMAGE_WITH_ID: (IMAGE, ID),
+    BYTES_WITH_ID: (IMAGE_BYTES, ID),
+}
+"""The inputs of each signature. An input `ID` is returned with the prediction; an Example may have one inside."""
 Outputs = dict[str, NDArray[Any]]
 
 
@@ -32,6 +41,7 @@ class ModelInfo:
         classes: class names, in the order of the probabilities.
         image: the spec of the images it takes.
         test: its metrics on the test split; empty if it was not tested.
+        takes_files: whether image files can be converted to its images.
     """
 
     model: str
@@ -41,6 +51,13 @@ class ModelInfo:
     classes: tuple[str, ...]
     image: ImageSpec
     test: Mapping[str, float] = field(default_factory=dict)
+    takes_files: bool = True
+
+    @property
+    def signatures(self) -> tuple[str, ...]:
+        """Names of the signatures that make sense for its images."""
+        files = self.takes_files and len(self.image.shape) == 3 and self.image.shape[2] in (1, 3)
+        return tuple(SIGNATURES) if files else (DEFAULT, IMAGE_WITH_ID)
 
 
 class Servable(ABC):

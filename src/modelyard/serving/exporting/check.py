@@ -29,7 +29,7 @@ from modelyard.data.open_dataset import load_dataset
 from modelyard.errors import ConfigError, RunError, UserError
 from modelyard.run.manifest import read_manifest
 from modelyard.serving.run_model import OpenRun, open_run
-from modelyard.serving.servable import BYTES
+from modelyard.serving.servable import BYTES, EXAMPLES
 
 if TYPE_CHECKING:
     from modelyard.serving.exporting.formats import Exportable
@@ -69,7 +69,6 @@ def compare_all(
         UserError: if a difference is larger than the tolerance.
     """
     from modelyard.data.records.example import encode_example
-    from modelyard.serving.exporting.formats import EXAMPLES
 
     for_images = {name: values[: len(examples.images)] for name, values in expected.items()}
     for_files = {name: values[len(examples.images) :] for name, values in expected.items()}

@@ -29,12 +29,20 @@ from modelyard.models.task_types import Classifier
 from modelyard.serving.exporting.check import Predictor
 from modelyard.serving.exporting.decoding import image_decoder
 from modelyard.serving.run_model import OpenRun
-from modelyard.serving.servable import BYTES, DEFAULT, IMAGE_BYTES, task_type_of
+from modelyard.serving.servable import (
+    BYTES,
+    BYTES_WITH_ID,
+    DEFAULT,
+    EXAMPLES,
+    IMAGE_BYTES,
+    IMAGE_WITH_ID,
+    task_type_of,
+)
 
 if TYPE_CHECKING:
     from modelyard.engine.tensorflow import TensorFlowEngine
 
-CLASS, EXAMPLES = "class", "examples"
+CLASS = "class"
 KERAS_FILE, ONNX_FILE, TFLITE_FILE = "model.keras", "model.onnx", "model.tflite"
 _LABEL_FILE = "labels.txt"
 _PARALLEL_DECODES = 16
@@ -188,7 +196,7 @@ class _SignatureModule(tf.Module):
             functions[EXAMPLES] = (self._predict_examples, tf.TensorSpec([None], tf.string, EXAMPLES))
         traced = {name: _traced(function, spec) for name, (function, spec) in functions.items()}
         ids = tf.TensorSpec([None], tf.string, ID)
-        for name, with_id in ((DEFAULT, "image_with_id"), (BYTES, "bytes_with_id")):
+        for name, with_id in ((DEFAULT, IMAGE_WITH_ID), (BYTES, BYTES_WITH_ID)):
             if name in functions:
                 function, spec = functions[name]
                 traced[with_id] = _traced(partial(_predict_with_id, function), spec, ids)

@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,12 +27,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from modelyard.data.dataset import ID
 from modelyard.serving.http import json_tensors as tensors
 from modelyard.serving.http.batching import DeadlineExceededError, QueueFullError
-from modelyard.serving.http.limits import BodyReader, Limits, RequestError, uploaded_files
+from modelyard.serving.http.limits import SMALL_BODY, SMALL_PIXELS, BodyReader, Limits, RequestError
 from modelyard.serving.http.metadata import about_response, metadata_response, openapi_document, status_response
 from modelyard.serving.http.model_versions import AVAILABLE, LoadedVersion, ModelVersions
-from modelyard.serving.servable import BYTES, DEFAULT, Outputs
+from modelyard.serving.http.worker import Workers
+from modelyard.serving.servable import ModelInfo, Outputs
 
 log = logging.getLogger("modelyard")
 
@@ -40,7 +43,6 @@ MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _PATH = re.compile(
     r"(?P<name>[^/:]+)(/versions/(?P<version>[0-9]{1,19})|/labels/(?P<label>[^/:]+))?(?P<metadata>/metadata)?(:(?P<verb>[a-z]+))?"
 )
-_SIGNATURES = ("", DEFAULT, BYTES, *(f"tensorflow/serving/{verb}" for verb in ("predict", "classify", "regress")))
 _DECODER_THREADS = 4
 _Handler = Callable[[Request], Awaitable[Response]]
 
@@ -75,6 +77,7 @@ class Service:
             "upload": self._upload,
         }
         self._bodies = BodyReader(limits)
+        self._workers = Workers(limits.timeout)
         self._decoders = ThreadPoolExecutor(min(_DECODER_THREADS, os.cpu_count() or 1), "decode")
 
     def app(self) -> Starlette:
@@ -103,6 +106,7 @@ class Service:
             await asyncio.gather(watching, return_exceptions=True)
             await self.versions.close()
             self._decoders.shutdown(wait=False, cancel_futures=True)
+            self._workers.close()
 
     def _endpoint(self, handler: _Handler, verb: str | None) -> _Handler:
         """Adds metrics to a handler, and turns its exceptions into error responses."""
@@ -184,21 +188,14 @@ class Service:
         return current
 
     async def _predict(self, request: Request, version: LoadedVersion) -> dict[str, Any]:
-        async with self._bodies.read(request) as body:
-            image, columns = version.servable.info.image, False
-            images: NDArray[Any] | None = tensors.parse_uint8_images(body, image, self.limits.max_instances)
-            if images is None:
-                rows, columns = tensors.predict_rows(self._parse(body), self.limits)
-                images = await self._to_images(version, rows)
-                del rows  # many times as large as the array, and the wait in the queue may be long
-            outputs = await self._run_model(version, images)
-        return {"outputs": tensors.as_columns(outputs)} if columns else {"predictions": tensors.as_rows(outputs)}
+        read, outputs = await self._outputs(request, version, tensors.PREDICT)
+        return {"outputs": tensors.as_columns(outputs)} if read.columns else {"predictions": tensors.as_rows(outputs)}
 
     async def _classify(self, request: Request, version: LoadedVersion) -> dict[str, Any]:
         info = version.servable.info
         if "probabilities" not in version.servable.outputs:
             raise RequestError(400, f"this model predicts no classes ({info.task_type}). Use :predict or :regress.")
-        outputs = await self._predict_examples(request, version)
+        _, outputs = await self._outputs(request, version, tensors.CLASSIFY)
         results = tensors.as_classes(outputs, info.classes)
         # TensorFlow Serving's documentation says `result`; its example, and its server, say `results`.
         return {"results": results, "result": results}
@@ -207,46 +204,40 @@ class Service:
         info = version.servable.info
         if info.task_type != "regression":
             raise RequestError(400, f"this model is not a regression ({info.task_type}). Use :predict or :classify.")
-        outputs = await self._predict_examples(request, version)
+        _, outputs = await self._outputs(request, version, tensors.CLASSIFY)
         results = tensors.as_rows({"values": outputs["values"]})
         return {"results": results, "result": results}
 
-    async def _predict_examples(self, request: Request, version: LoadedVersion) -> Outputs:
-        async with self._bodies.read(request) as body:
-            image = version.servable.info.image
-            images = await self._to_images(version, tensors.example_rows(self._parse(body), image, self.limits))
-            return await self._run_model(version, images)
-
     async def _upload(self, request: Request, version: LoadedVersion) -> dict[str, Any]:
-        async with self._bodies.read(request) as body:
-            files = await uploaded_files(request, body, self.limits.max_instances)
-            self.limits.check_count(len(files))
-            decoder = tensors.FileDecoder(version.servable.info.image, self.limits)
-            images = await self._in_thread(lambda: np.stack([decoder.decode(data, name) for name, data in files]))
-            outputs = await self._run_model(version, images)
+        _, outputs = await self._outputs(request, version, tensors.UPLOAD)
         return {"predictions": tensors.as_rows(outputs)}
 
-    def _parse(self, body: bytes) -> dict[str, Any]:
-        request = tensors.parse_json(body)
-        signature = request.get("signature_name", "")
-        if signature not in _SIGNATURES:
-            raise RequestError(
-                400,
-                f"Serving signature name: {str(signature)[:100]!r} not found in signature def. "
-                f"Available: {DEFAULT!r} and {BYTES!r}.",
-            )
-        return request
+    async def _outputs(
+        self, request: Request, version: LoadedVersion, kind: str
+    ) -> tuple[tensors.ReadRequest, Outputs]:
+        """Reads a request and predicts its images."""
+        async with self._bodies.read(request) as body:
+            read = await self._read(kind, body, request.headers.get("content-type", ""), version.servable.info)
+            outputs = await self._run_model(version, read.images)
+        if read.ids is not None:
+            ids = np.empty(len(read.ids), object)
+            ids[:] = read.ids
+            outputs = {**outputs, ID: ids}
+        return read, outputs
 
-    async def _to_images(self, version: LoadedVersion, rows: list[Any]) -> NDArray[Any]:
-        image = version.servable.info.image
-        if any(isinstance(row, dict) for row in rows):  # files are decoded in threads, in parallel to other requests
-            return await self._in_thread(lambda: tensors.images_from_rows(rows, image, self.limits))
-        return tensors.images_from_rows(rows, image, self.limits)
-
-    async def _in_thread(self, work: Callable[[], NDArray[Any]]) -> NDArray[Any]:
+    async def _read(self, kind: str, body: bytes, content_type: str, info: ModelInfo) -> tensors.ReadRequest:
+        """Reads small JSON at once, small image files in threads, and what is large in other processes."""
+        reader = tensors.RequestReader(info, self.limits, SMALL_PIXELS)
         try:
-            async with asyncio.timeout(self.limits.timeout):
-                return await asyncio.get_running_loop().run_in_executor(self._decoders, work)
+            if len(body) <= SMALL_BODY:
+                with contextlib.suppress(tensors.LargeImagesError):
+                    # A backslash may be a part of the name, b64.
+                    if kind != tensors.UPLOAD and b"b64" not in body and b"\\" not in body:
+                        return reader.read(kind, body)
+                    async with asyncio.timeout(self.limits.timeout):
+                        work = partial(reader.read, kind, body, content_type)
+                        return await asyncio.get_running_loop().run_in_executor(self._decoders, work)
+            return await self._workers.read(replace(reader, most_pixels=None), kind, body, content_type)
         except TimeoutError:
             raise self._busy() from None
 

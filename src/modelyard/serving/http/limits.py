@@ -1,4 +1,7 @@
-"""Limits of a request, and reading its body within them. Limits of connections are in `modelyard.compat.uvicorn`."""
+"""All limits of the server, and reading a request's body within them.
+
+`modelyard.compat.uvicorn` enforces the limits of connections.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,18 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 
-from starlette.datastructures import UploadFile
-from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
+SMALL_BODY = 256 << 10
+"""Bytes of a request that is read in the server itself: JSON of this size holds Python's lock for some milliseconds."""
+SMALL_PIXELS = 2_000_000
+"""Pixels of the image files of such a request, together. Others are read by a `Worker`."""
+WORKERS = 2
+"""Processes that read large requests, one at a time each."""
+MAX_SCANS = 100
+"""Scans of a JPEG. Ten are usual; each of thousands in a small file would visit all pixels."""
+_FILES_PIXELS = 4
+"""All files of a request may have this many times the pixels of one: small files can decode to large images."""
 _DRAIN_SECONDS = 2.0
 
 
@@ -43,7 +54,12 @@ class Limits:
         max_bodies: bytes of the bodies of all requests in progress.
         max_pixels: pixels of an image file.
         max_instances: images per request.
-        timeout: seconds in which a client must send the body, and then again in which the prediction must start.
+        timeout: seconds in which a client must send the headers, then the body, and then in which the images must be
+            decoded and the prediction must start.
+        max_connections: open connections. For one more, the one that has been idle longest is closed.
+        max_pipelined: requests of a connection that wait for the response to another one.
+        max_unread: bytes of responses that nobody has read, of all connections.
+        max_headers: bytes of the headers of a request.
     """
 
     max_body: int = 16 << 20
@@ -51,6 +67,20 @@ class Limits:
     max_pixels: int = 32_000_000
     max_instances: int = 256
     timeout: float = 30.0
+    max_connections: int = 512
+    max_pipelined: int = 32
+    max_unread: int = 64 << 20
+    max_headers: int = 64 << 10
+
+    @property
+    def max_files_pixels(self) -> int:
+        """Pixels of all image files of a request."""
+        return _FILES_PIXELS * self.max_pixels
+
+    @property
+    def worker_memory(self) -> int:
+        """Bytes of memory of a process that reads large requests. Lists are up to 30 times as large as their JSON."""
+        return (512 << 20) + 40 * self.max_body + 20 * self.max_pixels
 
     def check_count(self, count: int) -> None:
         """Raises `RequestError` for a request of ``count`` images if that is none or too many."""
@@ -130,35 +160,3 @@ async def _drain(stream: AsyncGenerator[bytes, None], most: int) -> None:
                 most -= len(chunk)
                 if most < 0:
                     return
-
-
-async def uploaded_files(request: Request, body: bytes, most: int) -> list[tuple[str, bytes]]:
-    """Returns names and bytes of the uploaded image files: the files of a form, or the body itself.
-
-    Raises:
-        RequestError: if there is no file, or the form is malformed.
-    """
-    content_type = request.headers.get("content-type", "")
-    if not content_type.lower().startswith("multipart/form-data"):
-        if content_type.lower().startswith("application/json"):
-            raise RequestError(415, ":upload takes image files. Send JSON to :predict.")
-        files = [("the image", body)] if body else []
-    else:
-        try:
-            form = await MultiPartParser(request.headers, _once(body), max_files=most, max_fields=most).parse()
-            parts = [part for _, part in form.multi_items() if isinstance(part, UploadFile)]
-            files = [((part.filename or "the image")[:100], await part.read()) for part in parts]
-            await form.close()
-        except (MultiPartException, KeyError, ValueError, AssertionError) as error:
-            reason = getattr(error, "message", "") or str(error) or type(error).__name__
-            raise RequestError(400, f"the form can't be parsed: {reason}.") from None
-    if not files:
-        raise RequestError(
-            400, "the request has no file. Send a form (curl -F file=@photo.jpg), or the image itself as the body."
-        )
-    return files
-
-
-async def _once(body: bytes) -> AsyncGenerator[bytes, None]:
-    yield body
-    yield b""

@@ -21,6 +21,8 @@ from modelyard.errors import ConfigError, Problem, RunError, UserError
 log = logging.getLogger("modelyard")
 
 _LARGEST_OPTION = 1e9
+_BACKLOG = 128
+"""Clients that connect while the model is loaded wait for their responses."""
 _INSTALL = "serving needs starlette, uvicorn, python-multipart and prometheus_client: pip install 'modelyard[serve]'"
 
 
@@ -38,6 +40,7 @@ def serve(
     max_body_mb: float = 16.0,
     max_pixels: int = 32_000_000,
     max_instances: int = 256,
+    max_connections: int = 512,
     timeout_secs: float = 30.0,
     poll_secs: float = 1.0,
     ready: Callable[[str], None] | None = None,
@@ -59,6 +62,7 @@ def serve(
         max_body_mb: megabytes per request.
         max_pixels: pixels per image file.
         max_instances: images per request.
+        max_connections: open connections. For one more, the one that has been idle longest is closed.
         timeout_secs: seconds to send a request, and again for its prediction to start.
         poll_secs: seconds between two checks for a new version.
         ready: called with a message once the server accepts requests.
@@ -74,13 +78,14 @@ def serve(
     _check_options(
         source, model_dir, export, {"checkpoint": checkpoint, **options},
         {"max_batch": max_batch, "max_queue": max_queue, "max_pixels": max_pixels, "max_instances": max_instances,
-         "max_body_mb": max_body_mb, "timeout_secs": timeout_secs, "poll_secs": poll_secs},
+         "max_body_mb": max_body_mb, "max_connections": max_connections, "timeout_secs": timeout_secs,
+         "poll_secs": poll_secs},
         {"max_delay_ms": max_delay_ms, "port": port},
     )  # fmt: skip
     try:
         import uvicorn
 
-        from modelyard.compat.uvicorn import Server, protocol_with_timeouts, signals_not_raised_again
+        from modelyard.compat.uvicorn import ConnectionLimits, Server, protocol_with_limits, signals_not_raised_again
         from modelyard.serving.http.app import MODEL_NAME, Metrics, Service
         from modelyard.serving.http.limits import Limits
     except ImportError as error:
@@ -106,16 +111,20 @@ def serve(
         versions = ModelVersions(version_source, batching, metrics.batch_done, poll_secs)
         versions.load_newest()
         max_body = int(max_body_mb * (1 << 20))
-        limits = Limits(max_body, 8 * max_body, max_pixels, max_instances, timeout_secs)
+        limits = Limits(max_body, 8 * max_body, max_pixels, max_instances, timeout_secs, max_connections)
+        connections = ConnectionLimits(
+            timeout_secs, max_connections, limits.max_pipelined, limits.max_unread, limits.max_headers
+        )
         config = uvicorn.Config(
             Service(model_name, versions, limits, metrics).app(),
-            http=protocol_with_timeouts(timeout_secs),
+            http=protocol_with_limits(connections),
             ws="none",
             lifespan="on",
             log_config=None,
             access_log=False,
             server_header=False,
             timeout_keep_alive=60,
+            backlog=_BACKLOG,
             timeout_graceful_shutdown=int(timeout_secs) + 5,
         )
         shown_host = f"[{host}]" if ":" in host else host
@@ -153,16 +162,17 @@ def _check_options(
 
 @contextmanager
 def _listen(host: str, port: int) -> Iterator[socket.socket]:
-    """Binds the address before the model is loaded: a port in use is an error at once."""
+    """Listens before the model is loaded: a port in use is an error at once."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
         raise RunError(f"{host} is not an address of this machine: {error.strerror or error}.") from error
     with listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # after a server that has just been stopped
         try:
             listener.bind(address)
+            listener.listen(_BACKLOG)  # two servers may bind, but only one listens
         except OSError as error:
             raise RunError(
                 f"can't listen on {host}:{port}: {error.strerror or error}. Give another --port (0: any that is free), "
