@@ -286,7 +286,7 @@ WRONG: dict[str, tuple[str, Any, int, str]] = {
     "nested": (PREDICT, nested(90_000), 400, "nested too deeply"),
     "other input": (PREDICT, {"instances": [{"picture": 1}]}, 400, "the one input 'image'; found 'picture'"),
     "half a character": (PREDICT, b'{"instances": [{"\\ud800": 1}]}', 400, "the one input"),
-    "other signature": (PREDICT, {"signature_name": "x", "instances": [bright()]}, 400, "and 'bytes'"),
+    "other signature": (PREDICT, {"signature_name": "x", "instances": [bright()]}, 400, "'bytes_with_id'"),
     "a signature that is a list": (PREDICT, {"signature_name": [], "instances": [bright()]}, 400, "signature"),
     "no base64": (PREDICT, {"instances": [{"b64": "!"}]}, 400, "is not base64"),
     "base64 of a number": (PREDICT, {"instances": [{"b64": 1}]}, 400, "{'b64': 'BASE64'}"),

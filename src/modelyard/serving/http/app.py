@@ -6,7 +6,6 @@ import asyncio
 import base64
 import contextlib
 import hashlib
-import json
 import logging
 import os
 import re
@@ -54,7 +53,7 @@ class JsonResponse(Response):
 
     def render(self, content: Any) -> bytes:
         """Returns the JSON text."""
-        return json.dumps(content, separators=(",", ":"), allow_nan=False).encode("ascii")
+        return tensors.to_json(content)
 
 
 class Service:
@@ -160,7 +159,12 @@ class Service:
             return JsonResponse(metadata_response(self.name, version))
         with version.in_use():
             answer = await self._verbs[verb](request, version)
-        return JsonResponse(answer, headers={"Modelyard-Version": str(version.number)})
+        body = []
+        for piece in tensors.json_pieces(answer):
+            body.append(piece)
+            await asyncio.sleep(0)  # others go on between two pieces
+        headers = {"Modelyard-Version": str(version.number), "Content-Type": "application/json"}
+        return Response(b"".join(body), headers=headers)
 
     def _check_name(self, found: re.Match[str]) -> None:
         if found["name"] != self.name:

@@ -7,7 +7,7 @@ import binascii
 import json
 import math
 import re
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
@@ -26,6 +26,8 @@ from modelyard.serving.http.limits import MAX_SCANS, Limits, RequestError
 from modelyard.serving.servable import BYTES, DEFAULT, EXAMPLES, SIGNATURES, ModelInfo, Outputs
 
 B64 = "b64"
+_PIECE = 5000
+"""Values of a response that are written at once."""
 PREDICT, CLASSIFY, UPLOAD = "predict", "classify", "upload"
 _OF_TENSORFLOW_SERVING = ("", *(f"tensorflow/serving/{verb}" for verb in ("predict", "classify", "regress")))
 """Other names of the default signature."""
@@ -550,6 +552,41 @@ def as_classes(outputs: Outputs, classes: tuple[str, ...]) -> list[list[list[Any
         [[names[number], row[number]] for number in numbers]
         for numbers, row in zip(order.tolist(), found.tolist(), strict=True)
     ]
+
+
+def to_json(value: Any) -> bytes:
+    """Returns JSON that every parser accepts: ASCII, finite numbers."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+def json_pieces(value: Any) -> Iterator[bytes]:
+    """Yields JSON in pieces of a few thousand values."""
+    if isinstance(value, dict):
+        for number, (name, inner) in enumerate(value.items()):
+            yield (b"," if number else b"{") + to_json(name) + b":"
+            yield from json_pieces(inner)
+        yield b"}" if value else b"{}"
+    elif isinstance(value, list) and _size(value) > _PIECE:
+        size = _size(value[0])
+        yield b"["
+        step = 1 if size > _PIECE else _PIECE // size
+        for first in range(0, len(value), step):
+            if first:
+                yield b","
+            if size > _PIECE:
+                yield from json_pieces(value[first])
+            else:
+                yield to_json(value[first : first + step])[1:-1]
+        yield b"]"
+    else:
+        yield to_json(value)
+
+
+def _size(value: Any) -> int:
+    """Returns about how many values there are: rows are equally large."""
+    if isinstance(value, dict):
+        return 1 + sum(map(_size, value.values()))
+    return 1 + len(value) * _size(value[0]) if isinstance(value, list) and value else 1
 
 
 def _finite_lists(outputs: Outputs) -> dict[str, list[Any]]:

@@ -27,6 +27,7 @@ from modelyard.serving.http.limits import WORKERS, RequestError
 
 _NICE = 5
 """The server itself goes first."""
+_KILL_AGAIN_SECONDS = 0.1
 _LENGTHS = struct.Struct(">QQ")
 _CODE = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from modelyard.serving.http.worker import main; main()"
@@ -65,8 +66,10 @@ class Workers:
             return read.result()
         finally:
             if not read.done():
+                while not read.done():  # it may be about to start the process
+                    worker.kill()
+                    await asyncio.wait({read}, timeout=_KILL_AGAIN_SECONDS)
                 worker.kill()
-                await asyncio.wait({read})
                 read.exception()  # it is known
             self._free.put_nowait(worker)
 
