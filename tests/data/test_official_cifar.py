@@ -15,7 +15,8 @@ import pytest
 from modelyard.config import load_config
 from modelyard.data.dataset import Dataset
 from modelyard.data.open_dataset import load_dataset
-from modelyard.data.sources.builtin import CIFAR10_CLASSES, load_plain_pickle
+from modelyard.data.sources.builtin import CIFAR10_CLASSES
+from modelyard.data.sources.plain_pickle import load_plain_pickle
 from modelyard.errors import DataError
 
 FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}

@@ -8,6 +8,7 @@ import platform
 import shutil
 import subprocess
 import threading
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,41 @@ def hardware() -> dict[str, Any]:
 def available_cores() -> int:
     """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def available_memory() -> int:
+    """Returns the bytes that this process can still use, of the machine or of its container."""
+    free = int(psutil.virtual_memory().available + psutil.swap_memory().free)
+    return max(min([free, *_free_in_containers()]), 0)
+
+
+def _free_in_containers() -> Iterator[int]:
+    """Yields the free memory of each control group that this process is in and that has a limit."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, own = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        # Version 2 has no controllers here; version 1 has a tree for each.
+        root = Path("/sys/fs/cgroup") / controllers
+        limit, used, cached = (
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            if controllers
+            else ("memory.max", "memory.current", "inactive_file")
+        )
+        folder = root / own.lstrip("/")
+        for group in (folder, *folder.parents):
+            if not group.is_relative_to(root):
+                break
+            try:
+                facts = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
+                limits = [int((group / name).read_text(encoding="ascii")) for name in (limit, used)]
+            except (OSError, ValueError):
+                continue  # no limit
+            yield limits[0] - limits[1] + int(facts.get(cached, 0))
 
 
 def gpus() -> list[str]:

@@ -21,6 +21,7 @@ import google_crc32c
 from modelyard import faults
 from modelyard.errors import DataError
 from modelyard.system.files import explain, retried, whole_file
+from modelyard.system.untrusted import check_memory, check_regular, inflated, open_regular
 
 HEAD, TAIL = 12, 4
 """Bytes of a record before and after its data."""
@@ -28,7 +29,6 @@ HEAD, TAIL = 12, 4
 _OPEN_FILES = 256
 _BLOCK = 1 << 20
 _LARGEST = (1 << 32) - 1
-_GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # zlib detects which from the header
 
 
 def checksum(data: bytes) -> int:
@@ -58,7 +58,7 @@ def scan(path: Path, progress: Callable[[int], None] | None = None) -> Iterator[
     Raises:
         DataError: at the first damaged record, with the file and the byte offset.
     """
-    with explain(path, "read", DataError), open(path, "rb", buffering=_BLOCK) as file:
+    with explain(path, "read", DataError), open_regular(path, DataError, _BLOCK) as file:
         size = os.fstat(file.fileno()).st_size
         at = number = 0
         while at < size:
@@ -86,6 +86,7 @@ def _read_record(file: BinaryIO, path: Path, at: int, size: int, number: int) ->
         raise DataError(f"{path}: the record at byte {at:,} has {length:,} bytes; the maximum is {_LARGEST:,}.")
     if at + HEAD + length + TAIL > size:
         raise _cut_off(path, at, number)
+    check_memory(path, length, DataError)
     data, stored = file.read(length), file.read(TAIL)
     if len(stored) < TAIL:
         raise _cut_off(path, at, number)
@@ -114,6 +115,7 @@ class RecordFile:
     def __init__(self, path: Path) -> None:
         self.path, self._name = path, str(path)
         with explain(path, "read", DataError):
+            check_regular(path, DataError)
             found = path.stat()
         self.size = found.st_size
         self._version = (found.st_dev, found.st_ino, found.st_mtime_ns)
@@ -145,7 +147,7 @@ class RecordFile:
         if whole[:HEAD] == header(length) and int.from_bytes(whole[-TAIL:], "little") == crc == checksum(data):
             return data
         # Something is wrong. Reading it step by step finds out what.
-        with explain(self.path, "read", DataError), open(self.path, "rb") as file:
+        with explain(self.path, "read", DataError), open_regular(self.path, DataError) as file:
             file.seek(at)
             data, stored_crc = _read_record(file, self.path, at, self.size, number)
         if (len(data), stored_crc) != (length, crc):
@@ -180,7 +182,7 @@ def _opened(path: str, version: tuple[int, int, int]) -> _Descriptor:
 
 def compression(path: Path) -> str | None:
     """Returns ``gzip`` or ``zlib`` if the whole file is compressed, else None."""
-    with explain(path, "read", DataError), open(path, "rb") as file:
+    with explain(path, "read", DataError), open_regular(path, DataError) as file:
         head = file.read(HEAD)
     if len(head) == HEAD and struct.unpack("<QI", head)[1] == checksum(head[:8]):
         return None
@@ -212,26 +214,13 @@ def plain_file(path: Path, cache: Path | None) -> Path:
             copy.parent.mkdir(parents=True, exist_ok=True)
             with whole_file(copy) as file:
                 try:
-                    _decompress(path, file)
+                    for piece in inflated(path, DataError, copy.parent):
+                        file.write(piece)
+                except EOFError as error:
+                    raise DataError(f"{path} is cut off: {error}. Copy it again.") from error
                 except zlib.error as error:
                     raise DataError(
                         f"{path} is damaged: it can't be decompressed as {kind} ({error}), and it has no record at "
                         "byte 0."
                     ) from error
     return copy
-
-
-def _decompress(path: Path, to: BinaryIO) -> None:
-    inflate, data = zlib.decompressobj(_GZIP_OR_ZLIB), b""
-    with open(path, "rb") as file:
-        while data := data or file.read(_BLOCK):
-            if inflate.eof:  # gzip files may be concatenated, and padded with zeros
-                data = data.lstrip(b"\0")
-                if not data:
-                    continue
-                inflate = zlib.decompressobj(_GZIP_OR_ZLIB)
-            to.write(inflate.decompress(data, _BLOCK))
-            data = inflate.unused_data if inflate.eof else inflate.unconsumed_tail
-    to.write(inflate.flush())
-    if not inflate.eof:
-        raise DataError(f"{path} is cut off: its compressed data ends too early. Copy it again.")

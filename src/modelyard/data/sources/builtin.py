@@ -6,12 +6,10 @@ from their official files, or from NAME.npz, in ``data_dir``.
 
 from __future__ import annotations
 
-import gzip
-import io
-import pickle
+import math
 import tarfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +20,10 @@ from modelyard.data.catalog import SyntheticOptions
 from modelyard.data.dataset import TEST, TRAIN, VALIDATION, ArrayDataset, Arrays, DataContext, Dataset
 from modelyard.data.order import raw_draws, stratified
 from modelyard.data.sources.npz import read_npz
+from modelyard.data.sources.plain_pickle import load_plain_pickle
 from modelyard.errors import DataError
 from modelyard.registry import Options
+from modelyard.system.untrusted import inflated, open_regular, read_regular
 
 FASHION_CLASSES = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
@@ -101,6 +101,8 @@ def _from_npz(name: str, context: DataContext, classes: tuple[str, ...] | None) 
 
 # -- MNIST: IDX files -------------------------------------------------------------------------------------------------
 
+_MOST_AXES = 32  # of an array
+_LONGEST_IDX_HEADER = 4 + 4 * _MOST_AXES
 _IDX_FILES = {
     TRAIN: ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     TEST: ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
@@ -140,21 +142,42 @@ def _idx_path(name: str, file: str, context: DataContext) -> Path:
 
 
 def _read_idx(path: Path) -> NDArray[np.uint8]:
+    raw = bytearray()
     try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        pieces = inflated(path, DataError) if path.suffix == ".gz" else _pieces(path)
+        for piece in pieces:
+            raw += piece
+            if len(raw) > _LONGEST_IDX_HEADER and len(raw) > sum(_idx_header(raw, path)[1:]):
+                break  # more than its header declares
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} can't be read: {error}") from error
-    if len(raw) < 4 or raw[:3] != b"\0\0\x08" or raw[3] == 0 or len(raw) < 4 + 4 * raw[3]:
-        raise DataError(f"{path} is not an IDX file of bytes.")
-    shape = tuple(int.from_bytes(raw[4 + 4 * i : 8 + 4 * i], "big") for i in range(raw[3]))
-    offset = 4 + 4 * raw[3]
-    expected = int(np.prod(shape, dtype=object))
+    shape, offset, expected = _idx_header(raw, path)
     if len(raw) - offset != expected:
-        raise DataError(f"{path} is truncated or damaged: it has {len(raw) - offset} bytes of data, not {expected}.")
+        more = "more than " if len(raw) - offset > expected else ""
+        found = f"{more}{min(len(raw) - offset, expected)}"
+        raise DataError(f"{path} is truncated or damaged: it has {found} bytes of data, not {expected}.")
     return np.frombuffer(raw, np.uint8, offset=offset).reshape(shape)
 
 
+def _idx_header(raw: bytearray, path: Path) -> tuple[tuple[int, ...], int, int]:
+    """Returns the shape, the length of the header and the number of bytes after it."""
+    if len(raw) < 4 or raw[:3] != b"\0\0\x08" or not 1 <= raw[3] <= _MOST_AXES or len(raw) < 4 + 4 * raw[3]:
+        raise DataError(f"{path} is not an IDX file of bytes.")
+    shape = tuple(int.from_bytes(raw[4 + 4 * i : 8 + 4 * i], "big") for i in range(raw[3]))
+    return shape, 4 + 4 * raw[3], math.prod(shape)
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    with open_regular(path, DataError) as file:
+        while piece := file.read(1 << 20):
+            yield piece
+
+
 # -- CIFAR: pickles ---------------------------------------------------------------------------------------------------
+
+
+_LARGEST_PICKLE = 1 << 30
+"""The largest official one has 155 MB."""
 
 
 def cifar10(options: Options, context: DataContext) -> Dataset:
@@ -195,7 +218,7 @@ def _cifar(
 def _folder_reader(folder: Path) -> Callable[[str], bytes]:
     def read(file: str) -> bytes:
         try:
-            return (folder / file).read_bytes()
+            return read_regular(folder / file, _LARGEST_PICKLE, DataError)
         except OSError as error:
             raise DataError(f"{folder / file} can't be read: {error.strerror}.") from error
 
@@ -206,14 +229,18 @@ def _archive_reader(archive: Path, folder: str) -> Callable[[str], bytes]:
     """Reads the archive in memory, to its end, where the checksum is."""
     members: dict[str, bytes] = {}
     try:
-        with tarfile.open(archive) as tar:
+        stream: Any = _Stream(_archive_pieces(archive))
+        with tarfile.open(fileobj=stream, mode="r|", bufsize=1 << 20) as tar:
             for member in tar:
-                content = tar.extractfile(member) if member.isfile() else None
-                if content is not None and member.name.startswith(f"{folder}/"):
-                    members[member.name] = content.read()
-            while tar.fileobj is not None and tar.fileobj.read(1 << 20):
-                pass
-    except (OSError, tarfile.TarError, EOFError, zlib.error) as error:
+                if not member.isfile() or not member.name.startswith(f"{folder}/"):
+                    continue
+                if member.issparse() or member.size > _LARGEST_PICKLE:
+                    raise DataError(f"{archive} is damaged or not the official archive: {member.name} is too large.")
+                content = tar.extractfile(member)
+                members[member.name] = content.read() if content is not None else b""
+        while stream.read(1 << 20):
+            pass
+    except (OSError, tarfile.TarError, EOFError, zlib.error, ValueError, RecursionError) as error:
         raise DataError(f"{archive} is damaged or not the official archive ({error}).") from error
 
     def read(file: str) -> bytes:
@@ -224,48 +251,48 @@ def _archive_reader(archive: Path, folder: str) -> Callable[[str], bytes]:
     return read
 
 
+def _archive_pieces(archive: Path) -> Iterator[bytes]:
+    with open_regular(archive, DataError) as file:
+        compressed = file.read(2) == b"\x1f\x8b"
+    return inflated(archive, DataError) if compressed else _pieces(archive)
+
+
+class _Stream:
+    """Reads an iterator of bytes as a file."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self.pieces, self.piece, self.at = pieces, b"", 0
+
+    def read(self, size: int) -> bytes:
+        """Returns ``size`` bytes; fewer at the end."""
+        parts: list[bytes] = []
+        while size > 0:
+            if self.at == len(self.piece):
+                piece = next(self.pieces, None)
+                if piece is None:
+                    break
+                self.piece, self.at = piece, 0
+            parts.append(self.piece[self.at : self.at + size])
+            self.at += len(parts[-1])
+            size -= len(parts[-1])
+        return b"".join(parts)
+
+
 def _cifar_batch(
     read: Callable[[str], bytes], file: str, label_key: bytes
 ) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
     batch = load_plain_pickle(read(file), file)
     try:
-        images = np.asarray(batch[b"data"], np.uint8).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-        labels = np.asarray(batch[label_key], np.int32)
+        data, found = batch[b"data"], batch[label_key]
+        # Lists in lists may refer to each other: NumPy would follow them forever.
+        if not isinstance(data, np.ndarray) or not (
+            isinstance(found, np.ndarray) or all(type(n) is int for n in found)
+        ):
+            raise TypeError("its data must be an array, its labels numbers")
+        images = np.asarray(data, np.uint8).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+        labels = np.asarray(found, np.int32)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise DataError(f"{file} is not a CIFAR batch: {error}") from error
     if labels.shape != (len(images),):
         raise DataError(f"{file} is not a CIFAR batch: {len(images)} images, but labels of shape {labels.shape}.")
     return np.ascontiguousarray(images), labels
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    """Loads arrays and basic types. A pickle that names anything else could run code, and is refused."""
-
-    _MULTIARRAY = ("numpy.core.multiarray", "numpy._core.multiarray")
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module in self._MULTIARRAY and name == "_reconstruct":
-            return _reconstruct
-        if (module, name) == ("numpy", "ndarray"):
-            return np.ndarray
-        if (module, name) == ("numpy", "dtype"):
-            return np.dtype
-        raise pickle.UnpicklingError(f"it names {module}.{name}, which a file of arrays does not need")
-
-
-def _reconstruct(subtype: Any, shape: Any, dtype: Any) -> NDArray[Any]:
-    if subtype is not np.ndarray:
-        raise pickle.UnpicklingError("it holds something that is not an array")
-    return np.ndarray.__new__(np.ndarray, shape, dtype)
-
-
-def load_plain_pickle(raw: bytes, name: str) -> Any:
-    """Returns the content of a pickle of arrays and basic types.
-
-    Raises:
-        DataError: if it is damaged or names anything else.
-    """
-    try:
-        return _PlainUnpickler(io.BytesIO(raw), encoding="bytes").load()
-    except Exception as error:
-        raise DataError(f"{name} was refused: {error}.") from error

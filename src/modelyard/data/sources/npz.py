@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import tokenize
+import math
+import os
 import zipfile
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from modelyard.data.dataset import TEST, TRAIN, VALIDATION, ArrayDataset, Arrays, DataContext
 from modelyard.errors import DataError
+from modelyard.system.untrusted import check_archive, check_memory, open_regular
 
-# The errors of damaged files: of the zip, of its compression, or of the header of an array.
-_UNREADABLE = (
-    ValueError, OSError, EOFError, KeyError, RuntimeError, MemoryError,
-    zipfile.BadZipFile, zlib.error, tokenize.TokenError, SyntaxError,
-)  # fmt: skip
+_MOST_CLASSES = 1 << 20
 _NAMES = {TRAIN: ("train",), VALIDATION: ("validation", "val"), TEST: ("test",)}
+_ARRAYS = (*(f"{axis}_{name}" for names in _NAMES.values() for name in names for axis in "xy"), "classes")
+_MAPPED = "Save the arrays as .npy files in a folder, which are memory-mapped."
 _TO_PREDICT = ("image", "images", "x", "x_test", "x_validation", "x_val", "x_train")
 
 
@@ -32,8 +31,7 @@ def read_npz(path: Path, context: DataContext) -> ArrayDataset:
         DataError: if the file is missing, is not an .npz file, or holds Python objects (those could run code).
     """
     with _open(path, "save x_train and y_train with numpy.savez") as file:
-        arrays = {name: np.asarray(file[name]) for name in file}
-    return _dataset(path, arrays, context)
+        return _dataset(path, file.names(), file.read, context)
 
 
 def read_npz_to_predict(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
@@ -43,12 +41,13 @@ def read_npz_to_predict(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
         DataError: if the file can't be read, or it is not clear which array to read.
     """
     with _open(path, "save it with numpy.savez(path, x=…)") as file:
-        name = next((name for name in _TO_PREDICT if name in file), next(iter(file), ""))
-        if len(file) > 1 and name not in _TO_PREDICT:
-            raise DataError(f"{path} must hold images named x or image; it holds: {', '.join(file)}.")
-        images: NDArray[Any] = np.asarray(file[name]) if name else np.empty(0)
+        names = file.names()
+        name = next((name for name in _TO_PREDICT if name in names), next(iter(names), ""))
+        if len(names) > 1 and name not in _TO_PREDICT:
+            raise DataError(f"{path} must hold images named x or image; it holds: {', '.join(names)}.")
+        images: NDArray[Any] = file.read(name) if name else np.empty(0)
         label = "label" if name in ("image", "images") else "y" + name[1:]
-        labels = np.asarray(file[label]) if label in file else None
+        labels = file.read(label) if label in names else None
     if images.ndim < 2 or not len(images):
         raise DataError(f"{path}: {name or 'its array'} has shape {images.shape}; examples are needed.")
     if labels is not None and len(labels) != len(images):
@@ -64,46 +63,106 @@ def read_npy_folder(folder: Path, context: DataContext) -> ArrayDataset:
     Raises:
         DataError: if a file is missing, damaged, or holds Python objects.
     """
-    arrays: dict[str, Any] = {}
-    names = [f"{axis}_{name}" for names in _NAMES.values() for name in names for axis in "xy"]
-    for name in (*names, "classes"):
+
+    def read(name: str) -> NDArray[Any]:
         path = folder / f"{name}.npy"
-        if path.is_file():
-            try:
-                arrays[name] = np.load(path, mmap_mode="r" if name.startswith("x_") else None, allow_pickle=False)
-            except _UNREADABLE as error:
-                raise DataError(f"{path} can't be read as an .npy file of a plain array: {error}") from error
-    return _dataset(folder, arrays, context)
+        with _readable(path, ".npy file of a plain array"), open_regular(path, DataError) as file:
+            size = os.fstat(file.fileno()).st_size
+            needed = _check_header(file, size)
+            if name.startswith("x_"):
+                return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+            check_memory(path, needed, DataError)
+            file.seek(0)
+            return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
+
+    present = [name for name in _ARRAYS if os.path.lexists(folder / f"{name}.npy")]  # a link may lead nowhere
+    return _dataset(folder, present, read, context)
+
+
+class _Npz:
+    """The arrays of an open .npz file. No Python object is made from it."""
+
+    def __init__(self, path: Path, archive: zipfile.ZipFile) -> None:
+        self.path, self.archive = path, archive
+
+    def names(self) -> list[str]:
+        return [name.removesuffix(".npy") for name in self.archive.namelist() if name.endswith(".npy")]
+
+    def read(self, name: str) -> NDArray[Any]:
+        member = self.archive.getinfo(f"{name}.npy")
+        with self.archive.open(member) as file:
+            needed = _check_header(file, member.file_size)
+        check_memory(self.path, needed, DataError, _MAPPED)
+        with self.archive.open(member) as file:
+            return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
+
+
+def _check_header(file: IO[bytes], size: int) -> int:
+    """Returns the bytes of an array in a .npy file of ``size`` bytes.
+
+    Raises:
+        ValueError: if it is not a plain array that the file holds.
+    """
+    version = np.lib.format.read_magic(file)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"version {version} of the format is for arrays with fields")
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    shape, _, dtype = readers[version](file)
+    if dtype.hasobject or dtype.kind == "V" or not dtype.itemsize:
+        raise ValueError(f"it holds values of type {dtype}")
+    needed: int = math.prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or needed > size - file.tell():
+        raise ValueError(f"its header declares {needed:,} bytes of values, but it has {size - file.tell():,}")
+    return needed
 
 
 @contextlib.contextmanager
-def _open(path: Path, advice: str) -> Iterator[Mapping[str, NDArray[Any]]]:
-    try:
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
+def _open(path: Path, advice: str) -> Iterator[_Npz]:
+    with _readable(path, ".npz file of plain arrays"), open_regular(path, DataError) as file:
+        if file.read(6) == b"\x93NUMPY":
+            file.seek(0)
+            _check_header(file, os.fstat(file.fileno()).st_size)
             raise DataError(f"{path} is a single array (.npy); {advice}.")
-        with loaded as file:
-            yield file
+        with zipfile.ZipFile(file) as archive:
+            check_archive(path, archive, DataError)
+            yield _Npz(path, archive)
+
+
+@contextlib.contextmanager
+def _readable(path: Path, as_what: str) -> Iterator[None]:
+    """Raises the errors of damaged files as errors about ``path``."""
+    try:
+        yield
+    except DataError:
+        raise
     except FileNotFoundError as error:
         raise DataError(f"there is no file {path}.") from error
-    except _UNREADABLE as error:
-        raise DataError(f"{path} can't be read as an .npz file of plain arrays: {error}") from error
+    except Exception as error:  # of the zip, of its compression, of NumPy, of Python's parser for the header
+        raise DataError(f"{path} can't be read as an {as_what}: {error}") from error
 
 
-def _dataset(path: Path, arrays: Mapping[str, Any], context: DataContext) -> ArrayDataset:
+def _dataset(
+    path: Path, names: Sequence[str], read: Callable[[str], NDArray[Any]], context: DataContext
+) -> ArrayDataset:
+    """Returns the dataset of the arrays with these names, which ``read`` returns."""
+    arrays = {name: read(name) for name in _ARRAYS if name in names}
     splits: dict[str, Arrays] = {}
-    for split, names in _NAMES.items():
-        for name in names:
+    for split, endings in _NAMES.items():
+        for name in endings:
             if (f"x_{name}" in arrays) != (f"y_{name}" in arrays):
                 raise DataError(f"{path} holds only one of x_{name} and y_{name}; images need labels.")
             if f"x_{name}" in arrays:
                 splits[split] = {"image": arrays[f"x_{name}"], "label": arrays[f"y_{name}"]}
     if TRAIN not in splits:
         raise DataError(
-            f"{path} must hold arrays named x_train and y_train; it holds: {', '.join(arrays) or 'nothing'}."
+            f"{path} must hold arrays named x_train and y_train; it holds: {', '.join(names) or 'nothing'}."
         )
     if "classes" in arrays and arrays["classes"].ndim != 1:
         raise DataError(f"{path}: classes must be a list of names, got shape {arrays['classes'].shape}.")
+    if "classes" in arrays and len(arrays["classes"]) > _MOST_CLASSES:
+        raise DataError(
+            f"{path}: classes has {len(arrays['classes']):,} names; at most {_MOST_CLASSES:,} are supported."
+        )
     classes = [str(name) for name in arrays["classes"].tolist()] if "classes" in arrays else None
     for split, part in splits.items():
         if part["image"].ndim and part["label"].ndim and len(part["image"]) != len(part["label"]):
