@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image
 
+from modelyard.data.image_metadata import check_jpeg, check_tags
 from modelyard.data.image_spec import IMAGE_FORMATS, Box, Choose, Fit, UndecodableError
 from modelyard.errors import DataError
 
@@ -28,8 +30,11 @@ MOST_PIXELS = 170_000_000
 
 _FORMATS = tuple(IMAGE_FORMATS)
 Image.MAX_IMAGE_PIXELS = MOST_PIXELS  # one limit, and no warnings below it
+warnings.filterwarnings("ignore", module=r"PIL\.TiffImagePlugin")  # one for each damaged tag
 _JPEG = b"\xff\xd8\xff"
 _ORIENTATION = 0x0112
+_LONGEST_PROFILE = 1 << 18  # characters of EXIF that a PNG holds as text
+_PROGRESSIVE = b"\xff\xc2"
 _MAY_TURN = (b"Exif\0\0", b"tiff:Orientation")
 
 
@@ -64,10 +69,12 @@ def resize(image: Pixels, height: int, width: int) -> Pixels:
 def size_of(data: bytes, name: str) -> tuple[int, int, int]:
     """Returns height, width and channels (1 or 3) of an image file, upright, without decoding it."""
     try:
-        with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+        with _opened(data, name) as image:
             width, height = image.size
             turned = image.format != "TIFF" and _orientation(image) in (5, 6, 7, 8)  # Pillow turns TIFFs itself
             channels = 1 if image.mode in ("1", "L", "LA", "I", "F") or image.mode.startswith("I;16") else 3
+    except DataError:
+        raise
     except Exception as error:  # the errors of Pillow's readers have no base class
         raise _bad(name, error) from error
     return (width, height, channels) if turned else (height, width, channels)
@@ -223,9 +230,14 @@ class _JpegFile:
             return None
         orientation = 1
         end = _header_length(data)
+        if data.find(_PROGRESSIVE, 0, end) >= 0:
+            try:
+                check_jpeg(data)
+            except ValueError:
+                return None
         if any(data.find(mark, 0, end) >= 0 for mark in _MAY_TURN):
             try:
-                with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+                with _opened(data, "") as image:
                     orientation = _orientation(image)
             except Exception:
                 return None
@@ -254,6 +266,9 @@ def _header_length(data: bytes) -> int:
 def _orientation(image: Image.Image) -> int:
     """Returns the orientation in EXIF; 1, upright, if that is damaged."""
     try:
+        check_tags(image.info.get("exif", b"").removeprefix(b"Exif\0\0"))
+        if len(image.info.get("Raw profile type exif", "")) > _LONGEST_PROFILE:
+            return 1
         found = image.getexif().get(_ORIENTATION, 1)
     except Exception:
         return 1
@@ -271,11 +286,18 @@ def _turned(pixels: Pixels, orientation: int) -> Pixels:
     return pixels if orientation == 1 else np.ascontiguousarray(pixels)
 
 
+def _opened(data: bytes, name: str) -> Image.Image:
+    """Opens an image with Pillow, which reads the metadata."""
+    (check_jpeg if data.startswith(_JPEG) else check_tags)(data)
+    image = Image.open(io.BytesIO(data), formats=_FORMATS)
+    if image.width * image.height > MOST_PIXELS:
+        raise DataError(f"{name} declares {image.width}×{image.height} pixels; the limit is {MOST_PIXELS:,}.")
+    return image
+
+
 def _with_pillow(data: bytes, channels: int | None, name: str) -> Pixels:
     try:
-        with Image.open(io.BytesIO(data), formats=_FORMATS) as opened:
-            if opened.width * opened.height > MOST_PIXELS:
-                raise DataError(f"{name} declares {opened.width}×{opened.height} pixels; the limit is {MOST_PIXELS:,}.")
+        with _opened(data, name) as opened:
             opened.load()
             image: Image.Image = opened
             orientation = _orientation(opened)

@@ -23,6 +23,7 @@ from modelyard.data.raw_examples import RawExample, RawExamples
 from modelyard.data.records.reader import (
     DATASET_JSON,
     LABELS,
+    LARGEST_JSON,
     ConvertedInfo,
     RecordExamples,
     ShardInfo,
@@ -36,6 +37,7 @@ from modelyard.storage import cache_folder, is_remote
 from modelyard.system.console import bar
 from modelyard.system.files import explain
 from modelyard.system.machine import available_cores
+from modelyard.system.untrusted import open_regular, read_regular
 
 MOST_PROBLEMS = 100
 """More are counted but not listed."""
@@ -231,9 +233,11 @@ def verify_folder(
         if len(opened) == len(parts.shards) and _class_counts(splits[split], len(info.classes)) != parts.class_counts:
             report.add(f"{folder}: the class counts of the {split} split differ from {DATASET_JSON}.")
     try:
-        lines = (folder / LABELS).read_text(encoding="utf-8").splitlines()
+        lines = read_regular(folder / LABELS, LARGEST_JSON, DataError).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         report.add(f"{folder / LABELS} can't be read: {error}.")
+    except DataError as error:
+        report.add(str(error))
     else:
         if lines != info.classes:
             report.add(f"{folder / LABELS} has other classes than {DATASET_JSON}.")
@@ -336,7 +340,7 @@ def _shard_problems(path: Path, shard: ShardInfo, info: ConvertedInfo, cache: Pa
     Raises:
         DataError: if it can't be opened.
     """
-    with explain(path, "read", DataError), open(path, "rb") as file:
+    with explain(path, "read", DataError), open_regular(path, DataError) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     count = len(RecordExamples([path], info.features, cache))
     if digest != shard.sha256:

@@ -18,7 +18,10 @@ from numpy.typing import NDArray
 
 from modelyard.data.dataset import Feature, LabelKind, label_kind
 from modelyard.errors import DataError
-from modelyard.system.files import read_file
+from modelyard.system.untrusted import read_regular
+
+LARGEST_IMAGE = 1 << 30
+"""Bytes of an image file: 170 million pixels, the limit of `images.py`, of 6 bytes each."""
 
 RawExample = bytes | NDArray[np.generic]
 """An image file as it is (JPEG, PNG, …), or an array of pixels or values."""
@@ -73,7 +76,7 @@ class FileExamples(RawExamples):
         """Reads the file."""
         path = self.root / self.paths[index]
         try:
-            return read_file(path)
+            return read_regular(path, LARGEST_IMAGE, DataError)
         except OSError as error:
             raise DataError(f"{path} can't be read: {error.strerror or error}.") from error
 

@@ -6,6 +6,7 @@ The limits on expansion are in this module only. A file is refused if its conten
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import stat
@@ -13,9 +14,10 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
+from modelyard import faults
 from modelyard.errors import UserError
+from modelyard.system.files import retried
 from modelyard.system.machine import available_memory
 
 EXPANSION_VARIABLE = "MODELYARD_MAX_EXPANSION"
@@ -56,7 +58,7 @@ def check_regular(path: Path, kind: type[UserError], mode: int | None = None) ->
         raise kind(f"{path} is {link}; only regular files are read.")
 
 
-def open_regular(path: Path, kind: type[UserError], buffering: int = -1) -> BinaryIO:
+def open_regular(path: Path, kind: type[UserError], buffer_size: int = io.DEFAULT_BUFFER_SIZE) -> io.BufferedReader:
     """Opens a regular file for reading.
 
     Raises:
@@ -67,19 +69,24 @@ def open_regular(path: Path, kind: type[UserError], buffering: int = -1) -> Bina
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # it may be a pipe by now: never wait for it
     try:
         check_regular(path, kind, os.fstat(handle).st_mode)
-        return os.fdopen(handle, "rb", buffering)
+        return io.BufferedReader(io.FileIO(handle), buffer_size)
     except BaseException:
         os.close(handle)
         raise
 
 
 def read_regular(path: Path, most: int, kind: type[UserError]) -> bytes:
-    """Returns the content of a regular file of at most ``most`` bytes.
+    """Returns the content of a regular file of at most ``most`` bytes; reads again after an error that may pass.
 
     Raises:
         UserError: of the class ``kind``, if it is larger, or not a regular file.
         OSError: if it can't be read.
     """
+    return retried(path, _read, path, most, kind)
+
+
+def _read(path: Path, most: int, kind: type[UserError]) -> bytes:
+    faults.reach(faults.READ)
     with open_regular(path, kind) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:

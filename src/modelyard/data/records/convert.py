@@ -31,6 +31,7 @@ from modelyard.data.records.reader import (
     DATASET_JSON,
     FORMAT,
     LABELS,
+    LARGEST_JSON,
     SETTINGS,
     ConvertedInfo,
     Encoding,
@@ -52,6 +53,7 @@ from modelyard.storage import is_remote
 from modelyard.system.console import bar
 from modelyard.system.files import PARTIAL, explain, remove_partial, whole_file
 from modelyard.system.machine import available_cores
+from modelyard.system.untrusted import read_regular
 
 _SHARD_BYTES = 128_000_000
 _SAMPLED = 32
@@ -330,8 +332,8 @@ def _completed(to: Path, settings: dict[str, Any], tasks: Sequence[ShardTask]) -
         return info
     if SETTINGS in present:
         try:
-            before = json.loads((to / SETTINGS).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            before = json.loads(read_regular(to / SETTINGS, LARGEST_JSON, DataError))
+        except (OSError, ValueError, RecursionError) as error:
             raise DataError(f"{to / SETTINGS} can't be read ({error}). Delete {to} or use another folder.") from error
         _compare(to, before, settings, "holds an unfinished conversion with other settings")
     unexpected = sorted(present - own) or ([] if SETTINGS in present else sorted(present))
@@ -360,7 +362,7 @@ def _compare(to: Path, before: Any, now: dict[str, Any], problem: str) -> None:
 def _finished(path: Path) -> ShardResult | None:
     """Returns the result of a shard that was finished before."""
     try:
-        result = ShardResult.model_validate_json(result_path(path).read_bytes())
+        result = ShardResult.model_validate_json(read_regular(result_path(path), LARGEST_JSON, DataError))
         whole = path.stat().st_size == result.bytes and index_path(path).is_file() and result.file == path.name
     except (OSError, ValidationError):
         return None

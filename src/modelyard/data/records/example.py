@@ -27,6 +27,8 @@ _KINDS: dict[int, Kind] = {1: "bytes", 2: "floats", 3: "ints"}
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _64_BITS = 0xFFFFFFFFFFFFFFFF
 _LONGEST_VARINT = 10
+_MOST_SPANS = 1 << 22
+_MOST_SHOWN, _LONGEST_SHOWN = 200, 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,12 @@ class FeatureSpans:
     def size(self) -> int:
         """Returns the number of bytes of all values."""
         return sum(end - start for start, end in self.spans)
+
+    def count(self, record: bytes) -> int:
+        """Returns the number of values, without making them."""
+        if self.kind == "ints":  # the last byte of each is below 128
+            return sum(int(np.count_nonzero(_bytes(record, *span) < 0x80)) for span in self.spans)
+        return self.size() // 4 if self.kind == "floats" else len(self.spans)
 
     def values(self, record: bytes) -> list[bytes] | NDArray[np.int64] | NDArray[np.float32]:
         """Returns a copy of the values."""
@@ -148,6 +156,10 @@ class FeatureMap:
         return values.reshape(shape)
 
 
+def _bytes(record: bytes, start: int, end: int) -> NDArray[np.uint8]:
+    return np.frombuffer(record, np.uint8, end - start, start)
+
+
 def encode_example(features: Mapping[str, Value]) -> bytes:
     """Encodes an Example. The bytes do not depend on the order of the features."""
     entries = []
@@ -191,8 +203,10 @@ def find_features(record: bytes, names: Collection[str] | None = None) -> dict[s
 def describe_example(record: bytes) -> list[str]:
     """Returns one line per feature with name, kind and size, sorted by name."""
     lines = []
-    for name, feature in sorted(find_features(record).items()):
-        count = len(feature.values(record))
+    features = sorted(find_features(record).items())
+    for name, feature in features[:_MOST_SHOWN]:
+        name = name if len(name) <= _LONGEST_SHOWN else f"{name[:_LONGEST_SHOWN]}…"
+        count = feature.count(record)
         if feature.kind == "bytes":
             size = f"{feature.size():,} bytes" if count == 1 else f"{count:,} values of {feature.size():,} bytes"
         elif not count:
@@ -200,6 +214,8 @@ def describe_example(record: bytes) -> list[str]:
         else:
             size = f"{count:,} {'integer' if feature.kind == 'ints' else 'float'}{'s' if count != 1 else ''}"
         lines.append(f"{name}: {size}")
+    if len(features) > _MOST_SHOWN:
+        lines.append(f"… and {len(features) - _MOST_SHOWN:,} more")
     return lines
 
 
@@ -257,6 +273,8 @@ def _find_feature(record: bytes, messages: Sequence[tuple[int, int]]) -> Feature
                     raise ValueError(f"a list of floats at byte {start} has {end - start:,} bytes, not a multiple of 4")
                 if kind == "ints" and end > start and record[end - 1] >= 0x80:
                     raise ValueError(f"a number is cut off at byte {end}")
+                if len(spans) == _MOST_SPANS:
+                    raise ValueError(f"a feature has more than {_MOST_SPANS:,} separate values")
                 spans.append((start, end))
     return FeatureSpans(kind, tuple(spans))
 

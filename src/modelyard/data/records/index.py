@@ -23,6 +23,7 @@ from modelyard.data.records.example import FeatureMap, FeatureSpans, describe_ex
 from modelyard.data.records.tfrecord import HEAD, TAIL, RecordFile, checksum, header, scan
 from modelyard.errors import DataError
 from modelyard.system.files import whole_file
+from modelyard.system.untrusted import open_regular
 
 ENTRY = np.dtype(
     [
@@ -83,7 +84,7 @@ def find_index(file: RecordFile, features: FeatureMap, cache: Path | None) -> In
             return read_index(path, file, features)
         except FileNotFoundError:
             pass
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, DataError) as error:
             _log.debug("%s is made again: %s.", path, error)
     return None
 
@@ -103,7 +104,7 @@ def make_index(
             with whole_file(path) as out:
                 write_index(out, index, features, file.size)
             return read_index(path, file, features)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, DataError) as error:
             _log.info("%s can't be written: %s.", path, error)
     _log.warning("The index of %s can't be written; it is kept in memory and made again next time.", file.path)
     return index
@@ -149,7 +150,7 @@ def read_index(path: Path, file: RecordFile, features: FeatureMap) -> Index:
         ValueError: if not, with the reason.
         OSError: if it can't be read.
     """
-    with open(path, "rb") as stored:
+    with open_regular(path, DataError) as stored:
         if stored.readline(len(_MAGIC)) != _MAGIC:
             raise ValueError("it is not an index of this version")
         fields = _Header.model_validate_json(stored.readline(_LONGEST_HEADER))
@@ -244,9 +245,11 @@ def _size(record: bytes, found: dict[str, FeatureSpans], features: FeatureMap) -
         return (shape[0], shape[1]) if len(shape) > 1 else (0, 0)
     sizes = []
     for name in (features.height, features.width):
-        values = found[name].values(record) if name in found and found[name].kind == "ints" else []
-        if len(values) == 1 and 0 < int(values[0]) < 1 << 32:
-            sizes.append(int(values[0]))
+        feature = found.get(name)
+        one = feature is not None and feature.kind == "ints" and feature.count(record) == 1
+        value = int(feature.values(record)[0]) if feature is not None and one else 0
+        if 0 < value < 1 << 32:
+            sizes.append(value)
         elif features.coding == "encoded":
             sizes.append(0)
         else:
@@ -260,9 +263,9 @@ def _label(record: bytes, found: dict[str, FeatureSpans], features: FeatureMap) 
     label = found.get(features.label)
     if label is None:
         raise _feature_error(record, f"it has no feature {features.label!r} for the label")
-    values = label.values(record)
-    if label.kind not in ("ints", "bytes") or len(values) != 1:
+    if label.kind not in ("ints", "bytes") or label.count(record) != 1:
         raise _feature_error(record, f"the feature {features.label!r} is not one label: an integer or a text")
+    values = label.values(record)
     if label.kind == "bytes":
         if (size := label.size()) > _LONGEST_LABEL:
             raise _feature_error(record, f"the feature {features.label!r} is not a label: it has {size:,} bytes")

@@ -7,8 +7,9 @@ that has one is complete.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,12 +25,14 @@ from modelyard.data.records.tfrecord import RecordFile, plain_file, scan
 from modelyard.errors import DataError
 from modelyard.storage import Progress, remove_stale
 from modelyard.system.console import bar
+from modelyard.system.untrusted import read_regular
 
 DATASET_JSON, LABELS, BAD = "dataset.json", "labels.txt", "bad.txt"
 SETTINGS = ".convert.json"
 """Exists until the conversion is complete."""
 FORMAT: Literal[1] = 1
-_LARGEST_JSON = 1 << 28
+LARGEST_JSON = 1 << 26
+"""Bytes of dataset.json, and of labels.txt, which is shorter."""
 _SHOWN = 5
 _PROGRESS_BYTES = 1 << 22  # reporting every record takes longer than reading it
 
@@ -179,13 +182,28 @@ def describe_record(path: Path, cache: Path | None = None) -> list[str]:
     Raises:
         DataError: if the file is damaged or the record is not an Example.
     """
-    plain = plain_file(path, cache)
-    for at, data, _ in scan(plain):
-        try:
-            return describe_example(data)
-        except ValueError as error:
-            raise DataError(f"{path}, record 0 at byte {at}: {error}.") from error
-    return []
+    with _first_record(path, cache) as record:
+        return describe_example(record) if record is not None else []
+
+
+def has_feature(path: Path, name: str, cache: Path | None = None) -> bool:
+    """Returns whether the first record of a file has a feature of that name.
+
+    Raises:
+        DataError: if the file is damaged or the record is not an Example.
+    """
+    with _first_record(path, cache) as record:
+        return record is not None and name in find_features(record, (name,))
+
+
+@contextlib.contextmanager
+def _first_record(path: Path, cache: Path | None) -> Iterator[bytes | None]:
+    """Yields the first record of a file; None if it has none. Errors in the block are those of that record."""
+    record = next((data for _, data, _ in scan(plain_file(path, cache))), None)
+    try:
+        yield record
+    except ValueError as error:
+        raise DataError(f"{path}, record 0 at byte 0: {error}.") from error
 
 
 # -- converted folders --------------------------------------------------------------------------------------------
@@ -241,9 +259,7 @@ def read_dataset_json(folder: Path) -> ConvertedInfo:
     """
     path = folder / DATASET_JSON
     try:
-        if path.stat().st_size > _LARGEST_JSON:
-            raise DataError(f"it has more than {_LARGEST_JSON:,} bytes.")
-        return ConvertedInfo.model_validate_json(path.read_bytes())
+        return ConvertedInfo.model_validate_json(read_regular(path, LARGEST_JSON, DataError))
     except FileNotFoundError as error:
         raise DataError(f"{folder} has no {DATASET_JSON}: it is not a converted dataset, or not finished.") from error
     except OSError as error:
@@ -251,8 +267,6 @@ def read_dataset_json(folder: Path) -> ConvertedInfo:
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, p['loc'])) or 'file'}: {p['msg']}" for p in error.errors()[:_SHOWN]]
         raise DataError(f"{path} is damaged or has another version: {'; '.join(problems)}.") from error
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from error
 
 
 def open_converted(folder: Path, cache: Path | None = None) -> tuple[dict[str, RawExamples], tuple[str, ...]]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,9 @@ from modelyard.data.dataset import TRAIN
 from modelyard.data.raw_examples import ArrayExamples, FileExamples, RawExamples
 from modelyard.data.sources.folder import SPLIT_NAMES, split_named
 from modelyard.errors import DataError, unknown
+from modelyard.system.untrusted import open_regular
 
+_LONGEST_LINE = 1 << 24
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -91,10 +94,10 @@ def label_columns(options: FilesOptions, columns: Sequence[str] = ()) -> list[st
 def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Yields the names of the columns, then each row, with line numbers."""
     try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            first = file.readline()
+        with io.TextIOWrapper(open_regular(path, DataError), newline="", encoding="utf-8-sig") as file:
+            first = next(_whole_lines(path, file), "")
             file.seek(0)
-            reader = csv.reader(file, delimiter=max(",;\t", key=first.count), strict=True)
+            reader = csv.reader(_whole_lines(path, file), delimiter=max(",;\t", key=first.count), strict=True)
             names = [name.strip() for name in next(reader, [])]
             yield 1, names
             for row in filter(None, reader):
@@ -107,6 +110,16 @@ def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
         raise DataError(f"there is no file {path}.") from error
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} can't be read as a CSV file in UTF-8: {error}.") from error
+
+
+def _whole_lines(path: Path, file: TextIO) -> Iterator[str]:
+    """Yields the lines of a file. None is so long that it fills the memory."""
+    number = 0
+    while line := file.readline(_LONGEST_LINE):
+        number += 1
+        if len(line) == _LONGEST_LINE and not line.endswith(("\n", "\r")):
+            raise DataError(f"{path}:{number}: the line has more than {_LONGEST_LINE:,} characters.")
+        yield line
 
 
 @dataclass(frozen=True)

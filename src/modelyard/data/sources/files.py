@@ -6,6 +6,7 @@ needed: arrays need neither.
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -37,6 +38,8 @@ from modelyard.data.sources.remote import local_tree
 from modelyard.errors import ConfigError, DataError, Problem
 from modelyard.storage import is_remote, list_files
 from modelyard.system.console import bar
+from modelyard.system.files import explain
+from modelyard.system.untrusted import check_regular, read_regular
 
 if TYPE_CHECKING:
     from modelyard.data.records.example import FeatureMap
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
 Kind = Literal["npz", "npy", "csv", "records", "converted", "folder", "pattern", "file", "missing"]
 
 RECORD_ENDINGS = (".tfrecord", ".tfrecords", ".tfrec", ".record", ".records")
+_LARGEST_LABELS = 1 << 26  # bytes
 _SHARD = re.compile(r"-[\d?*\[\]-]+-of-[\d?*\[\]-]+")
 """train-00000-of-01024, or a pattern of such."""
 _OWN_OPTIONS = {
@@ -228,7 +232,13 @@ def _of_records(paths: dict[str, list[Path]], options: FilesOptions, context: Da
         splits = {
             split: RecordExamples(p, features, context.cache_dir, progress=progress) for split, p in paths.items()
         }
-    if all(examples.class_names is None for examples in splits.values()):
+    named = {split: examples.class_names is not None for split, examples in splits.items() if len(examples)}
+    if len(set(named.values())) > 1:
+        texts, numbers = (next(split for split in named if named[split] == kind) for kind in (True, False))
+        raise DataError(
+            f"labels of the {texts} split are text, those of the {numbers} split are numbers. Use one kind of labels."
+        )
+    if not any(named.values()):
         highest = max((int(examples.labels.max()) for examples in splits.values() if len(examples)), default=-1)
         return Source("records", dict(splits), tuple(str(i) for i in range(highest + 1)))
     classes, indices = _class_indices({split: examples.class_names or () for split, examples in splits.items()})
@@ -312,10 +322,10 @@ def _images_at(path: Path) -> list[Path]:
 
 
 def _records_to_predict(paths: list[Path], options: FilesOptions, cache: Path) -> FilesToPredict:
-    from modelyard.data.records.reader import RecordExamples, describe_record
+    from modelyard.data.records.reader import RecordExamples, has_feature
 
     features = _feature_map(options)
-    labelled = any(line.rpartition(": ")[0] == features.label for line in describe_record(paths[0], cache))
+    labelled = features.label is not None and has_feature(paths[0], features.label, cache)
     if not labelled:
         features = replace(features, label=None)
     with bar("indexing records") as progress:
@@ -367,6 +377,9 @@ def _matching(pattern: Path) -> list[Path]:
     paths = map(Path, list_files(str(pattern)))
     found = [path for path in paths if path.suffix != ".index" and not is_hidden(path.name)]
     if not found:
+        if os.path.lexists(pattern):
+            with explain(pattern, "read", DataError):
+                check_regular(pattern, DataError)
         raise DataError(f"no file matches {pattern}.")
     return found
 
@@ -403,7 +416,8 @@ def _named_classes(options: FilesOptions, found: Sequence[str], context: DataCon
         return tuple(found)
     path = _local(options.labels_file, options, context)
     try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
+        text = read_regular(path, _LARGEST_LABELS, DataError).decode("utf-8-sig")
+        lines = [line.strip() for line in text.splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} can't be read as a text of class names: {error}.") from error
     names = [line for line in lines if line]

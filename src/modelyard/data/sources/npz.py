@@ -50,6 +50,8 @@ def read_npz_to_predict(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
         labels = file.read(label) if label in names else None
     if images.ndim < 2 or not len(images):
         raise DataError(f"{path}: {name or 'its array'} has shape {images.shape}; examples are needed.")
+    if labels is not None and not labels.ndim:
+        raise DataError(f"{path}: {label} is a single value; a label per example is needed.")
     if labels is not None and len(labels) != len(images):
         raise DataError(f"{path}: {len(images)} examples but {len(labels)} labels.")
     return images[..., None] if images.ndim == 3 else images, labels
