@@ -19,7 +19,8 @@ from modelyard.loop.existing_run import evaluate, find_checkpoint, resume_config
 from modelyard.loop.run import Result, as_config
 from modelyard.loop.run import run as run_stages
 from modelyard.run.checkpoint import step_of
-from modelyard.run.directory import open_run_folder
+from modelyard.run.directory import find_run_folder, open_run_folder
+from modelyard.run.directory import restore_config as restore_run_config
 from modelyard.run.manifest import read_manifest, started_by
 from modelyard.system.activity import report
 
@@ -66,14 +67,19 @@ def train(config: Config | Mapping[str, Any] | None = None, **options: Any) -> R
     return run(as_config(config, options), evaluates=False)
 
 
-def resume(model_dir: str | Path, **options: Any) -> Result:
+def resume(model_dir: str | Path, *, restore_config: bool = False, **options: Any) -> Result:
     """Resumes the run in ``model_dir`` from its own config; ``options`` may change its length, hooks, devices.
 
-    With ``trust=True``, the plugins of a run of somebody else are imported.
+    Args:
+        model_dir: the run folder.
+        restore_config: first write config.yaml again, as it is in the newest checkpoint.
+        **options: options that may change. With ``trust=True``, the plugins of somebody else's run are imported.
 
     Example:
         >>> modelyard.resume("runs/2026-11-16-09_30_00-resnet20-cifar10", train_epochs=20)
     """
+    if restore_config:
+        restore_run_config(find_run_folder(model_dir, options.get("cache_dir")))
     return run(*resume_config(model_dir, options))
 
 

@@ -78,6 +78,12 @@ class UntrustedPluginError(UserError):
         return "\n".join([heading, *(f"  {plugin}" for plugin in self.plugins), advice])
 
 
+class DamagedConfigError(ConfigError):
+    """The config.yaml of a run that is not as the run wrote it."""
+
+    heading = "the config of this run is not as it was written; it was edited, cut or damaged:"
+
+
 class RunError(UserError):
     """A run folder that can't be used as asked."""
 

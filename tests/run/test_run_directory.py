@@ -123,12 +123,14 @@ def test_the_options_of_a_run_are_those_of_its_config(tmp_path: Path) -> None:
 
 def test_the_same_config_has_no_differences(tmp_path: Path) -> None:
     options = {"augment": "flip_left_right", "warmup": "0.1 epochs", "hidden_units": [7, 5], "learning_rate": 1e-5}
-    assert differences(made(tmp_path, **options), config(**options, model_dir="elsewhere")) == []
+    directory = made(tmp_path, **options)
+    assert differences(run_options(directory), config(**options, model_dir="elsewhere")) == []
 
 
 def test_differences_say_what_may_change_and_what_may_not(tmp_path: Path) -> None:
     directory = made(tmp_path, train_epochs=3)
-    changed = differences(directory, config(train_epochs=5, learning_rate=0.5, optimizer="sgd", runs_dir="x"))
+    other = config(train_epochs=5, learning_rate=0.5, optimizer="sgd", runs_dir="x")
+    changed = differences(run_options(directory), other)
     free = {key: may for key, _, _, may in changed}
     assert free["train_epochs"]
     assert free["runs_dir"]
@@ -139,10 +141,10 @@ def test_differences_say_what_may_change_and_what_may_not(tmp_path: Path) -> Non
 
 def test_an_option_that_is_newer_than_the_run_is_no_difference(tmp_path: Path) -> None:
     directory = made(tmp_path)
-    lines = directory.config.read_text().splitlines(keepends=True)
-    directory.config.write_text("".join(line for line in lines if not line.startswith("sync_batch_norm")))
-    assert differences(directory, config()) == []
-    assert differences(directory, config(sync_batch_norm=False)) == [("sync_batch_norm", True, False, False)]
+    options = run_options(directory)
+    del options["sync_batch_norm"]
+    assert differences(options, config()) == []
+    assert differences(options, config(sync_batch_norm=False)) == [("sync_batch_norm", True, False, False)]
 
 
 def test_a_run_is_opened_with_its_own_folder_of_best_models(tmp_path: Path) -> None:

@@ -38,13 +38,23 @@ def train(options: dict[str, Any], json: Json = False) -> None:
     _train(resolve(options), evaluates=False, as_json=json)
 
 
-def resume(options: dict[str, Any], run: str, json: Json = False) -> None:
+def resume(
+    options: dict[str, Any],
+    run: str,
+    restore_config: Annotated[
+        bool, typer.Option("--restore_config", help="first restore config.yaml from the newest checkpoint")
+    ] = False,
+    json: Json = False,
+) -> None:
     """Resume a run with its own config.
 
     Options may change its length, cadences, hooks and devices. By default, they are those of the run.
     """
     from modelyard.loop.existing_run import resume_config
+    from modelyard.run import directory
 
+    if restore_config:
+        directory.restore_config(directory.find_run_folder(run, options.get("cache_dir")))
     config, evaluates = resume_config(run, options, COMMAND_LINE)
     _train(config, evaluates, as_json=json)
 

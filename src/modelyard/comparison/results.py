@@ -19,7 +19,8 @@ from modelyard.config.yaml_file import inline, is_run_config
 from modelyard.errors import RunError, UserError
 from modelyard.registry import DATASETS
 from modelyard.run.checkpoint import list_best, step_of
-from modelyard.run.directory import CONFIG, RunDirectory, open_run_folder, read_json, run_options
+from modelyard.run.directory import CONFIG, RunDirectory, open_run_folder, run_options
+from modelyard.run.manifest import read_manifest
 from modelyard.run.metrics import read_metrics
 from modelyard.run.summary import summarize
 
@@ -122,7 +123,7 @@ def _failures(folder: Path, matrices: list[Path]) -> dict[Path, str]:
 
 
 def _read_result(directory: RunDirectory, name: str) -> RunResult:
-    manifest = read_json(directory.manifest)
+    manifest = read_manifest(directory)
     rows = [*read_metrics(directory.metrics), *read_metrics(directory.evaluations)]
     best = list_best(directory.best)
     scores = {}

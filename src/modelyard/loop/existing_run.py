@@ -12,8 +12,8 @@ from modelyard.data.dataset import VALIDATION
 from modelyard.data.open_dataset import load_dataset
 from modelyard.errors import ConfigError, Problem
 from modelyard.loop.run import Result, best_of, build, create_engine, run_length
-from modelyard.loop.start import refuse_changes
-from modelyard.run.checkpoint import read_checkpoint, select_checkpoint
+from modelyard.loop.start import refuse_changes, refuse_other_config
+from modelyard.run.checkpoint import read_checkpoint, read_loop_state, select_checkpoint, step_of
 from modelyard.run.directory import RunDirectory, open_run_folder
 from modelyard.run.manifest import read_manifest, started_by
 from modelyard.system.console import bar
@@ -55,6 +55,7 @@ def find_checkpoint(
     config, _ = resume_config(model_dir, options, source)
     refuse_changes(directory, config)
     path = select_checkpoint(directory.checkpoints, directory.best, checkpoint)
+    refuse_other_config(directory, config, step_of(path), read_loop_state(path))
     directory.download_weights(path)
     return directory, config, path
 

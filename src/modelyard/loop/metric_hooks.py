@@ -163,7 +163,8 @@ class EarlyStop(_StopsOnMetric):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues counting."""
-        self._best, self._waited = state["best"], state["waited"]
+        best = state["best"]
+        self._best, self._waited = None if best is None else float(best), int(state["waited"])
 
 
 class StopAt(_StopsOnMetric):

@@ -71,7 +71,7 @@ class Metrics(Hook):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes the length."""
-        self._known = state["offset"]
+        self._known = _length(state["offset"])
 
     def on_log(self, loop: Trainer, row: dict[str, Any]) -> None:
         """Writes a training row."""
@@ -84,6 +84,13 @@ class Metrics(Hook):
     def on_end(self, loop: Trainer) -> None:
         """Closes the file."""
         self._file.close()
+
+
+def _length(value: Any) -> int:
+    """Checks the length of a file from a checkpoint."""
+    if not isinstance(value, int) or value < 0:
+        raise ValueError(f"{value!r} is not the length of a file")
+    return value
 
 
 class TensorBoard(Hook):
@@ -104,7 +111,7 @@ class TensorBoard(Hook):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes the lengths."""
-        self._known = state["offsets"]
+        self._known = {str(file): _length(length) for file, length in state["offsets"].items()}
 
     def on_begin(self, loop: Trainer) -> None:
         """Truncates the files to the step the run resumes from; writes images and graph of a new run."""

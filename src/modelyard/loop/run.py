@@ -27,6 +27,7 @@ from modelyard.loop.start import (
     find_folder,
     log_machine,
     record_start,
+    refuse_other_config,
     remove_if_nothing_started,
     resolve_run_config,
 )
@@ -121,6 +122,8 @@ def run(config: Config, evaluates: bool, processes: SingleProcess | None = None)
         # 1. Config and data: the run's own, or those of a new run.
         config = resolve_run_config(directory, config)
         checkpoint = load_latest(directory.checkpoints)
+        if checkpoint is not None:
+            refuse_other_config(directory, config, checkpoint.step, checkpoint.loop_state)
         initial_weights = None if checkpoint is not None else read_initial_weights(config)
         report("loading data")
         dataset = load_dataset(config)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shlex
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,17 @@ from modelyard.config.schema import COMPONENTS, CORE_FIELDS, is_path
 from modelyard.config.yaml_file import inline
 from modelyard.data.dataset import Dataset
 from modelyard.errors import ChangedConfigError, ConfigError, DataError, Problem, RunError
-from modelyard.run.checkpoint import Checkpoint, list_checkpoints
-from modelyard.run.directory import RunDirectory, differences, path_options, run_folder, run_options, write_config
+from modelyard.run.checkpoint import Checkpoint, folder_name, list_checkpoints
+from modelyard.run.directory import (
+    CONFIG,
+    CONFIG_COPY,
+    RunDirectory,
+    differences,
+    path_options,
+    run_folder,
+    run_options,
+    write_config,
+)
 from modelyard.run.manifest import log_start, read_manifest, write_manifest
 from modelyard.system.files import explain
 from modelyard.system.machine import hardware, versions
@@ -127,7 +137,7 @@ def refuse_changes(directory: RunDirectory, config: Config) -> None:
     Raises:
         ConfigError: if an option differs that must not.
     """
-    changed = differences(directory, config)
+    changed = differences(run_options(directory), config)
     refused = [(key, there, here) for key, there, here, free in changed if not free]
     if refused:
         parts = [key for key, _, _ in refused if key in COMPONENTS]
@@ -138,6 +148,25 @@ def refuse_changes(directory: RunDirectory, config: Config) -> None:
         )
     for key, there, here, _ in changed:
         log.info("%s: %s, was %s when the run was last started", key, inline(here), inline(there))
+
+
+def refuse_other_config(directory: RunDirectory, config: Config, step: int, loop_state: Mapping[str, Any]) -> None:
+    """Checks that a checkpoint was trained with ``config``. Its copy of the config says so; older ones have none.
+
+    Raises:
+        ConfigError: if an option differs that can't change: config.yaml was edited, or is that of another run.
+    """
+    copy, file = loop_state.get(CONFIG_COPY), directory.address_of(directory.config)
+    found = [
+        Problem(file, key, f"is {inline(here)}; {inline(there)} in {folder_name(step)}.")
+        for key, there, here, free in (differences(copy, config) if copy else ())
+        if not free
+    ]
+    if found:
+        error = ChangedConfigError(found)
+        run = shlex.quote(directory.address)
+        error.add_hint(f"To restore {CONFIG} as it was when that was trained: modelyard resume {run} --restore_config")
+        raise error
 
 
 # -- log, manifest and journal ----------------------------------------------------------------------------------------
@@ -193,7 +222,7 @@ def record_start(
 
     described = {"fingerprint": fingerprint, "sizes": dataset.sizes(), "classes": list(dataset.classes)[:1000]}
     before.update(
-        run_id=before.get("run_id") or uuid.uuid4().hex,
+        run_id=before.get("run_id") or (checkpoint and checkpoint.loop_state.get("run")) or uuid.uuid4().hex,
         evaluates=evaluates,
         model=_size_of(engine),
         data=record_data(config, dataset, engine.task.data),

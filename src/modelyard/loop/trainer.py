@@ -25,7 +25,7 @@ from modelyard.engine.base import Engine, State, StepMetrics
 from modelyard.errors import CheckpointError, Interrupted, TrainingError, UserError, unknown
 from modelyard.loop.hooks import Hook, stop_rules, stopped_by
 from modelyard.run.checkpoint import BackgroundWriter, Checkpoint, list_best, read_checkpoint
-from modelyard.run.directory import RunDirectory
+from modelyard.run.directory import CONFIG_COPY, RunDirectory, recorded_options
 from modelyard.run.metrics import read_metrics
 from modelyard.system.activity import COMPILING, TRAINING, report
 from modelyard.system.console import bar
@@ -127,8 +127,20 @@ class Trainer:
         self.last_evaluation: dict[str, Any] = dict(state.get("last_evaluation", {}))
         for hook in self.hooks:
             if hook.name in state.get("hooks", {}):
-                hook.load_state_dict(state["hooks"][hook.name])
+                self._restore(hook, state["hooks"][hook.name])
         self.stop_reason = stopped_by(state, config, self.total_steps)
+
+    def _restore(self, hook: Hook, state: Any) -> None:
+        try:
+            hook.load_state_dict(state)
+        except UserError:
+            raise
+        except Exception as error:
+            raise CheckpointError(
+                f"the hook {hook.name!r} can't take back its state from the checkpoint of step {self.step}: "
+                f"{type(error).__name__}: {error}. The hook has changed, or the checkpoint is damaged. "
+                f"--hooks=-{hook.name} leaves the hook out."
+            ) from error
 
     def train(self) -> None:
         """Trains to the end, then evaluates the best model on test if the config says so.
@@ -269,6 +281,7 @@ class Trainer:
                 )
         loop_state = {
             "run": self.run_id,
+            CONFIG_COPY: recorded_options(self.config),
             "window": dict(self._metric_sums),
             "window_steps": self._summed_steps,
             "seconds": self.seconds,

@@ -6,19 +6,24 @@ import contextlib
 import fcntl
 import itertools
 import json
+import logging
 import os
 import re
+import shlex
 import shutil
 import socket
 import time
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from modelyard import storage
 from modelyard.config.schema import Config, is_mutable, is_path
-from modelyard.config.yaml_file import CONFIG_VERSION, RUN_CONFIG_KEY, dump, read_set
-from modelyard.errors import ConfigError, Interrupted, Problem, RunError
+from modelyard.config.yaml_file import CONFIG_VERSION, RUN_CONFIG_KEY, dump, inline, read_set
+from modelyard.errors import CheckpointError, ConfigError, DamagedConfigError, Interrupted, Problem, RunError
+from modelyard.run.checkpoint import DAMAGED, list_checkpoints, read_loop_state
+from modelyard.run.integrity import is_unchanged, with_checksum
 from modelyard.system.files import PARTIAL, explain, remove_partial, write_text
 
 if TYPE_CHECKING:
@@ -32,8 +37,13 @@ JOURNAL = "training_log.md"
 """The journal is beside the run folders."""
 _NOT_IN_CONFIG = ("model_dir", "resume", "config_file", "config_set", "hyperparameter_file", "hyperparameter_set")
 """Options that say where a run is and how its config was found."""
+CONFIG_COPY = "config"
+"""The copy of the options of a run in the state of the loop in every checkpoint."""
+_SHOWN_PROBLEMS = 8
 _LOCK_SECONDS = 0.5
 """`is_running` holds the lock for a moment."""
+
+log = logging.getLogger("modelyard")
 
 
 class RunDirectory:
@@ -247,18 +257,28 @@ def open_run_folder(path: str | Path, cache_dir: str | None = None) -> RunDirect
 
     Raises:
         RunError: if ``path`` is not a run folder.
+        ConfigError: if its config is damaged.
     """
+    directory = find_run_folder(path, cache_dir)
+    options = run_options(directory)
+    if directory.mirror is not None:
+        return directory
+    best = options.get("best_model_dir")
+    return RunDirectory(directory.path, Path(str(best)).expanduser() if best else None)
+
+
+def find_run_folder(path: str | Path, cache_dir: str | None = None) -> RunDirectory:
+    """Finds an existing run like `open_run_folder`, without reading its config."""
     if isinstance(path, str) and storage.is_remote(path):
         return _open_remote(path, cache_dir)
-    directory = RunDirectory(Path(path).expanduser())
-    named = RunDirectory(Path("runs") / path)
-    if not directory.path.exists() and named.exists():  # `modelyard runs` shows names
-        directory = named
-    if not directory.exists():
-        what = "is not a run folder: it has no config.yaml" if directory.path.is_dir() else "does not exist"
-        raise RunError(f"{path} {what}. {_hint(directory.path)}")
-    best = run_options(directory).get("best_model_dir")
-    return RunDirectory(directory.path, Path(str(best)).expanduser() if best else None)
+    directory, named = RunDirectory(Path(path).expanduser()), RunDirectory(Path("runs") / path)
+    with explain(directory.path, "read"):
+        if not directory.path.exists() and named.exists():  # `modelyard runs` shows names
+            directory = named
+        if not directory.exists() and not list_checkpoints(directory.checkpoints):
+            what = f"is not a run folder: it has no {CONFIG}" if directory.path.is_dir() else "does not exist"
+            raise RunError(f"{path} {what}. {_hint(directory.path)}")
+    return directory
 
 
 def _hint(folder: Path) -> str:
@@ -283,32 +303,108 @@ def _open_remote(url: str, cache_dir: str | None) -> RunDirectory:
 
 
 def run_options(directory: RunDirectory) -> dict[str, Any]:
-    """The options in the config.yaml of a run."""
+    """The options in the config.yaml of a run.
+
+    Raises:
+        DamagedConfigError: if the file is not as the run wrote it.
+    """
     problems: list[Problem] = []
     values = read_set(directory.config, None, problems)
-    if problems:
-        raise ConfigError(problems)
-    return {key: value.value for key, value in values.items() if key != RUN_CONFIG_KEY}
+    options = {key: value.value for key, value in values.items() if key != RUN_CONFIG_KEY}
+    # Also a file that ends in its first lines, which are comments.
+    if problems or RUN_CONFIG_KEY not in values or not is_unchanged(directory.config.read_text(encoding="utf-8")):
+        raise _damaged_config(directory, options, problems)
+    return options
+
+
+def _damaged_config(directory: RunDirectory, options: Mapping[str, Any], problems: list[Problem]) -> ConfigError:
+    """Says what differs from the copy in the newest checkpoint, and how to go on."""
+    file, run = directory.address_of(directory.config), shlex.quote(directory.address)
+    copy = find_config_copy(directory)
+    if copy is not None and not problems:
+        where, there = copy
+        for key in {**there, **options}:
+            here, was = (inline(some[key]) if key in some else "missing" for some in (options, there))
+            if here != was:
+                problems.append(Problem(file, key, f"is {here}; {was} in {where}."))
+        more = len(problems) - _SHOWN_PROBLEMS
+        if more > 0:
+            problems[_SHOWN_PROBLEMS:] = [Problem(file, "", f"and {more} more options.")]
+    if not problems:
+        problems.append(Problem(file, "", "its last line, the checksum of the others, is missing or does not fit."))
+    error = DamagedConfigError(problems)
+    if copy is None:
+        error.add_hint(f"Restore {file} from a copy.")
+    else:
+        error.add_hint(f"To restore it as it is in {copy[0]}: modelyard resume {run} --restore_config")
+    if options:
+        error.add_hint(f"To change an option, give it to the command: modelyard resume {run} --train_steps 1000")
+        error.add_hint("To keep the file as it is, delete its lines that begin with #.")
+    return error
+
+
+def find_config_copy(directory: RunDirectory) -> tuple[str, dict[str, Any]] | None:
+    """Returns the copy of the config in the newest checkpoint that can be read, and the name of that checkpoint."""
+    for folder in (directory.checkpoints, directory.best):
+        for path in reversed(list_checkpoints(folder).values()):
+            with contextlib.suppress(CheckpointError):
+                copy = read_loop_state(path).get(CONFIG_COPY)
+                return (f"{folder.name}/{path.name}", copy) if copy else None
+    return None
+
+
+def restore_config(directory: RunDirectory) -> None:
+    """Writes config.yaml as it is in the newest checkpoint. The file that was there is kept as ``damaged-config.yaml``.
+
+    Raises:
+        RunError: if there is no copy, or a process writes to the folder.
+    """
+    copy = find_config_copy(directory)
+    if copy is None:
+        raise RunError(f"no checkpoint in {directory.address} has a copy of {CONFIG}. Restore it from elsewhere.")
+    if is_running(directory):
+        raise RunError(f"{directory.address} is in use. Wait for the process that writes to it, or stop it.")
+    aside = directory.path / f"{DAMAGED}{CONFIG}"
+    with explain(aside, "write"):
+        if directory.config.exists():
+            aside.write_bytes(directory.config.read_bytes())
+    _write_options(directory, copy[1])
+    if directory.mirror is not None:
+        for path in (aside, directory.config):
+            storage.write_bytes(directory.address_of(path), path.read_bytes())
+    log.info("%s was restored from %s", directory.address_of(directory.config), copy[0])
+
+
+def recorded_options(config: Config) -> dict[str, Any]:
+    """The options that a run records: all but those that say where it is and how its config was found."""
+    return {key: value for key, value in config.flat().items() if key not in _NOT_IN_CONFIG}
 
 
 def config_text(config: Config) -> str:
     """The resolved config as the text of config.yaml."""
-    options = {key: value for key, value in config.flat().items() if key not in _NOT_IN_CONFIG}
+    return _options_text(recorded_options(config))
+
+
+def _options_text(options: Mapping[str, Any]) -> str:
     return (
         "# The complete config of this run. `modelyard train-and-evaluate --config_file` with this file\n"
         "# starts a new run like it. `modelyard resume` with the folder resumes this one.\n"
-        f"{RUN_CONFIG_KEY}: {CONFIG_VERSION}\n{dump(options)}"
+        f"{RUN_CONFIG_KEY}: {CONFIG_VERSION}\n{dump(dict(options))}"
     )
 
 
 def write_config(directory: RunDirectory, config: Config) -> None:
-    """Writes config.yaml."""
-    write_text(directory.config, config_text(config))
+    """Writes config.yaml with its checksum."""
+    _write_options(directory, recorded_options(config))
 
 
-def differences(directory: RunDirectory, config: Config) -> list[tuple[str, Any, Any, bool]]:
-    """The differences of ``config`` from the run's own: (option, there, here, whether it may change)."""
-    there = {**config.defaults(), **run_options(directory)}  # an option may be newer than the run
+def _write_options(directory: RunDirectory, options: Mapping[str, Any]) -> None:
+    write_text(directory.config, with_checksum(_options_text(options)))
+
+
+def differences(recorded: Mapping[str, Any], config: Config) -> list[tuple[str, Any, Any, bool]]:
+    """The differences of ``config`` from the options of a run: (option, there, here, whether it may change)."""
+    there = {**config.defaults(), **recorded}  # an option may be newer than the run
     here = config.flat()
     paths = path_options(config)
     return [

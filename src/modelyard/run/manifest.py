@@ -14,13 +14,18 @@ from typing import Any
 from modelyard.config.plugins import plugin_module
 from modelyard.config.schema import Config
 from modelyard.errors import RunError
-from modelyard.run.directory import RunDirectory, read_json
+from modelyard.run.directory import RunDirectory
+from modelyard.run.integrity import CHECKSUM, json_checksum, parse_json
 from modelyard.system.files import explain, write_text
 from modelyard.system.machine import git_commit, hardware, versions
 
 JOURNAL_TITLE = (
     "# Training log\n\nEvery run adds its settings, its hypothesis and its results. Add your own notes anywhere.\n"
 )
+_FIELDS: dict[str, type] = {
+    "run_id": str, "evaluates": bool, "seeds": dict, "dataset": dict, "model": dict, "data": dict, "starts": list,
+}  # fmt: skip
+_START_FIELDS = {"time", "step", "command", "versions", "hardware", "engine", "git_commit", "plugins"}
 _ALWAYS_LISTED = ("model", "dataset", "train_batch_size", "train_epochs", "train_steps", "learning_rate", "optimizer")
 
 
@@ -48,6 +53,8 @@ def write_manifest(
         "dataset": dataset,
         "starts": [*before.get("starts", []), start],
     }
+    # In the last start: an earlier Modelyard that resumes the run adds a start without a checksum.
+    start[CHECKSUM] = json_checksum(manifest)
     write_text(directory.manifest, json.dumps(manifest, indent=1) + "\n")
     return manifest
 
@@ -56,12 +63,41 @@ def read_manifest(directory: RunDirectory) -> dict[str, Any]:
     """Returns the manifest; empty if the run has none yet.
 
     Raises:
-        RunError: if it is damaged.
+        RunError: if it is damaged, or can't be read.
     """
-    manifest = read_json(directory.manifest)
-    if not manifest and directory.manifest.exists():
-        raise RunError(f"{directory.manifest} is damaged. Restore it from a copy, or start a new run.")
+    file = directory.manifest
+    try:
+        with explain(file, "read"):
+            manifest = parse_json(file.read_bytes()) if file.exists() else {}
+        problem = _problem_of(manifest)
+    except ValueError as error:
+        problem = str(error)
+    if problem is not None:
+        shown = directory.address_of(file)
+        raise RunError(
+            f"{shown} is damaged: {problem}. Restore it from a copy, or delete it: a resume writes a new one, but then "
+            "nothing checks that the data is the same."
+        )
     return manifest
+
+
+def _problem_of(manifest: dict[str, Any]) -> str | None:
+    """What is wrong with the content of a manifest; None if nothing is."""
+    wrong = [key for key, kind in _FIELDS.items() if not isinstance(manifest.get(key), kind | None)]
+    if wrong:
+        return f"its {wrong[0]} is of another type than it should be"
+    starts = manifest.get("starts") or []
+    if not all(isinstance(start, dict) for start in starts):
+        return "one of its starts is not an object"
+    last = starts[-1] if starts else {}
+    given = last.get(CHECKSUM)
+    if given is None:  # written by an earlier Modelyard, if nothing is misspelled
+        unknown = (manifest.keys() - _FIELDS.keys()) | (last.keys() - _START_FIELDS)
+        return f"it has an unknown field {min(unknown)!r}" if unknown else None
+    start = {key: value for key, value in last.items() if key != CHECKSUM}
+    if given != json_checksum(manifest | {"starts": [*starts[:-1], start]}):
+        return "its content does not have the checksum that it was written with"
+    return None
 
 
 def started_by(manifest: dict[str, Any]) -> str | None:
