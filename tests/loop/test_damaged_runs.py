@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,59 @@ def test_a_damaged_best_model_is_never_the_best(
     edit(second / STATE, '"mode": "max",\n   "value": 0.', '"mode": "max",\n   "value": 9.')
     assert modelyard.evaluate("run").best["path"] == str(first)
     assert f"{second} is skipped" in caplog.text
+
+
+class Mover(modelyard.Hook):
+    """Does something to the run folder at step 20."""
+
+    act: Callable[[], None]
+
+    def on_log(self, loop: Any, row: dict[str, Any]) -> None:
+        """Acts once."""
+        if loop.step == 20:
+            Mover.act()
+
+
+modelyard.register_hook("mover")(Mover)
+
+
+def replace(old: str, new: str) -> None:
+    Path(old).rename(new)
+    Path(old).mkdir()
+
+
+@pytest.mark.parametrize(
+    ("how", "options"),
+    [
+        ("removed", {}),
+        ("removed", {"eval_every": 1000, "save_every": "1 h"}),
+        ("renamed", {"hooks": "-metrics, +mover"}),
+        ("replaced", {}),
+        ("its folder renamed", {}),
+    ],
+)
+def test_a_run_whose_folder_is_gone_ends_with_an_error_and_makes_no_new_one(how: str, options: dict[str, Any]) -> None:
+    act = {
+        "removed": lambda: shutil.rmtree("above/run"),
+        "renamed": lambda: Path("above/run").rename("above/new"),
+        "replaced": lambda: replace("above/run", "above/new"),
+        "its folder renamed": lambda: Path("above").rename("new"),
+    }[how]
+    Mover.act = staticmethod(act)  # type: ignore[assignment]
+    with pytest.raises(RunError, match=r"above/run was removed, renamed or replaced while this run was writing"):
+        go("above/run", **{"hooks": "+mover", **options})
+    if how == "replaced":
+        assert list(Path("above/run").iterdir()) == []
+    else:
+        assert not Path("above/run").exists()
+    if how != "removed":
+        moved = Path("new/run" if how == "its folder renamed" else "above/new")
+        assert modelyard.resume(moved, hooks="", train_steps=30).step == 30
+
+
+def test_a_run_whose_lock_is_removed_goes_on() -> None:
+    Mover.act = staticmethod(lambda: Path("run/.lock").unlink())  # type: ignore[assignment]
+    assert go(hooks="+mover").step == 60
 
 
 def without_checksum(path: Path, **loop_state: Any) -> None:

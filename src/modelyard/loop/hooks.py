@@ -188,6 +188,7 @@ class SaveCheckpoints(Hook):
         directory, keep = loop.directory, loop.config.keep_checkpoints
 
         def write() -> None:
+            directory.check_in_place()
             retried(directory.checkpoints, write_checkpoint, directory.checkpoints, checkpoint)
             prune(directory.checkpoints, keep)
             directory.push(keep)

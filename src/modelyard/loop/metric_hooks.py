@@ -104,6 +104,7 @@ class KeepBest(Hook):
         directory = loop.directory
 
         def write() -> None:
+            directory.check_in_place()
             retried(directory.best, write_checkpoint, directory.best, checkpoint)
             for _, step in dropped:
                 path = directory.best / folder_name(step)

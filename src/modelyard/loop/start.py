@@ -82,7 +82,7 @@ def remove_if_nothing_started(directory: RunDirectory) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if any(holder.pid != os.getpid() for holder in holders(directory.logs)):
+        if not directory.is_in_place() or any(holder.pid != os.getpid() for holder in holders(directory.logs)):
             raise
         if not directory.exists() and not directory.unexpected_files() and not list_checkpoints(directory.checkpoints):
             shutil.rmtree(directory.path, ignore_errors=True)

@@ -199,9 +199,11 @@ class Trainer:
                     self._call_hooks("on_interrupt")
                     self.writer.flush()
                     raise Interrupted(self._signal, self.step, self.directory.address)
-            except BaseException:
+            except BaseException as error:
                 with contextlib.suppress(Exception):  # the error being raised says more than what follows from it
                     self._finish(begun)
+                if isinstance(error, Exception):
+                    self.directory.check_in_place()  # which may be the cause
                 raise
             report("saving", self.step, total=self.total_steps)
             self._finish(begun)
@@ -315,6 +317,7 @@ class Trainer:
         faults.trained(self.step, count)
         self.step += count
         report(TRAINING, self.step, total=self.total_steps)
+        self.directory.check_in_place()
         self._add_to_window(metrics)
         self._call_hooks("on_steps", metrics)
         if self._log_cadence.fires_at(self.step) or self.is_over:
@@ -419,6 +422,7 @@ class Trainer:
 
             faults.reach(faults.EVALUATE)
             metrics = self.engine.evaluate(split, progress)
+        self.directory.check_in_place()
         if split == VALIDATION:
             self.last_evaluation = dict(metrics)
         self._call_hooks("on_evaluation", split, self._row(split, self.step if step is None else step, metrics))

@@ -71,6 +71,7 @@ class RunDirectory:
         self.evaluations = path / EVALUATOR / METRICS
         self.journal = path.parent / JOURNAL
         self._lock: TextIO | None = None
+        self._place: os.stat_result | None = None
 
     def of_evaluator(self) -> RunDirectory:
         """The same folder for an evaluator process, which has its own metrics and events."""
@@ -79,6 +80,7 @@ class RunDirectory:
         with explain(own.metrics.parent, "make the folder"):
             for folder in (own.metrics.parent, own.best):
                 folder.mkdir(parents=True, exist_ok=True)
+            own._place = self.path.stat()
         return own
 
     def export(self, form: str) -> Path:
@@ -165,7 +167,7 @@ class RunDirectory:
         file.truncate()
         file.write(f"process {os.getpid()} on {socket.gethostname()}")
         file.flush()
-        self._lock = file
+        self._lock, self._place = file, self.path.stat()
         for folder in (self.path, self.checkpoints):
             remove_partial(folder)
         if self.mirror is not None:
@@ -174,6 +176,32 @@ class RunDirectory:
             except BaseException:
                 self._let_go()
                 raise
+
+    def is_in_place(self) -> bool:
+        """Whether the folder at the path is still the one that this process opened to write."""
+        if self._place is None:
+            return True
+        try:
+            if self._lock is not None:
+                with contextlib.suppress(FileNotFoundError):  # the lock alone may have been removed
+                    return os.path.samestat((self.path / LOCK).stat(), os.fstat(self._lock.fileno()))
+            return os.path.samestat(self.path.stat(), self._place)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:  # a network disk may be away for a moment
+            return True
+
+    def check_in_place(self) -> None:
+        """Checks before a write, which would make a new folder with a part of the run.
+
+        Raises:
+            RunError: if the folder was removed, renamed or replaced.
+        """
+        if not self.is_in_place():
+            raise RunError(
+                f"{self.path} was removed, renamed or replaced while this run was writing to it. Nothing more was "
+                "written there. If it was renamed, resume the run by its new name."
+            )
 
     def unlock(self, failed: bool = False) -> None:
         """Lets others write.

@@ -39,7 +39,7 @@ class MetricsFile:
         with explain(self.path, "write"):
             faults.reach(faults.FILE)
             os.fsync(self._file.fileno())
-        return self.path.stat().st_size
+            return os.fstat(self._file.fileno()).st_size
 
     def close(self) -> None:
         """Syncs and closes the file."""
