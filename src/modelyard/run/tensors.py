@@ -38,9 +38,9 @@ def unpack_tensors(data: bytes, shown: str) -> Arrays:
     """
     try:
         tensors = deserialize(data)  # type: ignore[no-untyped-call]
-    except (SafetensorError, ValueError, OverflowError) as error:
+        return {name: _array(name, tensor, shown) for name, tensor in tensors}
+    except (SafetensorError, ValueError, OverflowError) as error:  # ValueError: more dimensions than NumPy has
         raise CheckpointError(f"{shown} is damaged or no safetensors file: {error}.") from error
-    return {name: _array(name, tensor, shown) for name, tensor in tensors}
 
 
 def _array(name: str, tensor: Mapping[str, Any], shown: str) -> NDArray[Any]:
