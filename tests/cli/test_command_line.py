@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from conftest import COMMAND, environment, last_json
+from modelyard.cli.app import main
 from modelyard.cli.output import cell
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -257,3 +258,16 @@ def test_small_numbers_are_shown_and_not_rounded_to_nothing() -> None:
         "2.3089",
         "nan",
     ]
+
+
+@pytest.mark.parametrize("words", [["runs"], ["runs", "--model_dir"], ["evaluate"], ["leaderboard"]])
+def test_a_name_of_a_run_cannot_control_the_terminal(words: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    name = "\x1b]0;owned\x07[bold]\x1b[2J"
+    run = Path("runs") / name
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text('config_version: 1\nmodel: "\\e[31m[/]"\ntrain_steps: "\\e[2J"\n')
+    with pytest.raises(SystemExit):
+        main([*words, str(run)] if words != ["runs"] else words)
+    printed = "".join(capfd.readouterr())
+    assert not {"\x1b", "\x07"} & set(printed)
+    assert "\\x1b" in printed

@@ -213,8 +213,9 @@ def _suggest_own_options(error: ConfigError, function: Callable[..., None]) -> N
 
 
 def _print_error(error: UserError) -> None:
-    from rich.console import Console
     from rich.text import Text
 
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    from modelyard.system.console import SafeConsole
+
+    console = SafeConsole(stderr=True, soft_wrap=True)
     console.print(Text("error: ", style="bold red") + Text(str(error)))

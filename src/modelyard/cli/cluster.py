@@ -156,22 +156,23 @@ def stop(
 ) -> None:
     """Stop a run: its processes on this machine save and exit."""
     from modelyard.launcher.local import stop as stop_run
-    from modelyard.system.console import console
+    from modelyard.system.console import console, live_table
 
     shown = ""
-    with console().status("") as status:
+    with live_table(keep=False) as live:
 
         def waiting(running: list[Any]) -> None:
             nonlocal shown
             text = f"waiting for {', '.join(map(str, running))}"
-            if text != shown and not console().is_terminal:
-                console().print(text, soft_wrap=True, markup=False)
+            if live is not None:
+                live(text)
+            elif text != shown:
+                console().print(text, soft_wrap=True)
             shown = text
-            status.update(text)
 
         names = stop_run(run, force=force, timeout_secs=timeout_secs, waiting=waiting)
     done = f"{', '.join(names)} {'killed' if force else 'stopped'}" if names else f"nothing is running in {run}"
-    console().print(done, soft_wrap=True, markup=False)
+    console().print(done, soft_wrap=True)
 
 
 def submit(
@@ -230,7 +231,7 @@ def submit(
         waits = f"{tool} is not installed here. Submit the job with: {done.command}"
         lines = [f"wrote {done.path}", done.answer if done.submitted else waits]
     for line in lines:
-        console().print(line, soft_wrap=True, markup=False)
+        console().print(line, soft_wrap=True)
     if json:
         result = asdict(done) | {"path": str(done.path) if done.path else None}
         if done.path is not None:

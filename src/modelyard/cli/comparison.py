@@ -55,7 +55,7 @@ def matrix(
     show(asdict(result), text, as_json=json, text_too=True)
     if result.failed:
         message = f"{len(result.failed)} of {len(result.cells)} cells failed. Try them again: {again}"
-        console().print(message, soft_wrap=True, markup=False)
+        console().print(message, soft_wrap=True)
         sys.exit(1)
 
 

@@ -60,7 +60,12 @@ def hooks(plugins: Plugins = None, json: Json = False) -> None:
 
 
 def _list_components(registry: Registry, as_json: bool) -> None:
-    rows = [(e.name, e.summary, "\n".join(f"{k} = {v}" for k, v in _defaults(e).items())) for e in registry.entries()]
+    from rich.text import Text
+
+    rows = [
+        (e.name, e.summary, Text("\n".join(f"{name} = {value}" for name, value in _defaults(e).items())))
+        for e in registry.entries()
+    ]
     listed = table((registry.kind, "description", "options and defaults"), rows, show_lines=True)
     found = [{"name": e.name, "summary": e.summary, "options": _defaults(e)} for e in registry.entries()]
     show(found, [listed], as_json=as_json)

@@ -63,7 +63,7 @@ def convert(
             name=name, processes=processes, origin=COMMAND_LINE, **chosen, **options,
         )  # fmt: skip
     except KeyboardInterrupt:
-        console().print("[bold]stopped.[/] Finished shards are kept. Run the same command again to resume.")
+        console().print("stopped. Finished shards are kept. Run the same command again to resume.")
         raise
     rows = [(split, f"{count:,}", report.shards[split]) for split, count in report.examples.items()]
     kept = f", {report.kept_shards} shards from an earlier start" if report.kept_shards else ""

@@ -30,10 +30,9 @@ def show(value: Any, text: Iterable[Any], *, as_json: bool, text_too: bool = Fal
         text_too: whether to print ``text`` on standard error then.
     """
     if text_too or not as_json:
-        from rich.console import Console
+        from modelyard.system.console import SafeConsole
 
-        # Names of classes and files are shown as they are: no markup, no emoji.
-        console = Console(stderr=as_json, highlight=False, markup=False, emoji=False)
+        console = SafeConsole(stderr=as_json)
         if not console.is_terminal:
             console.width = 200  # a file or a pipe has room
         for item in text:
@@ -51,7 +50,7 @@ def table(
 
     Args:
         columns: the headings.
-        rows: the cells of each row; `cell` makes them text.
+        rows: the cells of each row; `cell` makes them text, of one line. A ``Text`` may have several.
         right: columns that are aligned to the right.
         **settings: other settings of a rich table, such as its title.
     """
@@ -76,12 +75,14 @@ def _finite(value: Any) -> Any:
 
 def cell(value: Any) -> str:
     """Returns a value as text for a table."""
+    from modelyard.system.console import visible
+
     if isinstance(value, dict):
         return "  ".join(f"{name} {cell(item)}" for name, item in value.items())
     if value is None:
         return "–"
     if not isinstance(value, float):
-        return str(value)
+        return visible(str(value)).replace("\n", "\\n")
     return f"{value:.3g}" if 0 < abs(value) < 0.001 else f"{value:.4f}"  # a learning rate of 1e-5 is not 0.0000
 
 
@@ -107,6 +108,6 @@ def exit_interrupted(interrupt: Interrupted, stopped: str, again: str) -> NoRetu
     from modelyard.system.console import console
 
     with contextlib.suppress(OSError):  # the terminal may have been closed
-        console().print(f"[bold]stopped{stopped}.[/] Resume with:")
-        console().print(f"  {again}", soft_wrap=True, markup=False)
+        console().print(f"stopped{stopped}.", "Resume with:", style="bold")
+        console().print(f"  {again}", soft_wrap=True)
     sys.exit(128 + interrupt.signal)

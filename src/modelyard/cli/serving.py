@@ -153,6 +153,10 @@ def serve(
     A page for image uploads is at /.
     """
     from modelyard.serving.http.server import serve as serve_model
+    from modelyard.system.console import visible
+
+    def tell(text: str) -> None:
+        typer.echo(visible(text))
 
     if run is None and export is None:
         raise UserError(
@@ -163,6 +167,6 @@ def serve(
         run, export, name=name, host=host, port=port, checkpoint=checkpoint, max_batch=max_batch,
         max_delay_ms=max_delay_ms, max_queue=max_queue, max_body_mb=max_body_mb, max_pixels=max_pixels,
         max_instances=max_instances, max_connections=max_connections,
-        timeout_secs=timeout_secs, ready=typer.echo, source=COMMAND_LINE,
+        timeout_secs=timeout_secs, ready=tell, source=COMMAND_LINE,
         **options,
     )  # fmt: skip

@@ -14,12 +14,12 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.live import Live
+from rich.console import RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -39,9 +39,8 @@ from modelyard.launcher.processes import (
     describe_status,
     divide_gpus,
 )
-from modelyard.launcher.supervise import live_display
 from modelyard.run.directory import RunDirectory, is_running, run_options
-from modelyard.system.console import console
+from modelyard.system.console import console, live_table
 from modelyard.system.machine import available_cores
 from modelyard.system.process import handle_signals, log_to
 
@@ -156,7 +155,7 @@ def matrix(
         for note in dict.fromkeys(note for cell in cells for note in cell.notes):
             log.info("%s", note)
         log.info("%d cell%s in %s, %d at a time", len(cells), "s" if len(cells) != 1 else "", folder.path, jobs)
-        with live_display() as live:
+        with live_table() as live:
             results = Scheduler(folder, cells, slots, program, live).run()
         board = None
         if any(result.state == DONE for result in results):
@@ -234,7 +233,7 @@ class Scheduler:
         cells: Sequence[Cell],
         slots: Sequence[Slot],
         program: Sequence[str],
-        live: Live | None = None,
+        live: Callable[[RenderableType], None] | None = None,
     ) -> None:
         self._folder = folder
         self._cells = {cell.name: cell for cell in cells}
@@ -293,8 +292,7 @@ class Scheduler:
                 process.read_log()
                 self._results[process.spec.name].seconds = time.monotonic() - began
             if self._live is not None:
-                with contextlib.suppress(OSError):
-                    self._live.update(cell_table(list(self._results.values())), refresh=True)
+                self._live(cell_table(list(self._results.values())))
 
     def _stop(self, final: bool) -> None:
         number = signal.SIGKILL if final else signal.SIGTERM
@@ -365,7 +363,7 @@ class Scheduler:
         if state == FAILED:
             text += f": {result.reason} ({result.log})"
         with contextlib.suppress(OSError):
-            console().print(text, soft_wrap=True, markup=False)
+            console().print(text, soft_wrap=True)
 
 
 def failure_reason(status: int, lines: Sequence[str]) -> str:

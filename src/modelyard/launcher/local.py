@@ -32,10 +32,10 @@ from modelyard.launcher.processes import (
     divide_gpus,
     reserved_ports,
 )
-from modelyard.launcher.supervise import LaunchError, Stopped, Supervisor, live_display
+from modelyard.launcher.supervise import LaunchError, Stopped, Supervisor
 from modelyard.run.checkpoint import list_checkpoints
 from modelyard.run.directory import RunDirectory
-from modelyard.system.console import console
+from modelyard.system.console import console, live_table
 from modelyard.system.process import Holder, holders, log_to
 
 LAUNCHER = "launch"
@@ -103,7 +103,7 @@ def launch(
         if gpus and len(gpus) < trainers:
             log.warning("%d GPUs can't be shared by %d training processes: they train on the CPU", len(gpus), trainers)
         try:
-            with _result_output() as output, live_display() as live:
+            with _result_output() as output, live_table() as live:
                 Supervisor(make_specs, directory.logs, newest_step, max_restarts, output=output, live=live).run()
         except Stopped as stopped:
             raise Interrupted(stopped.signal, newest_step(), folder) from None

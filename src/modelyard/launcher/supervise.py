@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from rich.live import Live
+from rich.console import RenderableType
 
 from modelyard.errors import UserError
 from modelyard.launcher.failures import (
@@ -33,7 +33,7 @@ from modelyard.launcher.failures import (
 )
 from modelyard.launcher.processes import Process, ProcessSpec
 from modelyard.launcher.progress import Progress
-from modelyard.system.console import console
+from modelyard.system.console import visible
 
 log = logging.getLogger("modelyard")
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -145,7 +145,7 @@ class Supervisor:
         max_restarts: how many restarts in a row are allowed without progress.
         timeouts: how long to wait.
         output: where the standard output of the run's result goes; by default where this process's goes.
-        live: a live display for a table of the processes; None prints their logs instead.
+        live: shows a table of the processes on the terminal; None prints their logs instead.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Supervisor:
         max_restarts: int,
         timeouts: Timeouts | None = None,
         output: IO[bytes] | None = None,
-        live: Live | None = None,
+        live: Callable[[RenderableType], None] | None = None,
     ) -> None:
         self._make_specs = make_specs
         self._logs = logs
@@ -361,12 +361,12 @@ class Supervisor:
 
     def _show_logs(self) -> None:
         width = max((len(name) for name in self._processes), default=0)
-        new = [f"{name:<{width}} | {line}\n" for name, p in self._processes.items() for line in p.read_log()]
+        new = [f"{name:<{width}} | {visible(line)}\n" for name, p in self._processes.items() for line in p.read_log()]
         self._kill_silent()
         self._progress.update(self._processes.values(), self._waiting())
         with contextlib.suppress(OSError):  # a closed terminal or pipe must not stop training
             if self._live is not None and self._processes:
-                self._live.update(self._progress.table(), refresh=True)
+                self._live(self._progress.table())
                 return
             if new:
                 sys.stderr.write("".join(new))
@@ -427,18 +427,3 @@ class Supervisor:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def live_display() -> Iterator[Live | None]:
-    """Yields a live display on standard error; None if that is not a terminal."""
-    if not console().is_terminal:
-        yield None
-        return
-    live = Live(console=console(), auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
-    live.start()
-    try:
-        yield live
-    finally:
-        with contextlib.suppress(OSError):
-            live.stop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from modelyard.loop.hooks import Hook
 from modelyard.registry import Options
 from modelyard.run.events import EventWriter, cut_events, event_offsets
 from modelyard.run.metrics import MetricsFile, cut_metrics
-from modelyard.system.console import console
+from modelyard.system.console import bar
 
 if TYPE_CHECKING:
     from modelyard.engine.base import StepMetrics
@@ -197,49 +198,26 @@ class Progress(Hook):
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
-        self._bar: Any = None
+        self._used = ExitStack()
+        self._update: Callable[..., None] | None = None
         self._shown = 0.0
 
     def on_begin(self, loop: Trainer) -> None:
         """Starts the bar at the step the run resumes from."""
-        if not console().is_terminal:
-            return
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
-
-        self._bar = Progress(
-            TextColumn("training"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[metrics]}"),
-            TimeElapsedColumn(),
-            TextColumn("/"),
-            TimeRemainingColumn(),
-            console=console(),
-            transient=True,
-        )
-        self._task = self._bar.add_task("", total=loop.total_steps, completed=loop.step, metrics="compiling")
-        self._bar.start()
+        shown = bar("training", loop.total_steps, done=loop.step, note="compiling")
+        self._update = self._used.enter_context(shown)
 
     def on_steps(self, loop: Trainer, metrics: StepMetrics) -> None:
         """Moves the bar."""
-        if self._bar is not None and time.monotonic() - self._shown > 0.1:
+        if self._update is not None and time.monotonic() - self._shown > 0.1:
             self._shown = time.monotonic()
             shown = "  ".join(f"{name} {float(metrics[name][-1]):.4f}" for name in _FIRST if name in metrics)
-            self._bar.update(self._task, completed=loop.step, metrics=shown)
+            self._update(loop.step, note=shown)
 
     def on_end(self, loop: Trainer) -> None:
         """Removes the bar."""
-        if self._bar is not None:
-            self._bar.update(self._task, completed=loop.step)
-            self._bar.stop()
-            self._bar = None
+        self._used.close()
+        self._update = None
 
 
 class Log(Hook):

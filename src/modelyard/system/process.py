@@ -30,7 +30,7 @@ log = logging.getLogger("modelyard")
 SUFFIX = ".pid"
 _LOCK_SECONDS = 0.5
 """How long to wait for the lock: a process that only reads the file holds it for a moment."""
-_LOG_FORMAT = logging.Formatter("%(asctime)s %(levelname)-7s %(message)s")
+_LOG_FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
 
 
 @dataclass(frozen=True)
@@ -155,13 +155,15 @@ def log_to(folder: Path, role: str) -> Iterator[None]:
     Raises:
         RunError: if a process of that role is running.
     """
+    from modelyard.system.console import VisibleFormatter
+
     file = folder / f"{role}.log"
     with explain(folder, "write the log in"):
         folder.mkdir(parents=True, exist_ok=True)
     with hold_pid_file(folder / f"{role}{SUFFIX}"):
         with explain(folder, "write the log in"):
             handler = _LogFile(file, encoding="utf-8")
-        handler.setFormatter(_LOG_FORMAT)
+        handler.setFormatter(VisibleFormatter(_LOG_FORMAT))
         replaced = [other for other in log.handlers if other.name == "terminal"] if _is_standard_error(file) else []
         for other in replaced:
             log.removeHandler(other)
