@@ -51,17 +51,18 @@ def retried(path: Path, action: Callable[..., T], *arguments: Any) -> T:
     Raises:
         OSError: the last error, or the `UserError` that explains it.
     """
-    for number, pause in enumerate((*PAUSES, None), 1):
+    tries = 0
+    while True:
         try:
             return action(*arguments)
         except (OSError, UserError) as error:
             cause = error if isinstance(error, OSError) else error.__cause__
-            if pause is None or not isinstance(cause, OSError) or cause.errno not in _MAY_PASS:
+            if tries == len(PAUSES) or not isinstance(cause, OSError) or cause.errno not in _MAY_PASS:
                 raise
+            pause, tries = PAUSES[tries], tries + 1
             what = error if cause is not error else f"can't access {path}: {cause.strerror or cause}."
-            log.warning("%s Next try in %g s (%d of %d)", what, pause, number, len(PAUSES))
+            log.warning("%s Next try in %g s (%d of %d)", what, pause, tries, len(PAUSES))
             time.sleep(pause)
-    raise AssertionError("the last try returns or raises")
 
 
 def read_file(path: Path) -> bytes:

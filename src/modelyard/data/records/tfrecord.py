@@ -123,10 +123,10 @@ class RecordFile:
     def read(self, at: int, length: int) -> bytes:
         """Returns ``length`` bytes from the offset ``at``; fewer at the end of the file."""
         try:
-            return retried(self.path, self._read, at, length)
-        except OSError as error:
+            return self._read(at, length)
+        except OSError:
             with explain(self.path, "read", DataError):
-                raise error
+                return retried(self.path, self._read, at, length)
 
     def _read(self, at: int, length: int) -> bytes:
         try:
