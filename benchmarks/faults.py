@@ -29,7 +29,7 @@ from typing import Any
 import psutil
 
 from modelyard import storage
-from modelyard.faults import VARIABLE
+from modelyard.faults import SLOW, VARIABLE
 from modelyard.run.checkpoint import OPTIMIZER, WEIGHTS, folder_name
 
 STEPS = 80
@@ -88,6 +88,7 @@ class Outcome:
     """What became of a case."""
 
     injected: int = 0
+    delays: int = 0
     starts: int = 0
     frozen: int = 0
     hangs: int = 0
@@ -127,19 +128,19 @@ def settings(data: Path, url: str | None) -> list[Setting]:
         Case("eio@read=0.005"),
         Case("network@message=20:worker-1"),
         Case("network@join=1, network@join=2, slow@save=300ms"),
-        Case("slow@step=50ms:worker-0, kill@time=12s:launch"),
+        Case("slow@step=200ms:worker-0, kill@time=15s:launch"),
     ]
     servers = [
         Case("kill@step=35:chief", quick=True),
-        Case("slow@step=100ms:chief, kill@time=15s:worker-1"),
-        Case("slow@step=100ms:chief, kill@time=15s:ps-0"),
-        Case("slow@step=100ms:chief, hang@time=15s:worker-0"),
+        Case("slow@step=300ms:chief, kill@time=18s:worker-1"),
+        Case("slow@step=300ms:chief, kill@time=18s:ps-0"),
+        Case("slow@step=300ms:chief, hang@time=18s:worker-0"),
         Case("enospc@save=3:chief"),
     ]
     cells = [
         Case("kill@step=35", quick=True),
-        Case("enospc@save=3:run=mlp-records-0, crash@step=25:run=mlp-records-1"),
-        Case("kill@time=8s:matrix, slow@step=50ms"),
+        Case("enospc@save=3:run=mlp-records-seed0, crash@step=25:run=mlp-records-seed1"),
+        Case("slow@step=200ms, kill@time=12s:matrix"),
     ]
     remote = [
         Case("kill@upload=12", quick=True),
@@ -152,7 +153,8 @@ def settings(data: Path, url: str | None) -> list[Setting]:
     ]
 
     def launch(*layout: str) -> Callable[[str], list[str]]:
-        return lambda run: ["launch", *layout, "--model_dir", run, "--", *cluster]
+        words = [word for word in cluster if word != "--deterministic" or "--ps" not in layout]
+        return lambda run: ["launch", *layout, "--model_dir", run, "--", *words]
 
     def alone(engine: str) -> Callable[[str], list[str]]:
         return lambda run: [*train, "--engine", engine, "--model_dir", run]
@@ -170,7 +172,11 @@ def settings(data: Path, url: str | None) -> list[Setting]:
         Setting("2 workers", launch("--workers", "2"), workers),
         Setting("parameter servers", launch("--workers", "2", "--ps", "1"), servers, exact=False),
         Setting(
-            "matrix", matrix, cells, ("runs/mlp-records-0", "runs/mlp-records-1"), ("*/*.log", "runs/*/runlogs/*.log")
+            "matrix",
+            matrix,
+            cells,
+            ("cells/mlp-records-seed0", "cells/mlp-records-seed1"),
+            ("runlogs/matrix.log", "cells/*/runlogs/*.log"),
         ),
     ]
     if url is not None:
@@ -204,7 +210,9 @@ def play(setting: Setting, case: Case | None, top: Path, reference: list[dict[st
     outcome.said = (top / f"run-{number}.txt").read_text(errors="replace")
     logs = [path.read_text(errors="replace") for pattern in setting.logs for path in sorted(Path(run).glob(pattern))]
     texts = list(dict.fromkeys(logs)) or [outcome.said]
-    outcome.injected = sum(len(_INJECTED.findall(text)) for text in texts)
+    happened = [fault for text in texts for fault, *_ in _INJECTED.findall(text)]
+    outcome.delays = sum(fault.startswith(SLOW) for fault in happened)
+    outcome.injected = len(happened) - outcome.delays
     outcome.steps_lost = sum(map(steps_lost, texts))
     if outcome.finished and reference is not None:
         where = storage.join(str(setting.environ.get("url")), run) if setting.remote else run
@@ -303,8 +311,8 @@ def main() -> None:
         data = Path(name) / "records"
         convert = [*COMMAND, "convert", "--from", "digits", "--to", str(data)]
         subprocess.run(convert, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        print("| setting | faults | injected | starts | frozen | hangs | result | steps lost | seconds |")
-        print("|---|---|---|---|---|---|---|---|---|", flush=True)
+        print("| setting | faults | injected | delays | starts | frozen | hangs | result | steps lost | seconds |")
+        print("|---|---|---|---|---|---|---|---|---|---|", flush=True)
         for setting in settings(data, url):
             if given.only and given.only not in setting.name:
                 continue
@@ -316,34 +324,44 @@ def main() -> None:
                 raise SystemExit(f"{setting.name}: an undisturbed run failed:\n{first.said[-3000:]}")
             where = f"{url}/run-0" if setting.remote else str(top / "run-0")
             reference = [result(storage.join(where, run) if run else where) for run in setting.runs]
+            assert all(reference), f"{setting.name}: there is no result to compare with"
             outcomes = []
             for case in setting.cases:
                 if (given.quick and not case.quick) or time.monotonic() > deadline:
                     continue
                 outcome = play(setting, case, top, reference)
                 outcomes.append(outcome)
-                show(setting.name, f"`{case.faults}`{', then another machine' if case.elsewhere else ''}", outcome)
+                show(
+                    setting.name,
+                    setting.exact,
+                    f"`{case.faults}`{', then another machine' if case.elsewhere else ''}",
+                    outcome,
+                )
                 if not outcome.exact or outcome.hangs:
                     failed += 1
                     print(outcome.said[-3000:], file=sys.stderr)
             total = Outcome(
                 **{
                     key: sum(getattr(outcome, key) for outcome in outcomes)
-                    for key in ("injected", "starts", "frozen", "hangs", "steps_lost", "seconds")
+                    for key in ("injected", "delays", "starts", "frozen", "hangs", "steps_lost", "seconds")
                 }
             )
             exact = sum(outcome.exact for outcome in outcomes)
             total.said = f"{exact} of {len(outcomes)} {'exact' if setting.exact else 'finished'}"
-            show(f"**{setting.name}**", f"all {len(outcomes)}", total)
+            show(f"**{setting.name}**", setting.exact, f"all {len(outcomes)}", total)
     sys.exit(1 if failed else 0)
 
 
-def show(setting: str, faults: str, outcome: Outcome) -> None:
+def show(setting: str, exact: bool, faults: str, outcome: Outcome) -> None:
     """Prints a row of the table."""
-    total = setting.startswith("**")
-    words = outcome.said if total else "exact" if outcome.exact else "NOT EXACT" if outcome.finished else "NOT FINISHED"
-    counts = (outcome.injected, outcome.starts, outcome.frozen, outcome.hangs, words, outcome.steps_lost)
-    print(f"| {setting} | {faults} | {' | '.join(map(str, counts))} | {outcome.seconds:.0f} |", flush=True)
+    words = "NOT FINISHED"
+    if setting.startswith("**"):
+        words = outcome.said
+    elif outcome.finished:
+        words = "exact" if outcome.exact and exact else "finished" if outcome.exact else "NOT EXACT"
+    counts = (outcome.injected, outcome.delays, outcome.starts, outcome.frozen, outcome.hangs, words)
+    print(f"| {setting} | {faults} | {' | '.join(map(str, counts))} | ", end="")
+    print(f"{outcome.steps_lost} | {outcome.seconds:.0f} |", flush=True)
 
 
 if __name__ == "__main__":
