@@ -30,11 +30,15 @@ TRAIN = [
 
 
 @contextmanager
-def launched(run: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+def launched(run: Path, faults: str = "") -> Iterator[subprocess.Popen[str]]:
     """A launcher with two workers; killed if the test fails, and with it its processes."""
-    words = ["launch", "--workers", "2", *PINNING, "--model_dir", str(run), *options, "--", *TRAIN]
+    words = ["launch", "--workers", "2", *PINNING, "--model_dir", str(run), "--", *TRAIN]
     with subprocess.Popen(
-        [*COMMAND, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment()
+        [*COMMAND, *words],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(MODELYARD_FAULTS=faults),
     ) as process:
         try:
             yield process
@@ -100,13 +104,10 @@ def check_same(run: Path, undisturbed: Path) -> None:
 
 @pytest.mark.slow
 def test_a_killed_worker_and_a_killed_coordinator_change_nothing(tmp_path: Path, undisturbed: Path) -> None:
-    chance = random.Random()
     run = tmp_path / "run"
-    with launched(run) as process:
-        for victims in (WORKERS[1:], WORKERS[:1]):
-            kill_at_random(run, process, victims, chance)
+    with launched(run, faults="kill@step=65:worker-1, kill@step=115:worker-0") as process:
         said = finish(process)
-    assert "killed by SIGKILL" in said
+    assert said.count("FAULT INJECTED: kill@step") >= 2
     check_same(run, undisturbed)
 
 
@@ -132,10 +133,7 @@ def test_kills_at_random_moments_change_nothing(tmp_path: Path, undisturbed: Pat
 def test_a_worker_that_hangs_is_reported_and_the_run_recovers(tmp_path: Path, undisturbed: Path) -> None:
     """A stopped process is like one that the network has cut off: its connections stay open, and it says nothing."""
     run = tmp_path / "run"
-    with launched(run) as process:
-        wait_until(lambda: max(saved_steps(run), default=0) >= 60, what="step")
-        (victim,) = pids(run, WORKERS[1:])
-        os.kill(victim, signal.SIGSTOP)
+    with launched(run, faults="hang@step=65:worker-1") as process:
         said = finish(process)
     assert "has been silent for 10 s" in said
     check_same(run, undisturbed)
