@@ -17,6 +17,7 @@ import pytest
 
 from modelyard.cluster.description import Cluster, Member
 from modelyard.distributed import follower as followers
+from modelyard.distributed.authentication import identify
 from modelyard.distributed.connection import Connection, Message
 from modelyard.distributed.coordinator import Coordinator
 from modelyard.distributed.follower import Follower
@@ -79,6 +80,7 @@ class LocalCluster:
             role: tuple(join_address(host, ports.pop()) for _ in range(count)) for role, count in counts.items()
         }
         self.start_timeout = self.peer_timeout = LONG
+        self.secret = b"the secret of the tests"
 
     def cluster(self, role: str, index: int = 0) -> Cluster:
         return Cluster(Member(role, index), self.addresses, "TF_CONFIG")
@@ -89,10 +91,11 @@ class LocalCluster:
 
     def coordinator(self, **start_info: Any) -> Coordinator:
         me = self.cluster("chief").coordinator
-        return Coordinator(self.cluster(me.role), start_info, differences, self.start_timeout, self.peer_timeout)
+        where, timeouts = self.cluster(me.role), (self.start_timeout, self.peer_timeout)
+        return Coordinator(where, start_info, differences, *timeouts, self.secret)
 
     def follower(self, role: str, index: int = 0, **start_info: Any) -> Follower:
-        return Follower(self.cluster(role, index), start_info, self.start_timeout, self.peer_timeout)
+        return Follower(self.cluster(role, index), start_info, self.start_timeout, self.peer_timeout, self.secret)
 
     def start_follower(self, role: str, index: int = 0, **start_info: Any) -> InThread[list[Message]]:
         """A follower that notes its commands until the end."""
@@ -105,19 +108,18 @@ class LocalCluster:
         return InThread(work)
 
     def scripted(self, role: str, index: int = 0, **start_info: Any) -> ScriptedMember:
-        return ScriptedMember(self.coordinator_address, role, index, start_info)
+        return ScriptedMember(self.coordinator_address, role, index, start_info, self.secret)
 
 
 class ScriptedMember:
     """A member that does only what the test says: no heartbeats, nothing read."""
 
-    def __init__(self, address: str, role: str, index: int, start_info: dict[str, Any]) -> None:
+    def __init__(self, address: str, role: str, index: int, start_info: dict[str, Any], secret: bytes) -> None:
         self.socket = connect(address, LONG)
+        identify(self.socket, secret, LONG)
         self.connection = Connection(self.socket, most=1 << 40)
         self.connection.set_timeout(LONG)
-        self.connection.greet()
         self.connection.send("hello", role=role, index=index, start_info=start_info)
-        self.connection.expect_greeting()
 
     def polling(self, kind: str) -> Message:
         while (message := self.connection.receive()).kind != kind:

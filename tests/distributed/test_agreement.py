@@ -103,8 +103,8 @@ def test_without_an_evaluator_hooks_may_stop_training() -> None:
 
 def test_a_process_coordinates_or_follows() -> None:
     given = config(model_dir="run")
-    assert isinstance(form_group(given, cluster(index=1), True), Follower)
-    with form_group(given, cluster(chief=1, evaluator=1, role="chief"), True) as coordinator:
+    assert isinstance(form_group(given, cluster(index=1), True, b""), Follower)
+    with form_group(given, cluster(chief=1, evaluator=1, role="chief"), True, b"") as coordinator:
         assert isinstance(coordinator, Coordinator)
         assert coordinator.peer_timeout == given.peer_timeout_secs
 
@@ -113,13 +113,13 @@ def test_a_follower_whose_port_is_in_use_says_so_before_it_joins(monkeypatch: py
     monkeypatch.setattr("modelyard.system.network._OWN_PORT_SECONDS", 0.1)
     where = cluster(index=1)
     with listen(where.address(where.me)), pytest.raises(ClusterError, match="is in use by another program"):
-        form_group(config(model_dir="run"), where, True)
+        form_group(config(model_dir="run"), where, True, b"")
 
 
 def test_an_evaluator_listens_nowhere_so_its_port_may_be_in_use() -> None:
     where = cluster("evaluator", chief=1, evaluator=1)
     with listen(where.address(where.me)):
-        assert isinstance(form_group(config(model_dir="run"), where, True), Follower)
+        assert isinstance(form_group(config(model_dir="run"), where, True, b""), Follower)
 
 
 # -- what they have in common ---------------------------------------------------------------------------------------

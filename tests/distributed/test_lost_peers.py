@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from groups import LONG, InThread, LocalCluster, ScriptedMember, fails_with, not
 
 from conftest import environment
 from modelyard.cluster.description import Member
+from modelyard.distributed.authentication import Door
 from modelyard.distributed.connection import Connection
 from modelyard.distributed.coordinator import Coordinator
 from modelyard.distributed.follower import Follower
@@ -218,15 +220,14 @@ def test_an_error_of_its_own_is_not_explained_by_others(peers: LocalCluster, mon
 
 def welcomed(peers: LocalCluster) -> tuple[Follower, Connection]:
     """A follower, and the other end of its connection: a coordinator that does only what the test says."""
-    with listen(peers.coordinator_address) as server:
-        group = peers.follower("worker")
-        joining = InThread(group.join)
-        connection, _ = server.accept()
-    connection = Connection(connection)
+    accepted: queue.Queue[socket.socket] = queue.Queue()
+    door = Door(listen(peers.coordinator_address), peers.secret, accepted.put)
+    group = peers.follower("worker")
+    joining = InThread(group.join)
+    connection = Connection(accepted.get(timeout=LONG))
+    door.close()
     connection.set_timeout(LONG)
-    connection.expect_greeting()
     assert connection.receive().kind == "hello"
-    connection.greet()
     connection.send("welcome", spec={})
     assert joining.result() == {"spec": {}}
     return group, connection

@@ -14,6 +14,7 @@ import yaml
 
 from conftest import environment
 from modelyard.cluster.environment import find_cluster
+from modelyard.cluster.secret import find_secret
 from modelyard.launcher.submit import submit
 
 EVERYTHING: dict[str, Any] = {
@@ -34,13 +35,24 @@ EVERYTHING: dict[str, Any] = {
 LITTLE = {"image": "mine:1"}
 SHAPES: list[dict[str, Any]] = [{}, {"workers": 2}, {"workers": 3, "ps": 2, "evaluator": True}]
 OPTIONS = ("train-and-evaluate", "--model", "mlp", "--dataset", "digits", "--threads", "1", "--train_steps", "60")
-KINDS = {"Service": "V1Service", "Job": "V1Job"}
+KINDS = {"Service": "V1Service", "Secret": "V1Secret", "Job": "V1Job"}
 
 
 def manifest(resources: dict[str, Any], name: str = "mine", **shape: Any) -> dict[str, dict[str, Any]]:
     words = ["train", "--model_dir", f"gs://bucket/{name}"]
     text = submit("kubernetes", words, resources=resources, dry_run=True, **shape).text
     return {document["kind"]: document for document in yaml.safe_load_all(text)}
+
+
+def variables_of(documents: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """The environment of the container, with what comes from the Secret of the manifest."""
+    found = {}
+    for one in documents["Job"]["spec"]["template"]["spec"]["containers"][0]["env"]:
+        reference = one.get("valueFrom", {}).get("secretKeyRef")
+        if reference is not None:
+            assert reference["name"] == documents["Secret"]["metadata"]["name"]
+        found[one["name"]] = documents["Secret"]["stringData"][reference["key"]] if reference else one["value"]
+    return found
 
 
 def as_model(value: Any, kind: str, where: str) -> Any:
@@ -131,15 +143,26 @@ def test_a_user_error_fails_the_job_and_a_lost_peer_does_not_count() -> None:
 
 @pytest.mark.parametrize("shape", SHAPES[1:], ids=str)
 def test_every_index_finds_its_role(shape: dict[str, Any]) -> None:
-    job = manifest(LITTLE, **shape)["Job"]
-    variables = {one["name"]: one["value"] for one in job["spec"]["template"]["spec"]["containers"][0]["env"]}
+    documents = manifest(LITTLE, **shape)
+    job, variables = documents["Job"], variables_of(documents)
     seen = []
     for index in range(job["spec"]["completions"]):
         cluster = find_cluster(environ={**variables, "JOB_COMPLETION_INDEX": str(index)})
         assert cluster.address(cluster.me).startswith(f"mine-{index}.mine:")
         seen.append(cluster.me)
+        assert len(find_secret(cluster, False, variables)) == 64
     assert len(set(seen)) == len(seen) == sum(len(hosts) for hosts in cluster.addresses.values())
     assert sorted(map(str, cluster.members)) == sorted(map(str, seen))
+
+
+def test_the_secret_is_in_the_manifest_once_and_new_every_time() -> None:
+    words = ["train", "--model_dir", "gs://b/m"]
+    texts = [submit("kubernetes", words, resources=LITTLE, dry_run=True).text for _ in range(2)]
+    secrets = [re.findall(r"\b[0-9a-f]{64}\b", text) for text in texts]
+    assert [len(found) for found in secrets] == [1, 1]
+    assert secrets[0] != secrets[1]
+    own = manifest({**LITTLE, "env": {"MODELYARD_CLUSTER_SECRET_FILE": "/secrets/run"}})
+    assert "MODELYARD_CLUSTER_SECRET" not in variables_of(own)
 
 
 @pytest.mark.slow
@@ -148,9 +171,9 @@ def test_the_processes_of_the_job_form_a_cluster_and_finish(tmp_path: Path) -> N
     resources = {**LITTLE, "claim": "shared", "mount": str(tmp_path)}
     words = [*OPTIONS, "--model_dir", str(tmp_path / "run")]
     text = submit("kubernetes", words, workers=2, resources=resources, dry_run=True).text
-    job = list(yaml.safe_load_all(text))[1]
+    documents = {document["kind"]: document for document in yaml.safe_load_all(text)}
+    job, variables = documents["Job"], variables_of(documents)
     container = job["spec"]["template"]["spec"]["containers"][0]
-    variables = {one["name"]: one["value"] for one in container["env"]}
     for index, port in enumerate(_free_ports(job["spec"]["completions"])):
         variables["TF_CONFIG"] = variables["TF_CONFIG"].replace(f"run-{index}.run:2222", f"127.0.0.1:{port}")
     assert container["args"][0] == "modelyard"

@@ -101,6 +101,34 @@ def test_the_file_is_named_after_the_run_and_replaced_only_by_force(monkeypatch:
     assert "--ntasks=2" in submit("slurm", MINE, workers=2, force=True).text
 
 
+@pytest.mark.parametrize("target", ["kubernetes", "vertex"])
+def test_only_its_owner_may_read_a_file_with_a_secret(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    path = submit(target, CLOUD, workers=2, **RESOURCES[target]).path
+    assert path is not None
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert re.search(r"\b[0-9a-f]{64}\b", path.read_text())
+
+
+def test_all_machines_of_vertex_have_the_same_secret() -> None:
+    pools = yaml.safe_load(dry("vertex", CLOUD, workers=3, ps=1, evaluator=True).text)["workerPoolSpecs"]
+    variables = [{one["name"]: one["value"] for one in pool["containerSpec"]["env"]} for pool in pools]
+    assert len({found["MODELYARD_CLUSTER_SECRET"] for found in variables}) == 1
+    assert len(pools) == 4
+
+
+def test_the_secret_of_a_slurm_job_is_made_when_it_runs(tmp_path: Path) -> None:
+    text = dry("slurm", MINE, workers=2).text
+    seen = []
+    for _ in range(2):
+        done = run_script(text, 'printf %s "$MODELYARD_CLUSTER_SECRET" > secret', tmp_path)
+        assert done.returncode == 0, done.stderr
+        seen.append(Path("secret").read_text())
+        assert re.fullmatch(r"[0-9a-f]{64}", seen[-1])
+        assert seen[-1] not in text + done.stdout + done.stderr
+    assert seen[0] != seen[1]
+
+
 def test_the_output_of_the_tool_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     tool("sbatch", 'echo "Submitted batch job 12"; cp "$1" got.sh')
     monkeypatch.setenv("PATH", with_tools()["PATH"])
@@ -258,10 +286,10 @@ def test_a_resource_adds_at_most_one_directive(value: str, key: str) -> None:
 @given(words=st.lists(TEXT, max_size=4), variable=TEXT)
 def test_words_are_quoted_for_kubernetes(words: list[str], variable: str) -> None:
     text = dry("kubernetes", [*CLOUD, *words], resources={"env": {"MINE": variable}, "image": "a:1"}).text
-    assert len(list(yaml.safe_load_all(text))) == 2
-    container = list(yaml.safe_load_all(text))[1]["spec"]["template"]["spec"]["containers"][0]
+    assert len(list(yaml.safe_load_all(text))) == 3
+    container = list(yaml.safe_load_all(text))[2]["spec"]["template"]["spec"]["containers"][0]
     assert [expanded(word) for word in container["args"]] == ["modelyard", *CLOUD, *words, *START_TIMEOUT]
-    assert expanded({one["name"]: one["value"] for one in container["env"]}["MINE"]) == variable
+    assert expanded({one["name"]: one.get("value") for one in container["env"]}["MINE"]) == variable
     assert all(line == line.strip("\r\x85\u2028\u2029") for line in text.split("\n"))
 
 

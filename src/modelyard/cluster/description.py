@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from modelyard.errors import UserError
+from modelyard.system.network import are_local
 
 CHIEF, WORKER, PS, EVALUATOR = "chief", "worker", "ps", "evaluator"
 ROLES = (CHIEF, WORKER, PS, EVALUATOR)  # in the order of processes, the coordinator first
@@ -50,6 +51,11 @@ class Cluster:
     def is_alone(self) -> bool:
         """Whether this process is the whole run."""
         return self.me.role != EVALUATOR and len(self.members) <= 1
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all processes are on this machine, at addresses that no other machine reaches."""
+        return are_local(address for hosts in self.addresses.values() for address in hosts)
 
     @property
     def members(self) -> list[Member]:

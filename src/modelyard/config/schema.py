@@ -272,6 +272,9 @@ class Machines(Group):
     cluster: Literal["auto", "none"] = option(
         "auto", "auto: find the other processes in TF_CONFIG or SLURM's variables; none: train alone", mutable=True
     )
+    insecure_cluster: bool = option(
+        False, "let processes on several machines join without a secret: whoever reaches their ports can", mutable=True
+    )
     scale_learning_rate: bool = option(False, "multiply the learning rate by the number of devices of all machines")
     start_timeout_secs: float = option(
         300.0, "seconds to wait for the other processes at the start", mutable=True, gt=0

@@ -89,18 +89,25 @@ def _evaluator_problems(config: Config) -> list[Problem]:
     return problems
 
 
-def form_group(config: Config, cluster: Cluster, evaluates: bool) -> Coordinator | Follower:
+def form_group(config: Config, cluster: Cluster, evaluates: bool, secret: bytes) -> Coordinator | Follower:
     """Returns the group of this process, which coordinates or follows.
+
+    Args:
+        config: the resolved config.
+        cluster: all processes of the run.
+        evaluates: whether the run is evaluated.
+        secret: what all of them know; empty for none.
 
     Raises:
         ClusterError: if its address can't be used.
     """
     start_info = _start_info(config, cluster, evaluates)
+    timeouts = config.start_timeout_secs, config.peer_timeout_secs
     if cluster.is_coordinator:
-        return Coordinator(cluster, start_info, _differences, config.start_timeout_secs, config.peer_timeout_secs)
+        return Coordinator(cluster, start_info, _differences, *timeouts, secret)
     if cluster.me.role != EVALUATOR:
         check_free(cluster.address(cluster.me))
-    return Follower(cluster, start_info, config.start_timeout_secs, config.peer_timeout_secs)
+    return Follower(cluster, start_info, *timeouts, secret)
 
 
 def _start_info(config: Config, cluster: Cluster, evaluates: bool) -> dict[str, Any]:

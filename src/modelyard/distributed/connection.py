@@ -14,7 +14,6 @@ from typing import Any
 
 from modelyard import faults
 
-MAGIC = b"modelyard cluster 1\n"
 _SIZES = struct.Struct(">IQ")
 _MAX_JSON, MAX_BYTES = 4 << 20, 1 << 40
 _PIECE = 1 << 20
@@ -71,10 +70,6 @@ class Connection:
         self._beat_seconds = seconds
         self.send("alive")
 
-    def greet(self) -> None:
-        """Sends the first bytes of the protocol."""
-        self._put(MAGIC)
-
     def send(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
         """Sends a message. If it does not arrive, `receive` raises."""
         text = json.dumps({"kind": kind, **fields}).encode()
@@ -104,15 +99,6 @@ class Connection:
         except queue.Empty:
             text = json.dumps({"kind": "alive"}).encode()
             return (_SIZES.pack(len(text), 0) + text,)
-
-    def expect_greeting(self) -> None:
-        """Reads the first bytes of the other end.
-
-        Raises:
-            ProtocolError: if another program listens there.
-        """
-        if self._read(len(MAGIC)) != MAGIC:
-            raise ProtocolError
 
     def receive(self) -> Message:
         """Returns the next message.

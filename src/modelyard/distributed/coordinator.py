@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import socket
@@ -13,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from modelyard.cluster.description import EVALUATOR, PARAMETER_SERVERS, PS, ROLES, SYNCHRONOUS, WORKER, Cluster, Member
+from modelyard.distributed.authentication import Door
 from modelyard.distributed.connection import Connection, Message, ProtocolError
 from modelyard.distributed.process_group import (
     ConnectedGroup,
@@ -45,10 +45,17 @@ class Coordinator(ConnectedGroup):
         compare: lists the differences from the start_info of another process.
         start_timeout: seconds for all to join.
         peer_timeout: seconds of silence after which a peer is lost.
+        secret: what all processes of the run know; empty for none.
     """
 
     def __init__(
-        self, cluster: Cluster, start_info: dict[str, Any], compare: Compare, start_timeout: float, peer_timeout: float
+        self,
+        cluster: Cluster,
+        start_info: dict[str, Any],
+        compare: Compare,
+        start_timeout: float,
+        peer_timeout: float,
+        secret: bytes,
     ) -> None:
         super().__init__(cluster, peer_timeout)
         self._start_info = json.loads(json.dumps(start_info))  # as it arrives from others: JSON has no tuples
@@ -60,8 +67,7 @@ class Coordinator(ConnectedGroup):
         self._changed = threading.Condition()
         self._welcome: dict[str, Any] | None = None
         self._pending = threading.Semaphore(_MAX_PENDING)
-        self._listener = listen(cluster.address(cluster.me))
-        threading.Thread(target=self._accept, name="accept", daemon=True).start()
+        self._door = Door(listen(cluster.address(cluster.me)), secret, self._begin)
 
     @property
     def expected(self) -> list[Member]:
@@ -119,33 +125,30 @@ class Coordinator(ConnectedGroup):
 
     # -- accepting --------------------------------------------------------------------------------------------------
 
-    def _accept(self) -> None:
-        while not self._over.is_set():
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:  # closed, or the system is short of something for the moment
-                self._over.wait(0.1)
-                continue
-            if not self._pending.acquire(blocking=False):
-                connection.close()
-                continue
+    def _begin(self, connection: socket.socket) -> None:
+        """Begins a connection with a process that knows the secret."""
+        if not self._pending.acquire(blocking=False):
+            connection.close()
+            return
+        try:
             threading.Thread(target=self._receive, args=(connection,), name="hello", daemon=True).start()
+        except RuntimeError:  # the system has no thread for it now; it tries again
+            connection.close()
+            self._pending.release()
 
     def _receive(self, accepted: socket.socket) -> None:
         """Handles a new connection: a member joins, anything else is closed without disturbing the run."""
         connection = Connection(accepted)
         try:
             connection.set_timeout(_HELLO_SECONDS, in_all=True)
-            connection.expect_greeting()
             member, start_info = _read_hello(connection.receive())
             differences = self._compare(self._start_info, start_info)
-        except Exception:  # anything may connect, and send anything
+        except Exception:  # without a secret, anything may connect and send anything
             connection.close()
             return
         finally:
             self._pending.release()
         connection.set_timeout(self.peer_timeout)
-        connection.greet()
         if self._admit(member, differences, connection):
             self._listen(member, connection)
 
@@ -273,9 +276,7 @@ class Coordinator(ConnectedGroup):
                 self._fail_all(error_from(describe_error(error), str(self.cluster.coordinator)))
                 self._wait_for_late_processes()
             self._over.set()
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # closing alone leaves the accepting thread, and the port
-        self._listener.close()
+        self._door.close()
         deadline = time.monotonic() + _FLUSH_SECONDS
         for connection in list(self._connections.values()):
             connection.finish(max(deadline - time.monotonic(), 0))

@@ -12,6 +12,8 @@ from typing import Any
 
 from modelyard import faults
 from modelyard.cluster.description import Cluster
+from modelyard.cluster.secret import SECRET
+from modelyard.distributed.authentication import WrongSecretError, identify
 from modelyard.distributed.connection import MAX_BYTES, Connection, Message, ProtocolError
 from modelyard.distributed.process_group import (
     ConnectedGroup,
@@ -21,7 +23,7 @@ from modelyard.distributed.process_group import (
     peer_lost,
     polling,
 )
-from modelyard.errors import PeerLostError
+from modelyard.errors import ClusterError, PeerLostError
 from modelyard.system.activity import report_silent
 from modelyard.system.network import connect
 
@@ -39,10 +41,14 @@ class Follower(ConnectedGroup):
         start_info: options, versions and code that this process was started with, for the coordinator to compare.
         start_timeout: seconds to find the coordinator.
         peer_timeout: seconds of silence after which the coordinator is lost.
+        secret: what all processes of the run know; empty for none.
     """
 
-    def __init__(self, cluster: Cluster, start_info: dict[str, Any], start_timeout: float, peer_timeout: float) -> None:
+    def __init__(
+        self, cluster: Cluster, start_info: dict[str, Any], start_timeout: float, peer_timeout: float, secret: bytes
+    ) -> None:
         super().__init__(cluster, peer_timeout)
+        self._secret = secret
         self._start_info, self._start_timeout = start_info, start_timeout
         self._inbox: queue.Queue[Message | None] = queue.Queue()  # None wakes the waiter up
         self._connection: Connection | None = None
@@ -68,6 +74,12 @@ class Follower(ConnectedGroup):
             except (OSError, EOFError) as error:
                 why = f"no process answers there ({str(error) or 'the connection was closed'})"
                 continue
+            except WrongSecretError:
+                mine = "another one" if self._secret else "none"
+                raise ClusterError(
+                    f"{coordinator} at {address} has a secret ({SECRET}), and this process has {mine}. Give all "
+                    "processes of the run the same secret, or none."
+                ) from None
             except ProtocolError:
                 why = "another program answers there"
                 continue
@@ -84,14 +96,17 @@ class Follower(ConnectedGroup):
 
     def _handshake(self, address: str, timeout: float) -> tuple[Connection, Message]:
         faults.reach(faults.JOIN)
-        connection = Connection(connect(address, timeout), most=MAX_BYTES)
+        raw = connect(address, timeout)
         try:
-            connection.set_timeout(timeout)
-            connection.greet()
+            identify(raw, self._secret, timeout)
+        except BaseException:
+            raw.close()
+            raise
+        connection = Connection(raw, most=MAX_BYTES)
+        try:
             connection.send(
                 "hello", role=self.cluster.me.role, index=self.cluster.me.index, start_info=self._start_info
             )
-            connection.expect_greeting()
             connection.set_timeout(self.peer_timeout)
             connection.keep_alive(self.heartbeat_seconds)
             while True:

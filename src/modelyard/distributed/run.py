@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from modelyard import faults
 from modelyard.cluster.description import EVALUATOR, PS, SYNCHRONOUS, WORKER, Cluster
+from modelyard.cluster.secret import find_secret
 from modelyard.config import Config
 from modelyard.config.backend import import_engine, select_engine
 from modelyard.config.yaml_file import inline
@@ -46,11 +47,14 @@ def run(config: Config, evaluates: bool, cluster: Cluster) -> Result:
         evaluates: whether the run is evaluated.
         cluster: all processes of the run.
     """
+    secret = find_secret(cluster, config.insecure_cluster)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # we explain what a lost peer leads to
+    if cluster.is_local:
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # by default it listens on other interfaces
     select_engine(config.engine)  # importing it may block this process, which later would look like a lost peer
     if not cluster.is_coordinator:
-        return _run_follower(config, cluster, evaluates)
-    with form_group(config, cluster, evaluates) as group:
+        return _run_follower(config, cluster, evaluates, secret)
+    with form_group(config, cluster, evaluates, secret) as group:
         assert isinstance(group, Coordinator)
         return run_stages(config, evaluates, Processes(group))
 
@@ -137,14 +141,14 @@ def _device_types(engine: Engine) -> list[str]:
 # -- the others -----------------------------------------------------------------------------------------------------
 
 
-def _run_follower(config: Config, cluster: Cluster, evaluates: bool) -> Result:
+def _run_follower(config: Config, cluster: Cluster, evaluates: bool, secret: bytes) -> Result:
     """Takes part in the run until the coordinator ends it."""
     directory = run_folder(config)  # the coordinator makes it; this process writes only its log there
     name = cluster.me.file_name
     with (
         faults.injected(directory.logs, name),
         log_to(directory.logs, name),
-        form_group(config, cluster, evaluates) as group,
+        form_group(config, cluster, evaluates, secret) as group,
     ):
         assert isinstance(group, Follower)
         if cluster.me.role == EVALUATOR:

@@ -19,6 +19,7 @@ from typing import IO
 from modelyard import faults, storage
 from modelyard.cluster.description import EVALUATOR, PARAMETER_SERVERS, WORKER, Cluster, Member
 from modelyard.cluster.environment import TF_CONFIG
+from modelyard.cluster.secret import SECRET, new_secret
 from modelyard.errors import Interrupted, RunError, UserError
 from modelyard.launcher.failures import USER_ERROR
 from modelyard.launcher.job import check_command, role_counts, with_model_dir
@@ -148,7 +149,7 @@ def check_layout(workers: int | None, ps: int, evaluator: bool, max_restarts: in
 def process_specs(
     words: tuple[str, ...], addresses: dict[str, tuple[str, ...]], gpus: list[str], cores: list[int]
 ) -> list[ProcessSpec]:
-    """Returns the processes of a cluster, the coordinator first, each with its role, GPUs and cores.
+    """Returns the processes of a cluster, the coordinator first, each with its role, GPUs, cores and their secret.
 
     GPUs and cores are divided between the processes that train. The evaluator gets a GPU that is left over. If
     ``cores`` is empty, no process is bound to cores.
@@ -158,11 +159,12 @@ def process_specs(
     divided, left = divide_gpus(gpus, len(trainers))
     gpus_of: dict[Member, list[str]] = dict(zip(trainers, divided, strict=True))
     gpus_of[Member(EVALUATOR, 0)] = left[:1]
+    secret = new_secret()
     cores_of = dict(zip(trainers, divide_cores(cores, len(trainers)), strict=True)) if cores else {}
     specs = []
     for member in cluster.members:
         task = {"type": member.role, "index": member.index}
-        environ = {TF_CONFIG: json.dumps({"cluster": addresses, "task": task})}
+        environ = {TF_CONFIG: json.dumps({"cluster": addresses, "task": task}), SECRET: secret}
         if gpus or member not in trainers:
             environ[VISIBLE_GPUS] = ",".join(gpus_of.get(member, ())) or NO_GPU
         specs.append(

@@ -100,7 +100,7 @@ class ProcessSpec:
 
     name: str
     words: tuple[str, ...]
-    environ: dict[str, str] = field(default_factory=dict)
+    environ: dict[str, str] = field(default_factory=dict, repr=False)  # with the secret
     cores: tuple[int, ...] = ()
     is_coordinator: bool = False
     shows_result: bool = False

@@ -103,7 +103,7 @@ def submit(
         return Submission(job.name, text, None, typed)
     if path.exists() and not force:
         raise RunError(f"{path} exists. Choose another file with --output, or replace it with --force.")
-    write_text(path, text)
+    write_text(path, text, 0o600 if chosen.has_secret else 0o644)
     if shutil.which(command[0]) is None:
         return Submission(job.name, text, path, typed)
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)

@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from modelyard.cluster.description import CHIEF, EVALUATOR, PS, WORKER
+from modelyard.cluster.secret import SECRET, SECRET_FILE, new_secret
 from modelyard.config.calls import validation_message
 from modelyard.config.yaml_file import Value, read_flat
 from modelyard.errors import COMMAND_LINE, ConfigError, Problem, nearest
@@ -65,6 +66,8 @@ class Target(BaseModel):
     """The template that comes with Modelyard."""
     ending: ClassVar[str]
     """The ending of the file that is written."""
+    has_secret: ClassVar[bool]
+    """Whether the file has the secret of the run in it, so that only its owner may read it."""
 
     gpus: int = Field(0, ge=0, le=64, description="GPUs per process")
     time: Seconds | None = Field(None, description="how long the job may run, such as 12h")
@@ -139,6 +142,7 @@ class Slurm(Target):
     name = "slurm"
     template = "slurm.sh"
     ending = ".slurm.sh"
+    has_secret = False  # the script makes one
 
     nodes: int | None = Field(None, ge=1, le=100_000, description="number of machines (default: as few as SLURM needs)")
     tasks_per_node: int | None = Field(None, ge=1, le=4096, description="processes per machine, at most")
@@ -243,6 +247,7 @@ class Kubernetes(ContainerTarget):
     name = "kubernetes"
     template = "kubernetes.yaml"
     ending = ".kubernetes.yaml"
+    has_secret = True
 
     namespace: Label | None = Field(None, description="namespace of the job (default: that of kubectl's context)")
     cpus: float | None = Field(None, gt=0, le=4096, description="cores per process")
@@ -285,18 +290,26 @@ class Kubernetes(ContainerTarget):
             "PULL_SECRETS": [{"name": self.pull_secret}] if self.pull_secret else [],
             "COMMAND": [_escaped(word) for word in self.command],
             "ARGS": [_escaped(word) for word in self.arguments(job)],
-            "ENV": [{"name": key, "value": _escaped(value)} for key, value in env.items()],
+            "CLUSTER_SECRET": new_secret(),
+            "ENV": [*self._secret(name), *({"name": key, "value": _escaped(value)} for key, value in env.items())],
             "ENV_FROM": [{"secretRef": {"name": self.secret}}] if self.secret else [],
             "REQUESTS": ({"cpu": f"{self.cpus:g}"} if self.cpus else {}) | memory,
             "LIMITS": memory | ({self.gpu_resource: str(self.gpus)} if self.gpus else {}),
             "MOUNTS": mounts,
             "VOLUMES": volumes,
         }
-        return fill_yaml(template, values, ("ARGS", "COMMAND", "ENV", "NAME", "PROCESSES", "PORT"), where)
+        needed = ("ARGS", "CLUSTER_SECRET", "COMMAND", "ENV", "NAME", "PROCESSES", "PORT")
+        return fill_yaml(template, values, needed, where)
 
     def submit_command(self, path: str, job: Job) -> list[str]:
         """Returns the command that submits the manifest."""
         return ["kubectl", "create", "-f", path]
+
+    def _secret(self, name: str) -> list[dict[str, Any]]:
+        """Returns the variable with the run's secret, from the Secret of the manifest, unless the user sets it."""
+        if SECRET in self.env or SECRET_FILE in self.env:
+            return []
+        return [{"name": SECRET, "valueFrom": {"secretKeyRef": {"name": name, "key": SECRET}}}]
 
     def _volumes(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         volumes: list[dict[str, Any]] = []
@@ -343,6 +356,7 @@ class VertexAI(ContainerTarget):
     name = "vertex"
     template = "vertex.yaml"
     ending = ".vertex.yaml"
+    has_secret = True
 
     region: Word = Field(description="region of the job, such as europe-west4")
     project: Word | None = Field(None, description="Google Cloud project (default: that of gcloud)")
@@ -383,12 +397,13 @@ class VertexAI(ContainerTarget):
         Without parameter servers the chief trains too, so it is one of the workers.
         """
         counts = {CHIEF: 1, WORKER: job.workers - (not job.ps), PS: job.ps, EVALUATOR: int(job.evaluator)}
-        pools = [self._pool(job, role, count) if count else {} for role, count in counts.items()]
+        secret = {"name": SECRET, "value": new_secret()}
+        pools = [self._pool(job, role, count, secret) if count else {} for role, count in counts.items()]
         while not pools[-1]:
             pools.pop()
         return pools
 
-    def _pool(self, job: Job, role: str, count: int) -> dict[str, Any]:
+    def _pool(self, job: Job, role: str, count: int, secret: dict[str, str]) -> dict[str, Any]:
         machine: dict[str, Any] = {"machineType": self.machine_type}
         if role == PS or (role == CHIEF and job.ps):
             machine["machineType"] = self.ps_machine_type or self.machine_type
@@ -398,7 +413,12 @@ class VertexAI(ContainerTarget):
             "machineSpec": machine,
             "replicaCount": count,
             "diskSpec": {"bootDiskType": "pd-ssd", "bootDiskSizeGb": self.disk_gb},
-            "containerSpec": {"imageUri": self.image, "command": self.command, "args": self.arguments(job)},
+            "containerSpec": {
+                "imageUri": self.image,
+                "command": self.command,
+                "args": self.arguments(job),
+                "env": [secret],
+            },
         }
 
 

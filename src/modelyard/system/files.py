@@ -75,14 +75,14 @@ def _read_file(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def write_text(path: Path, text: str) -> None:
-    """Replaces the content of ``path`` atomically."""
-    with explain(path, "write"), whole_file(path) as file:
+def write_text(path: Path, text: str, mode: int = 0o644) -> None:
+    """Replaces the content of ``path`` atomically; ``mode`` says who may read it."""
+    with explain(path, "write"), whole_file(path, mode) as file:
         file.write(text.encode())
 
 
 @contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[BinaryIO]:
+def whole_file(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
     """Yields a file to write, which becomes ``path`` at the end of the block. After an error, it is removed."""
     handle, name = tempfile.mkstemp(prefix=PARTIAL, dir=path.parent)
     try:
@@ -91,7 +91,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             faults.reach(faults.FILE)
             os.fsync(file.fileno())
-        Path(name).chmod(0o644)
+        Path(name).chmod(mode)
         faults.reach(faults.FILE)
         Path(name).replace(path)
     except BaseException:

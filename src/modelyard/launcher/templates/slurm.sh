@@ -7,6 +7,11 @@
 #SBATCH --open-mode=append
 
 cd @WORKDIR@ || exit 2
+# Only processes that know the secret join the run. It is made here, and srun passes it on in the environment.
+if [ -z "${MODELYARD_CLUSTER_SECRET:-}${MODELYARD_CLUSTER_SECRET_FILE:-}" ]; then
+    MODELYARD_CLUSTER_SECRET=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
+    export MODELYARD_CLUSTER_SECRET
+fi
 export MODELYARD_PS=@PS@ MODELYARD_EVALUATOR=@EVALUATOR@ PYTHONUNBUFFERED=1
 if [ -n "${SLURM_CPUS_PER_TASK:-}" ]; then export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK; fi # srun no longer inherits it
 max_restarts=@MAX_RESTARTS@
