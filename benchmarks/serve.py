@@ -77,7 +77,7 @@ def requests_of(shape: list[int], images: int, kind: str, count: int = 16) -> li
                 Image.fromarray(one.squeeze()).save(file, "JPEG")
                 rows.append({"b64": base64.b64encode(file.getvalue()).decode()})
             body = json.dumps({"instances": rows}).encode()
-        head = f"POST /v1/models/{NAME}:predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head = f"POST /v1/models/{NAME}:predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         made.append(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     return made
 

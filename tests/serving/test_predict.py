@@ -21,7 +21,8 @@ import modelyard
 from conftest import engine_name, environment
 from modelyard.data.records.example import encode_example
 from modelyard.data.records.tfrecord import frame
-from modelyard.errors import CheckpointError, DataError, UserError
+from modelyard.errors import CheckpointError, DataError, RunError, UserError
+from modelyard.serving.prediction.predict import _TableWriter
 from photos import photo, photo_folder, save_photo
 
 pytestmark = pytest.mark.usefixtures("two_devices")
@@ -413,3 +414,46 @@ def test_the_command_shows_the_confusion_matrix(home: Path, capsys: pytest.Captu
     out = capsys.readouterr().out
     assert "labels (rows) and predictions (columns)" in out
     assert "21 predictions by the model of step 3 in predictions.csv" in out
+
+
+HOLDS = """
+import fcntl, sys, time
+file = open(sys.argv[1], "ab")
+fcntl.flock(file, fcntl.LOCK_EX)
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_of_two_that_write_one_table_the_second_is_refused(home: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out.csv"
+    images = home / "photos"
+    first = subprocess.Popen(
+        [sys.executable, "-c", HOLDS, str(tmp_path / ".partial-out.csv")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert first.stdout is not None
+    assert first.stdout.readline() == b"locked\n"
+    with pytest.raises(RunError, match="another process is writing"):
+        modelyard.predict(home / "run", images, output=output)
+    first.kill()  # a kill releases it
+    first.communicate()
+    assert modelyard.predict(home / "run", images, output=output).examples == 21
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".partial")]
+
+
+def test_a_table_that_another_process_has_finished_meanwhile_is_not_replaced(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "out.csv"
+    images = home / "photos"
+    key = _TableWriter._key
+
+    def finished_by_another(self: _TableWriter) -> str:  # after the first look, before the lock
+        output.write_text("theirs")
+        return key(self)
+
+    monkeypatch.setattr(_TableWriter, "_key", finished_by_another)
+    with pytest.raises(UserError, match="exists"):
+        modelyard.predict(home / "run", images, output=output)
+    assert output.read_text() == "theirs"
+    assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]

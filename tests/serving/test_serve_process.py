@@ -25,6 +25,7 @@ from sklearn.datasets import load_digits
 import modelyard
 from conftest import COMMAND, environment, on_engine
 from modelyard.errors import CheckpointError, ConfigError, RunError
+from modelyard.serving.http.server import _listen
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +104,7 @@ def test_a_run_is_served_to_a_client_of_tensorflow_serving(run_folder: Path) -> 
         )
 
         # Clients that are slow, or speak something else.
-        head = b"POST /v1/models/digits:predict HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n"
+        head = b"POST /v1/models/digits:predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n"
         began = time.monotonic()
         assert raw(base, head).startswith(b"HTTP/1.1 408")
         assert b"not sent within 2 seconds (1 bytes received)" in raw(base, head + b"\r\n", b"{")
@@ -117,9 +118,8 @@ def test_a_run_is_served_to_a_client_of_tensorflow_serving(run_folder: Path) -> 
         body = json.dumps({"instances": images[:1].tolist()}).encode()
         host, port = base.removeprefix("http://").strip("/").split(":")
         with socket.create_connection((host, int(port)), timeout=10) as connection:
-            start = (
-                f"POST /v1/models/digits:predict HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-            )
+            head = "POST /v1/models/digits:predict HTTP/1.1\r\nHost: localhost\r\n"
+            start = f"{head}Content-Length: {len(body)}\r\n\r\n".encode()
             connection.sendall(start + body[:50])
             time.sleep(0.2)
             process.send_signal(signal.SIGTERM)
@@ -168,11 +168,54 @@ def test_what_can_not_be_served_is_a_sentence(run_folder: Path, tmp_path: Path) 
             modelyard.serve(run_folder, **{key: float("inf")})
     with pytest.raises(CheckpointError, match="no checkpoint '77'"):
         modelyard.serve(run_folder, checkpoint=77)
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+
+
+def test_of_two_servers_on_one_port_the_second_is_refused(run_folder: Path) -> None:
+    with _listen("127.0.0.1", 0) as first:
         with pytest.raises(RunError, match="Give another --port"):
-            modelyard.serve(run_folder, port=taken.getsockname()[1])
+            modelyard.serve(run_folder, port=first.getsockname()[1])
+        with socket.create_connection(first.getsockname(), timeout=120):
+            pass  # clients that come while the model is loaded wait
+
+
+def test_of_servers_that_start_at_the_same_moment_one_gets_the_port(run_folder: Path) -> None:
+    """Several sockets may bind an address that can be used again; only one may listen."""
+    for _ in range(20):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        together = threading.Barrier(4)
+        outcomes: list[str] = []
+
+        def start(port: int = port, together: threading.Barrier = together, outcomes: list[str] = outcomes) -> None:
+            together.wait()
+            try:
+                with _listen("127.0.0.1", port):
+                    outcomes.append("listens")
+                    together.wait()
+            except RunError as error:
+                outcomes.append(str(error))
+                together.wait()
+
+        threads = [threading.Thread(target=start) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert outcomes.count("listens") == 1, outcomes
+        assert sum("Give another --port" in each for each in outcomes) == 3
+
+
+@pytest.mark.slow
+def test_the_second_server_command_ends_with_status_2(run_folder: Path) -> None:
+    with serving("--model_dir", str(run_folder), *on_engine()) as (base, _):
+        port = base.rsplit(":", 1)[1].strip("/")
+        second = subprocess.run(
+            [*COMMAND, "serve", "--model_dir", str(run_folder), "--port", port, *on_engine()],
+            env=environment(), capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert (second.returncode, "Traceback" in second.stderr) == (2, False)
+        assert "Give another --port" in " ".join(second.stderr.split())
 
 
 def test_a_run_without_a_checkpoint_is_not_served(run_folder: Path, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import io
 import shutil
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,22 +16,27 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
+import modelyard
+from conftest import engine_name
 from modelyard.data.image_spec import ImageSpec
 from modelyard.errors import DataError, UserError
 from modelyard.serving.exported_model import ExportedServable
 from modelyard.serving.http.batching import BatchingOptions
-from modelyard.serving.http.model_versions import ExportSource, ModelVersions
+from modelyard.serving.http.model_versions import ExportSource, ModelVersions, RunSource, retry_pause
 from serving_parts import Brightness, Given, facts, service, write_export
+from waiting import wait_until
 
 STATUS, PREDICT = "/v1/models/mine", "/v1/models/mine:predict"
 BLACK = {"instances": [np.zeros((4, 4, 3), int).tolist()]}
 
 
-def eventually(met: Callable[[], bool], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not met():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, two_devices: None) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    modelyard.train(
+        model="mlp", dataset="digits", train_steps=4, save_every="2 steps", engine=engine_name(), model_dir=str(folder)
+    )
+    return folder
 
 
 def states(client: TestClient) -> dict[str, str]:
@@ -54,17 +58,17 @@ def test_a_new_version_takes_over_and_no_request_fails_meanwhile() -> None:
         for thread in threads:
             thread.start()
         for number in (2, 3):
-            eventually(lambda n=number: len(answers) > 20 * n)  # type: ignore[misc]
+            wait_until(lambda n=number: len(answers) > 20 * n)  # type: ignore[misc]
             source.servables[number] = Brightness()
-            eventually(lambda n=number: states(client).get(str(n)) == "AVAILABLE")  # type: ignore[misc]
+            wait_until(lambda n=number: states(client).get(str(n)) == "AVAILABLE")  # type: ignore[misc]
         count = len(answers)
-        eventually(lambda: len(answers) > count + 20)
+        wait_until(lambda: len(answers) > count + 20)
         stop.set()
         for thread in threads:
             thread.join()
         assert {status for status, _ in answers} == {200}
         assert {version for _, version in answers} == {"1", "2", "3"}
-        eventually(lambda: states(client) == {"3": "AVAILABLE", "2": "END", "1": "END"})
+        wait_until(lambda: states(client) == {"3": "AVAILABLE", "2": "END", "1": "END"})
 
 
 def test_a_version_that_is_away_for_a_moment_stays() -> None:
@@ -97,13 +101,13 @@ def test_the_old_version_finishes_what_it_has() -> None:
         thread.start()
         assert old.asked.wait(10)
         source.servables[2] = Brightness(shift=1.0)
-        eventually(lambda: states(client) == {"2": "AVAILABLE", "1": "UNLOADING"})
+        wait_until(lambda: states(client) == {"2": "AVAILABLE", "1": "UNLOADING"})
         assert client.post(PREDICT, json=BLACK).json()["predictions"][0]["class"] == 2  # of the new one
         old.go.set()
         thread.join(10)
         assert answers[0].json()["predictions"][0]["class"] == 0
         assert answers[0].headers["modelyard-version"] == "1"
-        eventually(lambda: states(client)["1"] == "END")
+        wait_until(lambda: states(client)["1"] == "END")
 
 
 @dataclass(frozen=True)
@@ -131,22 +135,64 @@ def test_a_request_that_was_not_in_the_queue_yet_is_answered_by_the_version_it_c
         thread.start()
         assert slow.decoding.wait(10)
         source.servables[2] = Brightness()
-        eventually(lambda: states(client) == {"2": "AVAILABLE", "1": "UNLOADING"})
+        wait_until(lambda: states(client) == {"2": "AVAILABLE", "1": "UNLOADING"})
         time.sleep(0.1)  # it would be gone by now
         slow.decoded.set()
         thread.join(10)
         assert (answers[0].status_code, answers[0].headers["modelyard-version"]) == (200, "1")
 
 
-def test_a_version_that_fails_to_load_is_reported_and_the_old_one_stays() -> None:
+def test_a_version_that_fails_to_load_is_reported_and_the_old_one_stays(caplog: pytest.LogCaptureFixture) -> None:
     source = Given(v1=Brightness())
     with TestClient(service(source=source).app()) as client:
-        source.servables[2] = DataError("its weights are damaged")  # type: ignore[assignment]
-        eventually(lambda: states(client).get("2") == "END")
+        source.servables[2] = DataError("/secret/folder is damaged")  # type: ignore[assignment]
+        wait_until(lambda: states(client).get("2") == "END")
         failed = client.get(f"{STATUS}/versions/2").json()["model_version_status"][0]["status"]
         assert failed["error_code"] == "INTERNAL"
-        assert "damaged" in failed["error_message"]
+        assert failed["error_message"] == "the version can't be loaded; see the server's log."
         assert client.post(PREDICT, json=BLACK).headers["modelyard-version"] == "1"
+    assert "/secret/folder is damaged" in caplog.text
+
+
+def test_a_version_that_failed_once_is_tried_again_with_the_same_files() -> None:
+    """A network file system may have been away for a moment."""
+    source = Given(v1=Brightness())
+    with TestClient(service(source=source).app()) as client:
+        source.servables[2] = OSError("the network is away")  # type: ignore[assignment]
+        wait_until(lambda: states(client).get("2") == "END")
+        source.servables[2] = Brightness()
+        wait_until(lambda: states(client) == {"2": "AVAILABLE", "1": "END"})
+
+
+def test_an_older_version_is_served_until_the_newest_can_be_loaded() -> None:
+    source = Given(v1=Brightness())
+    source.servables[2] = DataError("its weights are missing")  # type: ignore[assignment]
+    with TestClient(service(source=source).app()) as client:
+        assert client.post(PREDICT, json=BLACK).headers["modelyard-version"] == "1"
+        source.servables[2] = Brightness()
+        wait_until(lambda: states(client).get("2") == "AVAILABLE")
+
+
+def test_pauses_between_tries_grow() -> None:
+    assert [retry_pause(1.0, times) for times in (1, 2, 3, 8, 9, 1000)] == [2, 4, 8, 256, 300, 300]
+
+
+def test_a_checkpoint_whose_weights_come_late_is_served(trained: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(trained, folder)
+    newest = max((folder / "checkpoints").iterdir())
+    newest.rename(tmp_path / newest.name)
+    source = RunSource(str(folder), "latest", {}, "test")
+    older = source.find()
+    shutil.copytree(tmp_path / newest.name, newest, ignore=shutil.ignore_patterns("*.safetensors"))
+    early = source.find()
+    assert set(early) != set(older)
+    with pytest.raises(UserError):
+        source.load(max(early))
+    shutil.copytree(tmp_path / newest.name, newest, dirs_exist_ok=True)
+    late = source.find()
+    assert set(late) == set(early)
+    assert late != early, "other files: it is tried at once"
 
 
 def test_a_version_that_is_taken_back_gives_way_to_the_one_before() -> None:
@@ -154,7 +200,7 @@ def test_a_version_that_is_taken_back_gives_way_to_the_one_before() -> None:
     with TestClient(service(source=source).app()) as client:
         assert states(client) == {"2": "AVAILABLE"}
         del source.servables[2]
-        eventually(lambda: states(client) == {"2": "END", "1": "AVAILABLE"})
+        wait_until(lambda: states(client) == {"2": "END", "1": "AVAILABLE"})
         source.servables.clear()  # a folder that is away for a moment
         time.sleep(0.1)
         assert states(client)["1"] == "AVAILABLE"
@@ -219,7 +265,6 @@ def test_a_copy_in_progress_waits_until_it_is_whole_and_a_damaged_one_is_passed_
         assert 2 not in versions.statuses  # it has not been tried
         await versions.check()  # unchanged, so tried, and found damaged
         assert versions.statuses[2].state == "END"
-        assert "2 can't be loaded" in versions.statuses[2].message
         assert versions.current.number == 1
         await versions.check()
         shutil.copy(export / "2" / "variables" / data, tmp_path / "2" / "variables" / data)

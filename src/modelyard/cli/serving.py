@@ -116,6 +116,14 @@ def serve(
         "127.0.0.1"
     ),
     port: Annotated[int, typer.Option(help="port to listen on; 0: the system chooses")] = 8501,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allowed_host",
+            metavar="NAME",
+            help="another name by which clients may call the server, such as a proxy's; may be repeated; *: any",
+        ),
+    ] = None,
     checkpoint: Checkpoint = None,
     max_batch: Annotated[int, typer.Option("--max_batch", help="images per batch")] = 32,
     max_delay_ms: Annotated[
@@ -164,9 +172,8 @@ def serve(
             "or an export: modelyard serve --export FOLDER"
         )
     serve_model(
-        run, export, name=name, host=host, port=port, checkpoint=checkpoint, max_batch=max_batch,
-        max_delay_ms=max_delay_ms, max_queue=max_queue, max_body_mb=max_body_mb, max_pixels=max_pixels,
-        max_instances=max_instances, max_connections=max_connections,
-        timeout_secs=timeout_secs, ready=tell, source=COMMAND_LINE,
-        **options,
+        run, export, name=name, host=host, port=port, allowed_host=allowed_host or (), checkpoint=checkpoint,
+        max_batch=max_batch, max_delay_ms=max_delay_ms, max_queue=max_queue, max_body_mb=max_body_mb,
+        max_pixels=max_pixels, max_instances=max_instances, max_connections=max_connections,
+        timeout_secs=timeout_secs, ready=tell, source=COMMAND_LINE, **options,
     )  # fmt: skip

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from traceback import format_exc
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from starlette.routing import Route
 from modelyard.data.dataset import ID
 from modelyard.serving.http import json_tensors as tensors
 from modelyard.serving.http.batching import DeadlineExceededError, QueueFullError
+from modelyard.serving.http.hosts import Hosts
 from modelyard.serving.http.limits import SMALL_BODY, SMALL_PIXELS, BodyReader, Limits, RequestError
 from modelyard.serving.http.metadata import about_response, metadata_response, openapi_document, status_response
 from modelyard.serving.http.model_versions import AVAILABLE, LoadedVersion, ModelVersions
@@ -43,6 +45,8 @@ _PATH = re.compile(
     r"(?P<name>[^/:]+)(/versions/(?P<version>[0-9]{1,19})|/labels/(?P<label>[^/:]+))?(?P<metadata>/metadata)?(:(?P<verb>[a-z]+))?"
 )
 _DECODER_THREADS = 4
+_LONG_PIECE = 4096
+"""Bytes of a part of a response after which others go on."""
 _Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -64,10 +68,14 @@ class Service:
         versions: the versions of the model.
         limits: the limits of a request.
         metrics: the counters.
+        hosts: the hosts that requests may name; None for all.
     """
 
-    def __init__(self, name: str, versions: ModelVersions, limits: Limits, metrics: Metrics) -> None:
+    def __init__(
+        self, name: str, versions: ModelVersions, limits: Limits, metrics: Metrics, hosts: Hosts | None = None
+    ) -> None:
         self.name, self.versions, self.limits, self.metrics = name, versions, limits, metrics
+        self._hosts = hosts
         self.stopping = False
         self._verbs = {
             "predict": self._predict,
@@ -113,11 +121,14 @@ class Service:
         async def endpoint(request: Request) -> Response:
             began = time.perf_counter()
             try:
+                if self._hosts is not None:
+                    self._hosts.check(request.headers)
                 response = await handler(request)
             except RequestError as error:
                 response = JsonResponse({"error": error.message}, error.status, error.headers)
             except Exception:
-                log.exception("%s %s failed", request.method, request.url.path[:200])
+                path = _printable(request.url.path[:200]).replace("\n", "\\n")
+                log.error("%s %s failed\n%s", request.method, path, _printable(format_exc()))
                 response = JsonResponse({"error": "internal error; see the server's log."}, 500)
             known = verb or request.scope.get("verb", "unknown")
             self.metrics.requests.labels(known, str(response.status_code)).inc()
@@ -162,7 +173,8 @@ class Service:
         body = []
         for piece in tensors.json_pieces(answer):
             body.append(piece)
-            await asyncio.sleep(0)  # others go on between two pieces
+            if len(piece) > _LONG_PIECE:
+                await asyncio.sleep(0)  # others go on
         headers = {"Modelyard-Version": str(version.number), "Content-Type": "application/json"}
         return Response(b"".join(body), headers=headers)
 
@@ -280,6 +292,11 @@ class Service:
 
     async def _openapi(self, request: Request) -> Response:
         return JsonResponse(openapi_document(self.name, self._version(None).servable, self.limits))
+
+
+def _printable(text: str) -> str:
+    """Returns text without the control characters of a client, which a terminal would obey."""
+    return "".join(each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in text)
 
 
 def _shown(request: Request) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from modelyard import __version__
-from modelyard.data.dataset import IMAGE
+from modelyard.data.dataset import ID, IMAGE
 from modelyard.serving.http.limits import Limits
 from modelyard.serving.http.model_versions import LoadedVersion, VersionStatus
-from modelyard.serving.servable import BYTES, DEFAULT, IMAGE_BYTES, Servable
+from modelyard.serving.servable import DEFAULT, EXAMPLES, SIGNATURES, Servable
 
 _TYPES = {"float32": "DT_FLOAT", "float64": "DT_DOUBLE", "float16": "DT_HALF", "bool": "DT_BOOL", "string": "DT_STRING"}
 
@@ -32,17 +32,20 @@ def status_response(statuses: dict[int, VersionStatus]) -> dict[str, Any]:
 
 def metadata_response(name: str, version: LoadedVersion) -> dict[str, Any]:
     """Returns a GetModelMetadataResponse: names, types and shapes of inputs and outputs."""
-    servable = version.servable
-    image = servable.info.image
-    signature = {
-        "inputs": {IMAGE: _tensor(IMAGE, image.shape, image.dtype)},
-        "outputs": {output: _tensor(output, *spec) for output, spec in servable.outputs.items()},
-        "method_name": "tensorflow/serving/predict",
-    }
-    file_signature = {**signature, "inputs": {IMAGE_BYTES: _tensor(IMAGE_BYTES, (), "string", BYTES)}}
+    info, outputs = version.servable.info, version.servable.outputs
+    inputs = {IMAGE: (info.image.shape, info.image.dtype)}
+    signatures = {}
+    for signature in info.signatures:
+        names = SIGNATURES[signature]
+        returned = {**outputs, ID: ((), "string")} if ID in names or signature == EXAMPLES else outputs
+        signatures[signature] = {
+            "inputs": {each: _tensor(each, *inputs.get(each, ((), "string")), signature) for each in names},
+            "outputs": {each: _tensor(each, *spec, DEFAULT) for each, spec in returned.items()},
+            "method_name": "tensorflow/serving/predict",
+        }
     return {
         "model_spec": {"name": name, "signature_name": "", "version": str(version.number)},
-        "metadata": {"signature_def": {"signature_def": {DEFAULT: signature, BYTES: file_signature}}},
+        "metadata": {"signature_def": {"signature_def": signatures}},
     }
 
 
@@ -62,7 +65,7 @@ def about_response(name: str, version: LoadedVersion) -> dict[str, Any]:
     }
 
 
-def _tensor(name: str, shape: tuple[int, ...], dtype: str, signature: str = DEFAULT) -> dict[str, Any]:
+def _tensor(name: str, shape: tuple[int, ...], dtype: str, signature: str) -> dict[str, Any]:
     sizes = [{"size": str(size), "name": ""} for size in (-1, *shape)]
     return {
         "dtype": _TYPES.get(dtype, f"DT_{dtype.upper()}"),
@@ -145,9 +148,20 @@ def _schemas(servable: Servable, limits: Limits) -> dict[str, Any]:
     file = _object({"b64": {"type": "string", "contentEncoding": "base64"}}, "b64")
     value = {"oneOf": [image, file]}
     named = _object({"image": value}, "image")
+    identity = {"oneOf": [{"type": "string"}, file]}
+    with_id = {
+        "oneOf": [
+            _object({"image": value, "id": identity}, "image", "id"),
+            _object({"image_bytes": file, "id": identity}, "image_bytes", "id"),
+            _object({"image_bytes": file}, "image_bytes"),
+            _object({"examples": file}, "examples"),
+        ]
+    }
     rows = {"type": "array", "minItems": 1, "maxItems": limits.max_instances}
-    instances = {**rows, "items": {"oneOf": [image, file, named]}}
-    inputs = {"oneOf": [{**rows, "items": value}, _object({"image": {**rows, "items": value}})]}
+    instances = {**rows, "items": {"anyOf": [image, file, named, with_id]}}
+    columns_of = {name: {**rows, "items": each} for name, each in (("image", value), ("image_bytes", file),
+                                                                   ("examples", file), ("id", identity))}  # fmt: skip
+    inputs = {"oneOf": [{**rows, "items": value}, _object(columns_of)]}
     outputs = {
         name: _nested_list(shape, {"type": "string" if dtype == "string" else "number"})
         for name, (shape, dtype) in servable.outputs.items()
@@ -157,7 +171,7 @@ def _schemas(servable: Servable, limits: Limits) -> dict[str, Any]:
     row, column = (
         _object(part, *part) if len(part) > 1 else next(iter(part.values()), {}) for part in (outputs, columns)
     )
-    signature = {"signature_name": {"type": "string"}}
+    signature = {"signature_name": {"type": "string", "enum": list(servable.info.signatures)}}
     classes = _array(_array({"type": "array", "prefixItems": [{"type": "string"}, {"type": "number"}]}))
     anything = {"type": "object"}
     examples = {**signature, "examples": {**rows, "items": named}, "context": anything}

@@ -25,6 +25,10 @@ log = logging.getLogger("modelyard")
 LOADING, AVAILABLE, UNLOADING, END = "LOADING", "AVAILABLE", "UNLOADING", "END"
 _REPORTED_ENDED = 20
 """How many unloaded versions are still in the status."""
+_LONGEST_PAUSE = 300.0
+"""Seconds after which a version that could not be loaded is tried again, at most."""
+_SEE_LOG = "the version can't be loaded; see the server's log."
+"""All that clients are told: the reason may have paths of this machine."""
 
 Found = dict[int, str]
 """Version numbers, each with a fingerprint that changes when its files do."""
@@ -69,11 +73,8 @@ class ExportSource(VersionSource):
         except OSError:  # removed, or a network file system that is away for a moment
             return found
         for path in folders:
-            try:
-                files = sorted((str(p.relative_to(path)), p.stat()) for p in path.rglob("*"))
-            except OSError:  # it is being removed
-                continue
-            found[int(path.name)] = repr([(name, stat.st_size, stat.st_mtime_ns) for name, stat in files])
+            with contextlib.suppress(OSError):  # it is being removed
+                found[int(path.name)] = _fingerprint(path)
         return found
 
     def load(self, version: int) -> Servable:
@@ -92,6 +93,12 @@ class ExportSource(VersionSource):
         )
 
 
+def _fingerprint(folder: Path) -> str:
+    """Returns names, sizes and times of the files in a folder, as text."""
+    files = sorted((str(path.relative_to(folder)), path.stat()) for path in folder.rglob("*"))
+    return repr([(name, stat.st_size, stat.st_mtime_ns) for name, stat in files])
+
+
 class RunSource(VersionSource):
     """The best checkpoint of a run, or the latest if there is no best one. Its version is its step.
 
@@ -105,7 +112,7 @@ class RunSource(VersionSource):
     def __init__(self, model_dir: str, checkpoint: str | None, options: dict[str, Any], origin: str) -> None:
         self._model_dir, self._options, self._origin = model_dir, options, origin
         run = open_run(model_dir, checkpoint, origin, **options)
-        self.directory, self._step = run.directory, run.step
+        self.directory, self._step, self._path = run.directory, run.step, run.path
         self._which = checkpoint or ("best" if list_best(self.directory.best) else "latest")
         self._listed: list[int] = []
 
@@ -118,8 +125,11 @@ class RunSource(VersionSource):
             if checkpoints and list(checkpoints) != self._listed:
                 chosen = list_best(folder) if self._which == "best" else [checkpoints[max(checkpoints)]]
                 if chosen:
-                    self._step, self._listed = step_of(chosen[0]), list(checkpoints)
-        return {self._step: self._which}
+                    self._path, self._step, self._listed = chosen[0], step_of(chosen[0]), list(checkpoints)
+        try:
+            return {self._step: _fingerprint(self._path)}
+        except OSError:  # it is being replaced
+            return {}
 
     def load(self, version: int) -> Servable:
         """Loads the run's model with the weights of that step."""
@@ -136,6 +146,26 @@ class VersionStatus:
     state: str
     code: str = "OK"
     message: str = ""
+
+
+@dataclass
+class _Failure:
+    """A version that could not be loaded.
+
+    Args:
+        files: their fingerprint.
+        times: how often it has failed with these files.
+        retry_at: when it is tried again, by `time.monotonic`, although its files are the same.
+    """
+
+    files: str
+    times: int
+    retry_at: float
+
+
+def retry_pause(poll: float, times: int) -> float:
+    """Returns the seconds until a version that has failed ``times`` times is tried again: twice as long each time."""
+    return min(poll * 2.0 ** min(times, 30), _LONGEST_PAUSE)
 
 
 class LoadedVersion:
@@ -192,7 +222,7 @@ class ModelVersions:
         self.statuses: dict[int, VersionStatus] = {}
         self.current: LoadedVersion | None = None
         self._source, self._batching, self._observe, self._poll = source, batching, observe, poll
-        self._failed: dict[int, str] = {}
+        self._failed: dict[int, _Failure] = {}
         self._found_before: Found = {}
         self._unloading: set[asyncio.Task[None]] = set()
 
@@ -228,7 +258,7 @@ class ModelVersions:
         found = await asyncio.to_thread(self._source.find)
         before, self._found_before = self._found_before, found
         # A copy in progress grows from check to check.
-        complete = [n for n, files in found.items() if before.get(n) == files and self._failed.get(n) != files]
+        complete = [n for n, files in found.items() if before.get(n) == files and self._may_try(n, files)]
         serving = self.current.number if self.current else None
         # `export --overwrite` removes a version for a moment: that is no reason to go back to an older one.
         if serving is not None and (serving in found or serving in before):
@@ -269,10 +299,20 @@ class ModelVersions:
 
     def _report_failure(self, number: int, files: str, error: BaseException) -> None:
         kept = "" if self.current is None else f"; version {self.current.number} stays"
-        log.error("version %d can't be served%s: %s", number, kept, error)
-        self._failed[number] = files
-        self.statuses[number] = VersionStatus(END, "INTERNAL", str(error) or type(error).__name__)
+        before = self._failed.get(number)
+        times = before.times + 1 if before is not None and before.files == files else 1
+        pause = retry_pause(self._poll, times)
+        self._failed[number] = _Failure(files, times, time.monotonic() + pause)
+        reason = str(error) or type(error).__name__
+        again = f"It is tried again in {pause:.0f} s, or when its files change."
+        log.error("version %d can't be served%s: %s %s", number, kept, reason, again)
+        self.statuses[number] = VersionStatus(END, "INTERNAL", _SEE_LOG)
         self._drop_old_statuses()
+
+    def _may_try(self, number: int, files: str) -> bool:
+        """Returns whether a version has not failed yet, has other files than then, or may be tried again."""
+        failure = self._failed.get(number)
+        return failure is None or failure.files != files or time.monotonic() >= failure.retry_at
 
     async def _unload(self, version: LoadedVersion) -> None:
         self.statuses[version.number] = VersionStatus(UNLOADING)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import gc
 import logging
+import resource
 import socket
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from modelyard.errors import ConfigError, Problem, RunError, UserError
 log = logging.getLogger("modelyard")
 
 _LARGEST_OPTION = 1e9
+_OTHER_FILES = 256
+"""Files that a process opens besides its connections."""
 _BACKLOG = 128
 """Clients that connect while the model is loaded wait for their responses."""
 _INSTALL = "serving needs starlette, uvicorn, python-multipart and prometheus_client: pip install 'modelyard[serve]'"
@@ -33,6 +36,7 @@ def serve(
     name: str | None = None,
     host: str = "127.0.0.1",
     port: int = 8501,
+    allowed_host: str | Sequence[str] = (),
     checkpoint: str | int | None = None,
     max_batch: int = 32,
     max_delay_ms: float = 5.0,
@@ -55,6 +59,7 @@ def serve(
         name: the name of the model in the paths; by default the name of the folder.
         host: the address to listen on; by default only this machine can connect.
         port: 0 lets the system choose.
+        allowed_host: names besides those of this machine by which clients may call the server, such as a proxy's.
         checkpoint: of a run: best, latest or a step; by default best if there is one.
         max_batch: images per batch.
         max_delay_ms: how long a request waits for others to share a batch.
@@ -87,6 +92,7 @@ def serve(
 
         from modelyard.compat.uvicorn import ConnectionLimits, Server, protocol_with_limits, signals_not_raised_again
         from modelyard.serving.http.app import MODEL_NAME, Metrics, Service
+        from modelyard.serving.http.hosts import Hosts
         from modelyard.serving.http.limits import Limits
     except ImportError as error:
         raise UserError(f"{_INSTALL} ({error})") from error
@@ -100,6 +106,7 @@ def serve(
             "Give another --name."
         )
         raise ConfigError([Problem(source, "name", message)])
+    allowed = _host_names(allowed_host, source)
     version_source: VersionSource
     if export is not None:
         version_source = ExportSource(export)
@@ -112,15 +119,23 @@ def serve(
         versions.load_newest()
         max_body = int(max_body_mb * (1 << 20))
         limits = Limits(max_body, 8 * max_body, max_pixels, max_instances, timeout_secs, max_connections)
+        hosts = Hosts(host, listener.getsockname()[0], allowed)
+        if hosts.accepts_all_names:
+            log.warning("other machines can connect, by any name of this one: --allowed_host limits the names")
         connections = ConnectionLimits(
-            timeout_secs, max_connections, limits.max_pipelined, limits.max_unread, limits.max_headers
+            timeout_secs,
+            _possible_connections(max_connections),
+            limits.max_pipelined,
+            limits.max_unread,
+            limits.max_headers,
         )
         config = uvicorn.Config(
-            Service(model_name, versions, limits, metrics).app(),
+            Service(model_name, versions, limits, metrics, hosts).app(),
             http=protocol_with_limits(connections),
             ws="none",
             lifespan="on",
             log_config=None,
+            log_level="error",  # it warns of every request that is no HTTP
             access_log=False,
             server_header=False,
             timeout_keep_alive=60,
@@ -158,6 +173,32 @@ def _check_options(
         problems.append(Problem(source, "port", f"is at most 65535; it is {non_negative['port']}."))
     if problems:
         raise ConfigError(problems)
+
+
+def _host_names(given: str | Sequence[str], source: str) -> list[str]:
+    """Returns the names in --allowed_host, which may be separated by commas."""
+    from modelyard.serving.http.hosts import is_valid
+
+    texts = [given] if isinstance(given, str) else given
+    names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
+    wrong = [name for name in names if not is_valid(name)]
+    message = "is a name such as models.example.com, without scheme and port; or * for all"
+    if wrong:
+        raise ConfigError(Problem(source, "allowed_host", f"{message}; got {name!r}.") for name in wrong)
+    return names
+
+
+def _possible_connections(wanted: int) -> int:
+    """Returns how many connections may be open, and lets the process open as many files."""
+    most, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + _OTHER_FILES
+    if most == resource.RLIM_INFINITY or most >= needed:
+        return wanted
+    with suppress(OSError, ValueError):
+        most_possible = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most_possible, hard))
+        most = most_possible
+    return max(min(wanted, most - _OTHER_FILES), 1)
 
 
 @contextmanager

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +24,7 @@ from modelyard.data.dataset import TEST, Feature
 from modelyard.data.image_spec import UndecodableError
 from modelyard.data.raw_examples import RawExamples
 from modelyard.data.sources.files import read_to_predict
-from modelyard.errors import DataError, UserError, unknown
+from modelyard.errors import DataError, RunError, UserError, unknown
 from modelyard.serving.exported_model import OpenExport, is_export
 from modelyard.serving.prediction.table import FORMATS, Table, TableMetrics, output_type
 from modelyard.serving.run_model import OpenRun, open_run
@@ -114,7 +116,7 @@ def predict(
     # Files are streamed; arrays are in memory already.
     run.config = run.config.model_copy(update={"resident": "auto" if hasattr(examples, "images") else "never"})
     table = Table(run.classes, top=top, probabilities=probabilities, labelled=labelled, errors=on_bad == "skip")
-    return _TableWriter(run, examples, table, target).run()
+    return _TableWriter(run, examples, table, target, overwrite).run()
 
 
 # -- the model and the examples ------------------------------------------------------------------------------------
@@ -204,10 +206,14 @@ class _TableWriter:
         examples: the examples to predict.
         table: converts predictions to rows.
         target: the file to write.
+        overwrite: replace an existing one.
     """
 
-    def __init__(self, model: OpenRun | OpenExport, examples: RawExamples, table: Table, target: Path) -> None:
+    def __init__(
+        self, model: OpenRun | OpenExport, examples: RawExamples, table: Table, target: Path, overwrite: bool
+    ) -> None:
         self.model, self.examples, self.table, self.target = model, examples, table, target
+        self.overwrite = overwrite
         self.partial = target.with_name(PARTIAL + target.name)
         self.progress = target.with_name(PARTIAL + target.name + ".json")
         self.key = self._key()
@@ -224,16 +230,23 @@ class _TableWriter:
         return hashlib.sha256(repr((parts, columns)).encode()).hexdigest()
 
     def run(self) -> Predictions:
-        """Writes the table, or the rest of it."""
+        """Writes the table, or the rest of it.
+
+        Raises:
+            RunError: if another process writes it.
+        """
+        with self._locked() as file:
+            return self._run(file)
+
+    def _run(self, file: BinaryIO) -> Predictions:
         from modelyard.system.console import bar
 
         labelled = self.table.labelled
         engine, dataset = self.model.engine(self.examples, labelled=labelled, skip_bad=self.table.errors)
         unreadable: dict[int, str] = getattr(dataset.stored, "bad", {})
-        size, rows = len(self.examples), self._resume()
+        size, rows = len(self.examples), self._resume(file)
         try:
             with (
-                self._open(rows) as file,
                 bar("predicting", size) as show_progress,
                 explain(self.target, "write"),
                 ThreadPoolExecutor(1) as pool,  # writes one batch while the next is computed
@@ -291,28 +304,57 @@ class _TableWriter:
 
     # -- resuming ---------------------------------------------------------------------------------------------------
 
-    def _resume(self) -> int:
-        """Returns how many rows an earlier process has written; 0 if anything that matters has changed."""
+    def _resume(self, file: BinaryIO) -> int:
+        """Returns how many rows an earlier process has written; 0 if anything that matters has changed.
+
+        ``file`` is cut to them.
+        """
         try:
             saved = json.loads(self.progress.read_text(encoding="utf-8"))
             rows, size, self.skipped = int(saved["rows"]), int(saved["bytes"]), int(saved["skipped"])
-            same = saved["key"] == self.key and self.partial.stat().st_size >= size
+            same = saved["key"] == self.key and os.fstat(file.fileno()).st_size >= size
             if same:  # here: if no rows are left, no batch would create the metrics
                 self.metrics = TableMetrics.from_state_dict(self.model.classes, saved["scores"])
         except (OSError, ValueError, KeyError, TypeError):
             same = False
         if not same:
             self.progress.unlink(missing_ok=True)
-            self.skipped = 0
-            return 0
+            rows, size, self.skipped = 0, 0, 0
         with explain(self.partial, "write"):
-            os.truncate(self.partial, size)
-        log.info("resuming after %d of %d examples", rows, len(self.examples))
+            file.truncate(size)
+        if same:
+            log.info("resuming after %d of %d examples", rows, len(self.examples))
         return rows
 
-    def _open(self, rows: int) -> BinaryIO:
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[BinaryIO]:
+        """Opens the unfinished table as the only process. The lock ends with the process."""
         with explain(self.target, "write"):
-            return open(self.partial, "ab" if rows else "wb")
+            file = self._open()
+        try:
+            if self.target.exists() and not self.overwrite:  # the process that had the lock has finished it
+                raise UserError(f"{self.target} exists. Name another --output, or replace it with --overwrite.")
+            yield file
+        finally:
+            with contextlib.suppress(OSError):
+                if _is_open_file(file, self.partial) and not os.fstat(file.fileno()).st_size:
+                    self.partial.unlink()  # nothing was predicted
+            file.close()
+
+    def _open(self) -> BinaryIO:
+        while True:
+            file = open(self.partial, "ab")  # noqa: SIM115 - closed by `_locked`
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.close()
+                message = f"another process is writing {self.target}. Wait until it ends, or name another --output."
+                raise RunError(message) from None
+            except OSError:  # some network file systems have no locks
+                return file
+            if _is_open_file(file, self.partial):
+                return file
+            file.close()  # it was finished in between: the file is the table now
 
     def _save_progress(self, file: BinaryIO, rows: int) -> None:
         """Saves how far the table is, for the next process."""
@@ -321,3 +363,11 @@ class _TableWriter:
         scores = self.metrics.state_dict() if self.metrics is not None else None
         saved = {"key": self.key, "rows": rows, "bytes": file.tell(), "skipped": self.skipped, "scores": scores}
         write_text(self.progress, json.dumps(saved))
+
+
+def _is_open_file(file: BinaryIO, path: Path) -> bool:
+    """Returns whether ``path`` is still the file that was opened."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
