@@ -13,7 +13,7 @@ import modelyard
 from modelyard.errors import ConfigError
 from modelyard.serving.http.hosts import Hosts
 from modelyard.serving.http.limits import RequestError
-from serving_parts import Brightness, service
+from serving_parts import service
 
 LOCAL = Hosts("127.0.0.1", "127.0.0.1")
 PROXIED = Hosts("127.0.0.1", "127.0.0.1", ["models.example.com"])
@@ -106,16 +106,11 @@ def test_an_allowed_host_is_a_name(name: str) -> None:
         modelyard.serve("nothing", allowed_host=name)
 
 
-def test_the_log_shows_no_terminal_escapes_of_clients(caplog: pytest.LogCaptureFixture) -> None:
-    servable = Brightness()
-
-    def fail(images: object) -> None:
-        raise ZeroDivisionError("\x1b]0;title\x07")
-
-    with TestClient(service(servable).app(), raise_server_exceptions=False) as client, caplog.at_level(logging.ERROR):
-        servable.predict = fail  # type: ignore[method-assign,assignment]
-        body = {"instances": [[[[0] * 3] * 4] * 4]}
-        assert client.post("/v1/models/mine:predict?%1b[2J", json=body).status_code == 500
-    assert "ZeroDivisionError" in caplog.text
-    assert "\x1b" not in caplog.text
-    assert "\\x1b]0;title\\x07" in caplog.text
+def test_a_path_in_the_log_is_quoted(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = service()
+    monkeypatch.setattr(made, "_check_name", lambda found: 1 / 0)
+    with TestClient(made.app(), raise_server_exceptions=False) as client, caplog.at_level(logging.ERROR):
+        assert client.get("/v1/models/mine%1b[2J").status_code == 500
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == [
+        "GET '/v1/models/mine\\x1b[2J' failed"
+    ]

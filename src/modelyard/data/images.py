@@ -90,8 +90,10 @@ def stored_size(data: bytes, name: str) -> tuple[int, int]:
             height, width, _, _ = simplejpeg.decode_jpeg_header(data)
             return height, width
     try:
-        with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+        with _opened(data, name) as image:
             return image.height, image.width
+    except DataError:
+        raise
     except Exception as error:  # the errors of Pillow's readers have no base class
         raise _bad(name, error) from error
 

@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from traceback import format_exc
 from typing import Any
 
 import numpy as np
@@ -127,8 +126,7 @@ class Service:
             except RequestError as error:
                 response = JsonResponse({"error": error.message}, error.status, error.headers)
             except Exception:
-                path = _printable(request.url.path[:200]).replace("\n", "\\n")
-                log.error("%s %s failed\n%s", request.method, path, _printable(format_exc()))
+                log.exception("%s %r failed", request.method, request.url.path[:200])
                 response = JsonResponse({"error": "internal error; see the server's log."}, 500)
             known = verb or request.scope.get("verb", "unknown")
             self.metrics.requests.labels(known, str(response.status_code)).inc()
@@ -292,11 +290,6 @@ class Service:
 
     async def _openapi(self, request: Request) -> Response:
         return JsonResponse(openapi_document(self.name, self._version(None).servable, self.limits))
-
-
-def _printable(text: str) -> str:
-    """Returns text without the control characters of a client, which a terminal would obey."""
-    return "".join(each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in text)
 
 
 def _shown(request: Request) -> str:

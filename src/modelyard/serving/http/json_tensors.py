@@ -22,7 +22,7 @@ from modelyard.data.dataset import ID, IMAGE
 from modelyard.data.image_spec import ImageSpec
 from modelyard.data.records.example import find_features
 from modelyard.errors import DataError
-from modelyard.serving.http.limits import MAX_SCANS, Limits, RequestError
+from modelyard.serving.http.limits import Limits, RequestError
 from modelyard.serving.servable import BYTES, DEFAULT, EXAMPLES, SIGNATURES, ModelInfo, Outputs
 
 B64 = "b64"
@@ -333,8 +333,6 @@ class FileDecoder:
                 raise RequestError(413, f"{name} has {width}×{height} pixels; the maximum is {most:,} (--max_pixels).")
             if self._pixels > of_all:
                 raise RequestError(413, f"the images of this request have more than {of_all:,} pixels.")
-            if data.count(b"\xff\xda") > MAX_SCANS and data.startswith(b"\xff\xd8"):
-                raise RequestError(413, f"{name} is a JPEG of more than {MAX_SCANS} scans.")
             # A TIFF may be made of tiles much larger than the image.
             if self.most is not None and (self._pixels > self.most or data.startswith(_TIFF)):
                 raise LargeImagesError

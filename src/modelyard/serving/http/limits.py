@@ -18,8 +18,6 @@ SMALL_PIXELS = 2_000_000
 """Pixels of the image files of such a request, together. Others are read by a `Worker`."""
 WORKERS = 2
 """Processes that read large requests, one at a time each."""
-MAX_SCANS = 100
-"""Scans of a JPEG. Ten are usual; each of thousands in a small file would visit all pixels."""
 _FILES_PIXELS = 4
 """All files of a request may have this many times the pixels of one: small files can decode to large images."""
 _DRAIN_SECONDS = 2.0
