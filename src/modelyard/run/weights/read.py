@@ -15,7 +15,7 @@ from modelyard.errors import CheckpointError
 from modelyard.run.checkpoint import OPTIMIZER, STATE, WEIGHTS, read_checkpoint, select_checkpoint
 from modelyard.run.directory import RunDirectory, open_run_folder
 from modelyard.run.tensors import unpack_tensors
-from modelyard.run.weights.keras_files import read_hdf5, read_keras
+from modelyard.run.weights.keras_files import read_h5, read_keras
 from modelyard.run.weights.match import NamedWeights
 from modelyard.run.weights.tensorflow_checkpoint import STATE_FILE, find_prefix, latest_of, read_tensorflow
 from modelyard.system.files import explain
@@ -46,7 +46,7 @@ def load_weights(path: Path | str, cache_dir: str | None = None) -> NamedWeights
         return _load_remote(path, storage.cache_folder(cache_dir))
     path = Path(path).expanduser()
     reader = _READERS.get(path.suffix.lower())
-    if reader is not None and path.is_file():
+    if reader is not None and path.exists() and not path.is_dir():
         return reader(path)
     if (path / STATE).is_file():
         return NamedWeights(read_checkpoint(path).weights)
@@ -69,8 +69,8 @@ def _read_safetensors(path: Path) -> NamedWeights:
 _READERS: dict[str, Callable[[Path], NamedWeights]] = {
     ".safetensors": _read_safetensors,
     ".keras": read_keras,
-    ".h5": read_hdf5,
-    ".hdf5": read_hdf5,
+    ".h5": read_h5,
+    ".hdf5": read_h5,
 }
 
 
