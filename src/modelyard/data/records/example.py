@@ -8,7 +8,7 @@ not needed. Records are untrusted input: every length is checked against the mes
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from modelyard.data.catalog import RawType
 from modelyard.errors import DataError
+from modelyard.system.protobuf import DELIMITED, FIXED32, MASK64, VARINT, fields, varint
 
 Kind = Literal["bytes", "floats", "ints"]
 Value = bytes | str | int | float | Sequence[int] | Sequence[float] | Sequence[bytes] | NDArray[np.generic]
@@ -24,9 +25,6 @@ Coding = Literal["encoded", "raw", "floats"]
 Layout = Literal["hwc", "chw"]
 
 _KINDS: dict[int, Kind] = {1: "bytes", 2: "floats", 3: "ints"}
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_64_BITS = 0xFFFFFFFFFFFFFFFF
-_LONGEST_VARINT = 10
 _MOST_SPANS = 1 << 22
 _MOST_SHOWN, _LONGEST_SHOWN = 200, 200
 
@@ -177,17 +175,17 @@ def find_features(record: bytes, names: Collection[str] | None = None) -> dict[s
     """
     wanted = None if names is None else {name.encode(): name for name in names}
     entries: dict[bytes, list[tuple[int, int]]] = {}
-    for number, wire, start, end in _fields(record, 0, len(record)):
-        if (number, wire) != (1, _BYTES):
+    for number, wire, start, end in fields(record, 0, len(record)):
+        if (number, wire) != (1, DELIMITED):
             continue
-        for inner, inner_wire, entry_start, entry_end in _fields(record, start, end):
-            if (inner, inner_wire) != (1, _BYTES):
+        for inner, inner_wire, entry_start, entry_end in fields(record, start, end):
+            if (inner, inner_wire) != (1, DELIMITED):
                 continue
             key, values = b"", []
-            for part, part_wire, part_start, part_end in _fields(record, entry_start, entry_end):
-                if part_wire == _BYTES and part == 1:
+            for part, part_wire, part_start, part_end in fields(record, entry_start, entry_end):
+                if part_wire == DELIMITED and part == 1:
                     key = record[part_start:part_end]
-                elif part_wire == _BYTES and part == 2:
+                elif part_wire == DELIMITED and part == 2:
                     values.append((part_start, part_end))
             if wanted is None or key in wanted:
                 entries[key] = values  # the last of several equal keys wins
@@ -219,54 +217,18 @@ def describe_example(record: bytes) -> list[str]:
     return lines
 
 
-def _varint(record: bytes, at: int, end: int) -> tuple[int, int]:
-    """Returns a number and the offset after it."""
-    value = 0
-    for shift in range(0, 7 * _LONGEST_VARINT, 7):
-        if at >= end:
-            raise ValueError(f"a number is cut off at byte {at}")
-        byte = record[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value & _64_BITS, at
-    raise ValueError(f"a number of more than {_LONGEST_VARINT} bytes ends at byte {at}")
-
-
-def _fields(record: bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yields number, wire type, start and end of each field of a message."""
-    while at < end:
-        tag, at = _varint(record, at, end)
-        number, wire = tag >> 3, tag & 7
-        start = at
-        if wire == _BYTES:
-            length, start = _varint(record, at, end)
-            at = start + length
-        elif wire == _VARINT:
-            _, at = _varint(record, at, end)
-        elif wire in (_FIXED32, _FIXED64):
-            at += 4 if wire == _FIXED32 else 8
-        else:
-            raise ValueError(f"byte {start} begins a field of unknown type {wire}")
-        if not number:
-            raise ValueError(f"byte {start} begins a field with the number 0")
-        if at > end:
-            raise ValueError(f"a field at byte {start} reaches {at - end:,} bytes beyond its end")
-        yield number, wire, start, at
-
-
 def _find_feature(record: bytes, messages: Sequence[tuple[int, int]]) -> FeatureSpans:
     kind: Kind | None = None
     spans: list[tuple[int, int]] = []
     for message in messages:
-        for number, wire, list_start, list_end in _fields(record, *message):
-            if number not in _KINDS or wire != _BYTES:
+        for number, wire, list_start, list_end in fields(record, *message):
+            if number not in _KINDS or wire != DELIMITED:
                 continue
             if kind != _KINDS[number]:
                 kind, spans = _KINDS[number], []
-            for inner, inner_wire, start, end in _fields(record, list_start, list_end):
+            for inner, inner_wire, start, end in fields(record, list_start, list_end):
                 # Numbers are packed in one field, or each has a field of its own.
-                fits = inner_wire == _BYTES or (kind, inner_wire) in (("floats", _FIXED32), ("ints", _VARINT))
+                fits = inner_wire == DELIMITED or (kind, inner_wire) in (("floats", FIXED32), ("ints", VARINT))
                 if inner != 1 or not fits:
                     continue
                 if kind == "floats" and (end - start) % 4:
@@ -282,7 +244,7 @@ def _find_feature(record: bytes, messages: Sequence[tuple[int, int]]) -> Feature
 def _integers(packed: bytes) -> NDArray[np.int64]:
     numbers, at = [], 0
     while at < len(packed):
-        number, at = _varint(packed, at, len(packed))
+        number, at = varint(packed, at, len(packed))
         numbers.append(number)
     return np.array(numbers, np.uint64).astype(np.int64)
 
@@ -297,7 +259,7 @@ def _encode_varint(value: int) -> bytes:
 
 
 def _delimited(number: int, content: bytes) -> bytes:
-    return _encode_varint(number << 3 | _BYTES) + _encode_varint(len(content)) + content
+    return _encode_varint(number << 3 | DELIMITED) + _encode_varint(len(content)) + content
 
 
 def _encode_feature(name: str, value: Value) -> bytes:
@@ -310,7 +272,7 @@ def _encode_feature(name: str, value: Value) -> bytes:
         parts = [part.encode() if isinstance(part, str) else part for part in values]
         return _delimited(1, b"".join(_delimited(1, part) for part in parts))
     if all(isinstance(part, int | np.integer) and -(1 << 63) <= part < 1 << 63 for part in values):
-        return _delimited(3, _delimited(1, b"".join(_encode_varint(int(part) & _64_BITS) for part in values)))
+        return _delimited(3, _delimited(1, b"".join(_encode_varint(int(part) & MASK64) for part in values)))
     numbers = all(isinstance(part, int | float | np.number) for part in values)
     if numbers and any(isinstance(part, float | np.floating) for part in values):
         return _delimited(2, _delimited(1, np.asarray(values, "<f4").tobytes()))

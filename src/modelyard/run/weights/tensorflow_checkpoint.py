@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import glob
-import math
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 from modelyard.errors import CheckpointError
 from modelyard.run.weights.match import NamedWeights
+from modelyard.system.protobuf import messages
 
 STATE_FILE = "checkpoint"
 """The file that TensorFlow writes beside its checkpoints; it names the latest."""
@@ -55,26 +53,19 @@ def latest_of(state: str) -> str | None:
 
 def read_tensorflow(prefix: Path) -> NamedWeights:
     """The weights of the checkpoint with this prefix; slots of optimizers and counters are left out."""
-    try:
-        import tensorflow as tf
-    except ImportError as error:
-        raise CheckpointError(
-            f"{prefix} is a TensorFlow checkpoint, and only TensorFlow reads it: pip install 'modelyard[cpu]', or save "
-            "the weights as .weights.h5 or .safetensors where it is installed."
-        ) from error
+    # Not at the top: what trains on arrays needs no package for such checksums.
+    from modelyard.run.weights.tensor_bundle import TensorBundle
 
     try:
-        reader = tf.train.load_checkpoint(str(prefix))
-        shapes, types = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
-        numbers = [key for key in sorted(shapes) if types[key].is_floating or types[key].is_integer]
-        stored = sum(file.stat().st_size for file in prefix.parent.glob(f"{glob.escape(prefix.name)}.data-*"))
-        claimed = sum(math.prod(shapes[key]) * types[key].size for key in numbers)
+        bundle = TensorBundle(prefix)
+        numbers = [key for key in sorted(bundle.entries) if bundle.is_numeric(key)]
+        stored, claimed = bundle.stored_bytes(), sum(bundle.nbytes(key) for key in numbers)
         if claimed > stored:
             raise CheckpointError(f"{prefix} claims {claimed:,} bytes of arrays but has {stored:,}; it is not read.")
-        full_names = _full_names(reader.get_tensor(_GRAPH)) if _GRAPH in shapes else None
+        full_names = _full_names(bundle.read_text(_GRAPH)) if _GRAPH in bundle.entries else None
         keys = _keys_by_name(numbers, full_names)
-        weights = {name: reader.get_tensor(key) for name, key in keys.items()}
-    except (tf.errors.OpError, ValueError, RuntimeError, OSError) as error:
+        weights = {name: bundle.read(key) for name, key in keys.items()}
+    except (ValueError, OSError) as error:
         raise CheckpointError(f"{prefix} is damaged or no TensorFlow checkpoint: {error}.") from error
     return NamedWeights(weights, order=_order(keys) if full_names is not None else None)
 
@@ -100,18 +91,13 @@ def _keys_by_name(keys: list[str], full_names: dict[str, str] | None) -> dict[st
 
 
 def _full_names(graph: bytes) -> dict[str, str]:
-    """The names of the variables in the program that saved them, by key."""
-    from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
-
-    try:
-        nodes: Any = TrackableObjectGraph.FromString(graph).nodes
-    except Exception as error:  # protobuf's own
-        raise ValueError("its table of objects can't be read") from error
-    return {
-        attribute.checkpoint_key: attribute.full_name.removesuffix(":0")
-        for node in nodes
-        for attribute in node.attributes
-    }
+    """The names of the variables in the program that saved them, by key: the attributes of the nodes of a graph."""
+    found = {}
+    for node in messages(graph, 1):
+        for attribute in messages(node, 2):
+            names = {number: text[-1].decode() for number in (2, 3) if (text := messages(attribute, number))}
+            found[names.get(3, "")] = names.get(2, "").removesuffix(":0")
+    return found
 
 
 def _order(keys: dict[str, str]) -> dict[str, tuple[tuple[int, ...], str]]:
