@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 from PIL import Image
 
@@ -44,6 +45,9 @@ from modelyard.data.sources.npz import read_npy_folder, read_npz, read_npz_to_pr
 from modelyard.data.sources.plain_pickle import load_plain_pickle
 from modelyard.errors import UserError
 from modelyard.registry import Options
+from modelyard.run.weights.hdf5 import read_hdf5
+from modelyard.run.weights.keras_files import read_keras
+from modelyard.run.weights.tensorflow_checkpoint import read_tensorflow
 
 SLOWEST = 60  # seconds for one file; most take a millisecond
 MEMORY = 4 << 30  # of the address space, beyond what the process has at its start
@@ -316,9 +320,78 @@ def images(folder: Path, dice: Dice) -> Callable[[], object]:
     return read
 
 
+def bundle_index(entries: dict[bytes, bytes], dice: Dice) -> bytes:
+    """The index of a TensorFlow checkpoint: damaged inside of its blocks, whose checksums are right."""
+
+    def block(entries: dict[bytes, bytes]) -> bytes:
+        content = b"".join(bytes((0, len(k), len(v))) + k + v for k, v in entries.items()) + struct.pack("<II", 0, 1)
+        content = (damaged(content, dice) if dice.random() < 0.4 else content) + b"\0"
+        return content + struct.pack("<I", checksum(content))
+
+    def handle(at: int, size: int) -> bytes:
+        return encode_varint(at) + encode_varint(size - 5)
+
+    data, nothing = block(entries), block({})
+    index = block({b"\xff": handle(0, len(data))})
+    footer = handle(len(data), len(nothing)) + handle(len(data) + len(nothing), len(index))
+    return data + nothing + index + footer.ljust(40, b"\0") + struct.pack("<Q", 0xDB4775248B80FB57)
+
+
+def encode_varint(number: int) -> bytes:
+    out = b""
+    while number >= 0x80:
+        out, number = out + bytes([number & 0x7F | 0x80]), number >> 7
+    return out + bytes([number])
+
+
+def tensorflow(folder: Path, dice: Dice) -> Callable[[], object]:
+    values = np.arange(6, dtype=np.float32).tobytes()
+    place = b"\x08\x01\x12\x08\x12\x02\x08\x02\x12\x02\x08\x03"  # float32 of shape 2, 3
+    end = b"\x28\x18\x35" + struct.pack("<I", checksum(values))
+    entries = {b"": b"\x08\x01\x1a\x02\x08\x01", b"a/kernel": place + end, b"b/kernel": place + b"\x20\x18" + end}
+    name = dice.choice(list(entries))
+    if dice.random() < 0.4:
+        entries[name] = damaged(entries[name], dice)[:127]
+    index = bundle_index(entries, dice)
+    (folder / "it.index").write_bytes(damaged(index, dice) if dice.random() < 0.2 else index)
+    (folder / "it.data-00000-of-00001").write_bytes(values * 2)
+    return lambda: read_tensorflow(folder / "it")
+
+
+def weights_h5() -> bytes:
+    out = io.BytesIO()
+    with h5py.File(out, "w") as file:
+        file.attrs["layer_names"] = np.array(["conv1"], "S")
+        group = file.create_group("conv1")
+        group.attrs["weight_names"] = np.array(["conv1/kernel:0", "conv1/bias:0"], "S")
+        group["conv1/kernel:0"] = np.ones((3, 3), np.float32)
+        group.create_dataset("conv1/bias:0", data=np.zeros(800), compression="gzip", chunks=(100,))
+    return out.getvalue()
+
+
+def hdf5(folder: Path, dice: Dice) -> Callable[[], object]:
+    path = folder / "it.h5"
+    path.write_bytes(damaged(weights_h5(), dice))
+    return lambda: read_hdf5(path, seconds=10)
+
+
+def keras(folder: Path, dice: Dice) -> Callable[[], object]:
+    path, packed = folder / "it.keras", io.BytesIO()
+    with zipfile.ZipFile(packed, "w", dice.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))) as archive:
+        archive.writestr("config.json", "{}")
+        archive.writestr("model.weights.h5", weights_h5())
+    path.write_bytes(damaged(packed.getvalue(), dice))
+    return lambda: read_keras(path)
+
+
 KINDS: dict[str, Callable[[Path, Dice], Callable[[], object]]] = {
-    kind.__name__: kind for kind in (pickles, cifar, npz, npy_folder, idx, records, record_index, facts, csv, images)
-}
+    kind.__name__: kind
+    for kind in (
+        pickles, cifar, npz, npy_folder, idx, records, record_index, facts, csv, images, tensorflow, hdf5, keras,
+    )
+}  # fmt: skip
+SLOW = ("hdf5", "keras")
+"""They start a process for each file: one of twenty files of the count."""
 
 
 def fuzz(kind: str, count: int, seed: int) -> dict[str, Any]:
@@ -362,7 +435,8 @@ def main() -> None:
     warnings.simplefilter("ignore")
     with contextlib.contextmanager(_limited)():
         for kind in arguments.kinds:
-            print(json.dumps({kind: fuzz(kind, arguments.count, arguments.seed)}), flush=True)
+            count = arguments.count // 20 if kind in SLOW else arguments.count
+            print(json.dumps({kind: fuzz(kind, count, arguments.seed)}), flush=True)
 
 
 if __name__ == "__main__":

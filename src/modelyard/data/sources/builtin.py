@@ -23,7 +23,7 @@ from modelyard.data.sources.npz import read_npz
 from modelyard.data.sources.plain_pickle import load_plain_pickle
 from modelyard.errors import DataError
 from modelyard.registry import Options
-from modelyard.system.untrusted import inflated, open_regular, read_regular
+from modelyard.system.untrusted import check_expansion, inflated, open_regular, read_regular
 
 FASHION_CLASSES = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
@@ -102,6 +102,7 @@ def _from_npz(name: str, context: DataContext, classes: tuple[str, ...] | None) 
 # -- MNIST: IDX files -------------------------------------------------------------------------------------------------
 
 _MOST_AXES = 32  # of an array
+_DEFLATE = 1032  # it never compresses more
 _LONGEST_IDX_HEADER = 4 + 4 * _MOST_AXES
 _IDX_FILES = {
     TRAIN: ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
@@ -147,8 +148,13 @@ def _read_idx(path: Path) -> NDArray[np.uint8]:
         pieces = inflated(path, DataError) if path.suffix == ".gz" else _pieces(path)
         for piece in pieces:
             raw += piece
-            if len(raw) > _LONGEST_IDX_HEADER and len(raw) > sum(_idx_header(raw, path)[1:]):
-                break  # more than its header declares
+            if len(raw) > _LONGEST_IDX_HEADER:
+                content = sum(_idx_header(raw, path)[1:])
+                if len(raw) > content:
+                    break
+                # What deflate cannot hold is a damaged header: not all of it is there.
+                stored = path.stat().st_size
+                check_expansion(path, min(content, _DEFLATE * stored), stored, DataError)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} can't be read: {error}") from error
     shape, offset, expected = _idx_header(raw, path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from modelyard.run.weights.keras_files import read_h5, read_keras
 from modelyard.run.weights.match import NamedWeights
 from modelyard.run.weights.tensorflow_checkpoint import STATE_FILE, find_prefix, latest_of, read_tensorflow
 from modelyard.system.files import explain
+from modelyard.system.untrusted import read_regular
 
 _SUPPORTED = (
     "a run folder, a checkpoint folder, a .safetensors, .keras, .weights.h5 or .h5 file, or a TensorFlow checkpoint "
@@ -62,7 +64,7 @@ def load_weights(path: Path | str, cache_dir: str | None = None) -> NamedWeights
 
 def _read_safetensors(path: Path) -> NamedWeights:
     with explain(path, "read", CheckpointError):
-        data = path.read_bytes()
+        data = read_regular(path, sys.maxsize, CheckpointError)
     return NamedWeights(unpack_tensors(data, str(path)))
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from modelyard.errors import CheckpointError
 from modelyard.system.protobuf import FIXED32, VARINT, fields, messages, varint
-from modelyard.system.untrusted import open_regular, read_regular
+from modelyard.system.untrusted import check_regular, open_regular, read_regular
 
 STRING, BFLOAT16 = 7, 14
 _DTYPES = {
@@ -90,8 +90,10 @@ class TensorBundle:
         """Returns the bytes of the data files."""
         found = 0
         for shard in range(min(self._shards, _MOST_ENTRIES)):
+            path = self._data_file(shard)
             with contextlib.suppress(FileNotFoundError):
-                found += self._data_file(shard).stat().st_size
+                check_regular(path, CheckpointError)
+                found += path.stat().st_size
         return found
 
     def read(self, key: str) -> NDArray[Any]:
