@@ -1,12 +1,17 @@
 """YAML files of options: sets, inheritance, and mistakes that are pointed at."""
 
+import os
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import modelyard
+from modelyard.config import load_config, yaml_file
 from modelyard.config.yaml_file import MAX_BYTES, dump, is_run_config, read_flat, read_set
-from modelyard.errors import Problem
+from modelyard.errors import ConfigError, Problem
+from modelyard.launcher.template import fill_yaml
 
 
 @pytest.fixture
@@ -79,9 +84,7 @@ def test_each_value_knows_its_line_the_inherited_ones_too(file: Path) -> None:
     ],
 )
 def test_a_set_that_inherits_from_itself_is_a_mistake_and_not_a_hang(file: Path, text: str) -> None:
-    values, problems = read(file, text)
-    assert values["x"] == 1
-    assert [problem.message for problem in problems] == ["this set inherits from itself."]
+    assert only_problem(file, text).message == "this set inherits from itself."
 
 
 @pytest.mark.parametrize("text", ["<<: base", "<<: [*base, base]", "<<: 5", "<<:"])
@@ -230,3 +233,77 @@ def test_what_is_dumped_is_read_back(file: Path, value: object) -> None:
     read_back = read_flat(file, [])["x"].value
     assert read_back == value
     assert type(read_back) is type(value)
+
+
+def merges(levels: int) -> str:
+    """Sets that inherit from the one before three times."""
+    sets = [f"s{n}: &s{n} {{<<: [{', '.join([f'*s{n - 1}'] * 3)}]}}" for n in range(1, levels)]
+    return "\n".join(["s0: &s0 {train_steps: 5}", *sets, f"default: {{<<: *s{levels - 1}}}"])
+
+
+def lists(levels: int) -> str:
+    """Lists that have the one before nine times."""
+    lists = [f"  v{n}: &v{n} [{', '.join([f'*v{n - 1}'] * 9)}]" for n in range(1, levels)]
+    return "\n".join(["x:", "  v0: &v0 [a]", *lists, f"default: {{hooks: *v{levels - 1}}}"])
+
+
+_LIMITS = "more than (1,000 values|50 levels)|itself"
+BOMBS = {
+    "merge keys": merges(30),
+    "lists": lists(12),
+    "inner merge keys": "x: 1\n" + merges(30).replace("default: ", "default: {hooks: ").rstrip() + "}",
+    "deep": "default: {hooks: " + "[" * 2000,
+    "deep by lines": "default:\n" + "\n".join(" " * level + "a:" for level in range(1, 300)),
+    "deep by anchors": "x:\n  v0: &v0 [a]\n" + "\n".join(f"  v{n}: &v{n} [*v{n - 1}]" for n in range(1, 500)),
+    "wide": "default: {hooks: [" + "a," * 2000 + "]}",
+    "itself": "x: &x [*x, *x]\ndefault: {hooks: *x}",
+    "itself by merge keys": "default: {hooks: &x {" + "<<: *x, " * 40 + "a: 1}}",
+}
+
+
+@pytest.mark.parametrize("text", BOMBS.values(), ids=BOMBS)
+def test_a_bomb_is_one_mistake(file: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(yaml_file, "MAX_VALUES", 1000)  # 100,000 take a while
+    message = only_problem(file, text).message
+    assert re.search(_LIMITS, message), message
+
+
+@pytest.mark.parametrize("bomb", ["merge keys", "lists", "itself by merge keys"])
+def test_no_file_is_read_without_limits(file: Path, bomb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever a file is named: as config, hyperparameters, recipe, matrix, resources, template."""
+    monkeypatch.setattr(yaml_file, "MAX_VALUES", 1000)
+    file.write_text(BOMBS[bomb])
+    for option in ("config_file", "hyperparameter_file", "recipe"):
+        with pytest.raises(ConfigError, match=_LIMITS):
+            load_config(**{option: str(file)})
+    with pytest.raises(ConfigError, match=_LIMITS):
+        modelyard.matrix(file, output="m")
+    with pytest.raises(ConfigError, match=_LIMITS):
+        modelyard.submit("kubernetes", ["train", "--model_dir", "gs://runs/a"], dry_run=True, resources=file)
+    with pytest.raises(ConfigError, match=_LIMITS):
+        fill_yaml(file.read_text(), {}, (), str(file))
+
+
+def test_arguments_in_text_are_limited_too() -> None:
+    doubled = ", ".join(f"&v{n} [*v{n - 1}, *v{n - 1}]" for n in range(1, 25))
+    arguments = f"[&v0 [x], {doubled}]"
+    with pytest.raises(ConfigError):
+        load_config(hooks=f"+early_stop(patience={'[' * 500})")
+    with pytest.raises(ConfigError):
+        load_config(hooks=f"+early_stop(patience={arguments})")
+
+
+def test_sets_that_inherit_from_many_are_read(file: Path) -> None:
+    values, problems = read(file, merges(8))
+    assert (values, problems) == ({"train_steps": 5}, [])
+
+
+@pytest.mark.parametrize("target", ["/dev/zero", "/dev/stdin", "pipe"])
+def test_a_link_to_a_device_or_a_pipe_is_no_file(file: Path, target: str) -> None:
+    if target == "pipe":
+        os.mkfifo("pipe")
+    file.symlink_to(Path(target).absolute())
+    problems: list[Problem] = []
+    assert read_set(file, None, problems) == {}
+    assert "is not a file" in problems[0].message
+    assert not is_run_config(file)

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import PlainSerializer, PlainValidator, ValidationError
 
+from modelyard.config.yaml_file import LimitedLoader
 from modelyard.errors import UserError, nearest
 from modelyard.registry import Options, Registry
 
@@ -45,7 +46,7 @@ class Call:
             if not equals or not key.strip().isidentifier():
                 raise ValueError(f"in {value!r}, {argument!r} is not key=value.")
             try:
-                arguments[key.strip()] = yaml.safe_load(text)
+                arguments[key.strip()] = yaml.load(text, Loader=LimitedLoader)
             except yaml.YAMLError as error:
                 raise ValueError(f"in {value!r}, {text.strip()!r} is not a valid YAML value.") from error
         return cls(match[1], arguments)

@@ -13,13 +13,60 @@ import yaml
 from modelyard.errors import Problem, unknown
 
 MAX_BYTES = 1 << 20
-_NULL = "tag:yaml.org,2002:null"
+MAX_VALUES = 100_000
+"""In a file, after its anchors are replaced by what they stand for. The plan of a large matrix has 70,000."""
+MAX_DEPTH = 50
+_NULL, _MERGE = "tag:yaml.org,2002:null", "tag:yaml.org,2002:merge"
 CONFIG_VERSION = 1
 RUN_CONFIG_KEY = "config_version"
 """A file with this key is the config of a run: flat and complete, without sets."""
 
 
-class _Loader(yaml.SafeLoader):
+class TooLargeError(yaml.MarkedYAMLError):
+    """A file that would take too long or too much memory. A few lines of anchors can stand for any number of values."""
+
+
+class LimitedLoader(yaml.SafeLoader):
+    """Reads YAML of any origin: the number of values and their depth are limited, with anchors and merge keys."""
+
+    def __init__(self, stream: Any) -> None:
+        super().__init__(stream)
+        self._level = 0
+        self._composed = 0
+        self._sizes: dict[yaml.Node, tuple[int, int]] = {}  # of each node: values in it, and levels
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Reads a node and all below it. For a value in a mapping, ``index`` is its key."""
+        if self.check_event(yaml.AliasEvent):
+            return super().compose_node(parent, index)
+        self._level, self._composed = self._level + 1, self._composed + 1
+        self._check(self._composed, self._level)
+        node = super().compose_node(parent, index)
+        self._level -= 1
+        if node is not None:
+            inherits = isinstance(index, yaml.Node) and index.tag == _MERGE
+            self._sizes[node] = self._measure(node, inherits)
+            self._check(*self._sizes[node])
+        return node
+
+    def _measure(self, node: yaml.Node, inherits: bool) -> tuple[int, int]:
+        """Returns how many values a node stands for, and how deep they are. What it contains is measured already."""
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        children = node.value if isinstance(node, yaml.SequenceNode) else [child for pair in pairs for child in pair]
+        if not all(child in self._sizes for child in children):
+            inherits = inherits or any(key.tag == _MERGE for key, child in pairs if child not in self._sizes)
+            raise TooLargeError(problem="this set inherits from itself." if inherits else "it contains itself.")
+        sizes = [self._sizes[child] for child in children]
+        return 1 + sum(values for values, _ in sizes), 1 + max((levels for _, levels in sizes), default=0)
+
+    def _check(self, values: int, levels: int) -> None:
+        if values > MAX_VALUES:
+            raise TooLargeError(problem=f"it has more than {MAX_VALUES:,} values, with those that anchors stand for.")
+        if levels > MAX_DEPTH:
+            raise TooLargeError(problem=f"it is nested more than {MAX_DEPTH} levels deep.")
+
+
+class _Loader(LimitedLoader):
     """Reads ``1e-4`` as a number, which YAML 1.1 reads as a string."""
 
 
@@ -85,10 +132,24 @@ def read_set(path: Path, set_name: str | None, problems: list[Problem]) -> dict[
 def is_run_config(path: Path) -> bool:
     """Whether ``path`` is the config.yaml of a run."""
     try:
-        with open(path, encoding="utf-8") as file:
-            return any(line.startswith(f"{RUN_CONFIG_KEY}:") for line in file)
-    except (OSError, UnicodeDecodeError):
+        return any(line.startswith(f"{RUN_CONFIG_KEY}:") for line in _read_text(path).splitlines())
+    except (OSError, ValueError):
         return False
+
+
+def _read_text(path: Path) -> str:
+    """Reads a config file.
+
+    Raises:
+        ValueError: if it can't be one.
+    """
+    if path.exists() and not (path.is_file() or path.is_dir()):  # a stranger's may be a link to /dev/zero or a pipe
+        raise ValueError("is not a file.")
+    with open(path, "rb") as file:
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise ValueError("is larger than 1 MiB, so it is not a config file.")
+    return data.decode("utf-8")
 
 
 def read_flat(path: Path, problems: list[Problem]) -> dict[str, Value]:
@@ -142,17 +203,17 @@ class _File:
 
     def _parse(self) -> yaml.MappingNode | None:
         try:
-            if self.path.stat().st_size > MAX_BYTES:
-                self.report("is larger than 1 MiB, so it is not a config file.")
-                return None
-            self._loader = _Loader(self.path.read_text(encoding="utf-8"))
+            self._loader = _Loader(_read_text(self.path))
             root = self._loader.get_single_node()
         except FileNotFoundError:
             self.report("there is no such file.")
         except (OSError, UnicodeDecodeError) as error:
             self.report(f"can't be read: {error}")
-        except RecursionError:
-            self.report("is nested too deeply, so it is not a config file.")
+        except ValueError as error:
+            self.report(str(error))
+        except TooLargeError as error:
+            line = self._loader.line + 1
+            self._problems.append(Problem(f"{self.path}:{line}", "", str(error.problem)))
         except yaml.YAMLError as error:
             mark = getattr(error, "problem_mark", None)
             where = f"{self.path}:{mark.line + 1}" if mark else str(self.path)
@@ -167,16 +228,13 @@ class _File:
     def construct(self, node: yaml.Node) -> Any:
         return self._loader.construct_object(node, deep=True)
 
-    def values(self, node: yaml.MappingNode, below: tuple[yaml.Node, ...] = ()) -> dict[str, Value]:
+    def values(self, node: yaml.MappingNode) -> dict[str, Value]:
         own: dict[str, Value] = {}
         inherited: dict[str, Value] = {}
-        if node in below:
-            self.report("this set inherits from itself.", node, "<<")
-            return {}
         for key, value in self.entries(node):
-            if key.tag == "tag:yaml.org,2002:merge":
+            if key.tag == _MERGE:
                 for parent in self._parents(value):
-                    for name, merged in self.values(parent, (*below, node)).items():
+                    for name, merged in self.values(parent).items():
                         inherited.setdefault(name, Value(merged.value, merged.where, inherited=True))
                 continue
             name = str(key.value).replace("-", "_")

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from modelyard.config.yaml_file import MAX_BYTES
+from modelyard.config.yaml_file import MAX_BYTES, LimitedLoader
 from modelyard.errors import ConfigError, Problem, unknown
 
 _PLACEHOLDER = re.compile(r"@([A-Z][A-Z0-9_]*)@")
@@ -76,7 +76,7 @@ def fill_yaml(text: str, values: Mapping[str, Any], needed: Iterable[str], where
     """
     _check(text, values, needed, where)
     try:
-        documents = list(yaml.safe_load_all(text))
+        documents = list(yaml.load_all(text, Loader=LimitedLoader))
     except (yaml.YAMLError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f"{where}:{mark.line + 1}" if mark else where
