@@ -162,7 +162,7 @@ def _existing_export(model_dir: str, form: str) -> str | None:
     for number in reversed(exported_versions(base)):
         try:
             about = json.loads((base / str(number) / DESCRIPTION).read_bytes())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             continue
         if isinstance(about, dict) and about.get("step") == step_of(path):
             log.info("the export as %s of step %d exists already", form, about["step"])

@@ -15,6 +15,8 @@ import pytest
 from conftest import COMMAND, environment, last_json
 from modelyard.cli.app import main
 from modelyard.cli.output import cell
+from modelyard.config import load_config
+from modelyard.run.directory import config_text
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 HEAVY = ("tensorflow", "jax", "keras", "sklearn", "tensorboard")
@@ -271,3 +273,19 @@ def test_a_name_of_a_run_cannot_control_the_terminal(words: list[str], capfd: py
     printed = "".join(capfd.readouterr())
     assert not {"\x1b", "\x07"} & set(printed)
     assert "\\x1b" in printed
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"a":' * 100_000, "/dev/zero"])
+@pytest.mark.parametrize("name", ["manifest.json", "metrics.jsonl"])
+@pytest.mark.parametrize("words", [["runs"], ["runs", "runs/theirs"], ["leaderboard", "runs"], ["evaluate", "theirs"]])
+def test_a_file_of_a_strangers_run_is_no_traceback_and_no_hang(words: list[str], name: str, content: str) -> None:
+    run = Path("runs/theirs")
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text(config_text(load_config(model="mlp")))
+    if content.startswith("/"):
+        (run / name).symlink_to(content)
+    else:
+        (run / name).write_text(content + "\n")
+    with pytest.raises(SystemExit) as exited:
+        main(words)
+    assert exited.value.code == (0 if words[0] == "runs" else 2)

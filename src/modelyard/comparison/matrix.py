@@ -427,6 +427,6 @@ def _last_rows(path: Path) -> list[dict[str, Any]]:
     with contextlib.suppress(OSError), open(path, "rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
         for line in file:
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, RecursionError):
                 rows.append(json.loads(line))
     return [row for row in rows if isinstance(row, dict)]

@@ -25,6 +25,7 @@ from modelyard.errors import CheckpointError, ConfigError, DamagedConfigError, I
 from modelyard.run.checkpoint import DAMAGED, list_checkpoints, read_loop_state
 from modelyard.run.integrity import is_unchanged, with_checksum
 from modelyard.system.files import PARTIAL, explain, remove_partial, write_text
+from modelyard.system.untrusted import read_regular
 
 if TYPE_CHECKING:
     from modelyard.run.mirror import Mirror
@@ -40,6 +41,7 @@ _NOT_IN_CONFIG = ("model_dir", "resume", "config_file", "config_set", "hyperpara
 CONFIG_COPY = "config"
 """The copy of the options of a run in the state of the loop in every checkpoint."""
 _SHOWN_PROBLEMS = 8
+LARGEST_JSON = 64 << 20
 _LOCK_SECONDS = 0.5
 """`is_running` holds the lock for a moment."""
 
@@ -488,7 +490,7 @@ def is_running(directory: RunDirectory) -> bool:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON file of the run folder; empty if it is missing or unreadable."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        value = json.loads(read_regular(path, LARGEST_JSON, RunError))
+    except (OSError, RunError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

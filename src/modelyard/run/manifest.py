@@ -14,10 +14,11 @@ from typing import Any
 from modelyard.config.plugins import plugin_module
 from modelyard.config.schema import Config
 from modelyard.errors import RunError
-from modelyard.run.directory import RunDirectory
+from modelyard.run.directory import LARGEST_JSON, RunDirectory
 from modelyard.run.integrity import CHECKSUM, json_checksum, parse_json
 from modelyard.system.files import explain, write_text
 from modelyard.system.machine import git_commit, hardware, versions
+from modelyard.system.untrusted import read_regular
 
 JOURNAL_TITLE = (
     "# Training log\n\nEvery run adds its settings, its hypothesis and its results. Add your own notes anywhere.\n"
@@ -68,7 +69,7 @@ def read_manifest(directory: RunDirectory) -> dict[str, Any]:
     file = directory.manifest
     try:
         with explain(file, "read"):
-            manifest = parse_json(file.read_bytes()) if file.exists() else {}
+            manifest = parse_json(read_regular(file, LARGEST_JSON, RunError)) if file.exists() else {}
         problem = _problem_of(manifest)
     except ValueError as error:
         problem = str(error)

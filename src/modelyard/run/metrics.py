@@ -85,7 +85,7 @@ def _rows(path: Path, start: int = 0) -> Iterator[tuple[int, Row]]:
                 return
             try:
                 row = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 return
             end += len(line)
             if isinstance(row, dict):

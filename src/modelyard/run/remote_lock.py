@@ -135,7 +135,7 @@ class RemoteLock:
             fields = json.loads(data)
             holder = {key: convert(fields[key]) for key, convert in _FIELDS.items()}
             return {**holder, "pid_space": str(fields.get("pid_space", ""))}, version
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise RunError(f"{self.url} is not a lock of Modelyard. If no process uses the run, delete it.") from None
 
     def _own_version(self) -> str:

@@ -24,9 +24,11 @@ from modelyard.data.image_spec import ImageSpec
 from modelyard.data.pipeline import Pipeline
 from modelyard.data.raw_examples import RawExamples
 from modelyard.errors import ConfigError, DataError, Problem, RunError
+from modelyard.run.directory import LARGEST_JSON
 from modelyard.run.metrics import read_metrics
 from modelyard.serving.servable import DEFAULT, ModelInfo, Outputs, Servable, finite_numbers
 from modelyard.system.files import write_text
+from modelyard.system.untrusted import read_regular
 
 if TYPE_CHECKING:
     from modelyard.serving.exporting.formats import Exportable
@@ -84,7 +86,7 @@ def read_description(folder: Path) -> ModelInfo:
     """
     file = folder / DESCRIPTION
     try:
-        read = json.loads(file.read_bytes())
+        read = json.loads(read_regular(file, LARGEST_JSON, DataError))
         image = ImageSpec.from_json(read)
         task_type = str(read["kind"])
         info = ModelInfo(

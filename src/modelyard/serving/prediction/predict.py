@@ -315,7 +315,7 @@ class _TableWriter:
             same = saved["key"] == self.key and os.fstat(file.fileno()).st_size >= size
             if same:  # here: if no rows are left, no batch would create the metrics
                 self.metrics = TableMetrics.from_state_dict(self.model.classes, saved["scores"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             same = False
         if not same:
             self.progress.unlink(missing_ok=True)
