@@ -96,7 +96,7 @@ def run(config: Config, evaluates: bool) -> Result:
         ExportFailedError: if the run is complete, but an export of it failed.
     """
     cluster = find_cluster(config.cluster)
-    exports = cluster.me.role == EVALUATOR if cluster.has_evaluator else cluster.is_coordinator
+    exports = cluster.me.role == EVALUATOR or (cluster.is_coordinator and not cluster.has_evaluator)
     formats = config.export_at_end if exports else ()
     if formats:
         _check_exports(config)
@@ -110,7 +110,7 @@ def run(config: Config, evaluates: bool) -> Result:
         from modelyard.distributed import run as distributed
 
         result = distributed.run(config, evaluates, cluster)
-    if not formats or result.role not in (CHIEF, EVALUATOR):
+    if not formats or result.role not in (CHIEF, EVALUATOR) or result.evaluates_elsewhere:
         return result
     return _exported(result, formats, in_subprocess=not cluster.is_alone)
 

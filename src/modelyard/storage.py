@@ -116,10 +116,27 @@ def download(url: str, local: Path, progress: Progress | None = None) -> None:
         partial.unlink(missing_ok=True)
 
 
-def upload(local: Path, url: str) -> None:
-    """Uploads a local file to ``url``. Object stores show an object only when it is complete."""
+def upload(local: Path, url: str, new: bool = False) -> bool:
+    """Uploads a local file to ``url``. Object stores show an object only when it is complete.
+
+    Args:
+        local: the file.
+        url: where to.
+        new: only if there is no such object, on stores that have conditional writes.
+
+    Returns:
+        False if there is one, and ``new`` is set.
+    """
     with _remote(url, "write") as (system, path):
-        system.put_file(str(local), path)
+        try:
+            system.put_file(str(local), path, **({"mode": "create"} if new else {}))
+        except Exception as error:
+            if not new or not (_is_changed(error, None) or _is_unsupported(error)):
+                raise
+            if _is_changed(error, None):
+                return False
+            system.put_file(str(local), path)
+    return True
 
 
 def read_bytes(url: str | Path) -> bytes:

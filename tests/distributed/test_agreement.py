@@ -85,13 +85,18 @@ def test_all_that_a_cluster_can_not_have_is_reported_at_once() -> None:
 def test_with_an_evaluator_every_process_refuses_what_it_can_not_have(role: str) -> None:
     where = cluster(role, chief=1, worker=1, evaluator=1)
     found = problems(config(model_dir="s3://b/run", hooks="+stop_at(value=0.9)"), where)
-    assert set(found) == {"model_dir", "hooks"}
-    assert "is a URL, but an evaluator can only watch a folder" in found["model_dir"]
+    assert set(found) == {"hooks"}
 
 
 def test_an_evaluator_that_is_not_listed_refuses_the_same() -> None:
     where = cluster("evaluator", chief=1)
-    assert set(problems(config(model_dir="s3://b/run"), where)) == {"model_dir"}
+    assert set(problems(config(model_dir="run", hooks="+stop_at(value=0.9)"), where)) == {"hooks"}
+
+
+@pytest.mark.parametrize("listed", [0, 1])
+def test_an_evaluator_may_watch_a_run_at_a_url(listed: int) -> None:
+    given = config(model_dir="s3://b/run")
+    assert config_in_cluster(given, cluster("evaluator", chief=1, evaluator=listed)) is given
 
 
 def test_without_an_evaluator_hooks_may_stop_training() -> None:

@@ -59,9 +59,18 @@ def _empty_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("MODELYARD_CACHE", str(tmp_path / "looking"))
 
 
+class Machine(RunDirectory):
+    """The run folder of a process that trains and evaluates."""
+
+    def lock(self) -> None:
+        super().lock()
+        assert self.take_evaluation()
+
+
 def machine(path: Path) -> RunDirectory:
     """The run folder as a machine with this cache sees it."""
-    directory = remote_run_folder(URL, path)
+    found = remote_run_folder(URL, path)
+    directory = Machine(found.path, mirror=found.mirror)
     directory.create()
     return directory
 
@@ -89,7 +98,8 @@ def save(directory: RunDirectory, step: int) -> None:
 
 def take_over() -> None:
     """The lock of a process that is known to be dead is deleted by hand."""
-    storage.remove(f"{URL}/.lock")
+    for name in (".lock", ".lock-evaluation"):
+        storage.remove(f"{URL}/{name}")
 
 
 def committed() -> list[str]:
@@ -329,7 +339,7 @@ def test_a_local_folder_that_vanishes_does_not_make_the_checkpoint_damaged(
 def test_storage_that_fails_for_a_while_does_not_end_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise StorageError("can't write there.")
 
     with machine(tmp_path / "a") as directory:
@@ -351,7 +361,7 @@ def test_storage_that_fails_for_a_while_does_not_end_the_run(
 def test_a_last_upload_that_fails_does_not_lock_the_process_out_of_its_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise StorageError("can't write there.")
 
     directory = machine(tmp_path / "a")
@@ -359,7 +369,7 @@ def test_a_last_upload_that_fails_does_not_lock_the_process_out_of_its_run(
     save(directory, 10)
     write_checkpoint(directory.checkpoints, checkpoint(30))
     with monkeypatch.context() as patch:
-        for name in ("upload", "write_bytes", "remove"):
+        for name in ("upload", "write_bytes", "replace_version", "remove", "remove_version"):
             patch.setattr(storage, name, fail)
         with pytest.raises(StorageError, match="can't write there"):
             directory.unlock()
@@ -389,7 +399,7 @@ def test_a_failed_last_upload_is_reported_but_hides_no_error(
         with directory:
             save(directory, 10)
             write_checkpoint(directory.checkpoints, checkpoint(20))
-            monkeypatch.setattr(storage, "upload", lambda *_: storage.read_bytes("memory://nothing"))
+            monkeypatch.setattr(storage, "upload", lambda *_, **__: storage.read_bytes("memory://nothing"))
             raise under_way
 
     with pytest.raises(raised) as caught:

@@ -88,6 +88,11 @@ class Cluster:
         """Whether a separate process evaluates, so that the coordinator does not."""
         return bool(self.addresses.get(EVALUATOR))
 
+    @property
+    def is_outside(self) -> bool:
+        """Whether this is an evaluator that the cluster does not list. It has no connection to the others."""
+        return self.me.role == EVALUATOR and not self.has_evaluator
+
     def address(self, member: Member) -> str:
         """Returns host:port of a process."""
         return self.addresses[member.role][member.index]

@@ -19,7 +19,7 @@ from modelyard.distributed.coordinator import Coordinator
 from modelyard.distributed.follower import Follower
 from modelyard.engine.catalog import parameter_server_problems
 from modelyard.errors import ClusterError, ConfigError, Problem
-from modelyard.loop.hooks import build_hooks
+from modelyard.loop.hooks import stopping_hook_problems
 from modelyard.run.directory import RunDirectory
 from modelyard.run.manifest import plugin_digests
 from modelyard.system.files import write_text
@@ -68,25 +68,10 @@ def config_in_cluster(config: Config, cluster: Cluster, engine: str | None = Non
         if cluster.mode == PARAMETER_SERVERS:
             problems += parameter_server_problems(config)
     if cluster.has_evaluator or cluster.me.role == EVALUATOR:
-        problems += _evaluator_problems(config)
+        problems += stopping_hook_problems(config)
     if problems:
         raise ConfigError(problems)
     return config
-
-
-def _evaluator_problems(config: Config) -> list[Problem]:
-    """Returns the options that are not supported while another process evaluates."""
-    problems = []
-    hooks = build_hooks(config.hooks)
-    stopping = [hook.name for hook in hooks if hook.needs_training and hook.needs_evaluation]
-    if stopping:
-        names = " and ".join(stopping)
-        message = f"{names} must see evaluations in the process that trains; leave the evaluator out of the cluster."
-        problems.append(Problem(config.origin("hooks"), "hooks", message))
-    if config.model_dir and storage.is_remote(config.model_dir):
-        message = "is a URL, but an evaluator can only watch a folder. Use a shared folder, or leave the evaluator out."
-        problems.append(Problem(config.origin("model_dir"), "model_dir", message))
-    return problems
 
 
 def form_group(config: Config, cluster: Cluster, evaluates: bool, secret: bytes) -> Coordinator | Follower:

@@ -9,7 +9,6 @@ import re
 import signal
 import threading
 from collections.abc import Iterator
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from modelyard import faults
@@ -34,7 +33,6 @@ from modelyard.system.process import handle_signals, log_to
 
 if TYPE_CHECKING:
     from modelyard.engine.base import Engine
-    from modelyard.loop.hooks import Hook
 
 log = logging.getLogger("modelyard")
 
@@ -47,7 +45,7 @@ def run(config: Config, evaluates: bool, cluster: Cluster) -> Result:
         evaluates: whether the run is evaluated.
         cluster: all processes of the run.
     """
-    secret = find_secret(cluster, config.insecure_cluster)
+    secret = b"" if cluster.is_outside else find_secret(cluster, config.insecure_cluster)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # we explain what a lost peer leads to
     if cluster.is_local:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # by default it listens on other interfaces
@@ -125,10 +123,6 @@ class Processes(SingleProcess):
                 "train need the same number and type of devices. Set num_gpus, or CUDA_VISIBLE_DEVICES of each process."
             )
 
-    def hooks(self, hooks: list[Hook]) -> list[Hook]:
-        """Leaves out the hooks that run in the evaluator, so that only one process writes there."""
-        return [hook for hook in hooks if not (self.cluster.has_evaluator and hook.needs_evaluation)]
-
     def signal(self) -> int | None:
         """Returns the signal that another process got, if any."""
         return self.group.signal
@@ -145,25 +139,30 @@ def _run_follower(config: Config, cluster: Cluster, evaluates: bool, secret: byt
     """Takes part in the run until the coordinator ends it."""
     directory = run_folder(config)  # the coordinator makes it; this process writes only its log there
     name = cluster.me.file_name
-    with (
-        faults.injected(directory.logs, name),
-        log_to(directory.logs, name),
-        form_group(config, cluster, evaluates, secret) as group,
-    ):
-        assert isinstance(group, Follower)
-        if cluster.me.role == EVALUATOR:
-            return _evaluate(config, group, directory)
-        report("joining")
-        facts = group.join() or {}
-        check_folder(directory, facts.get("mark"), str(cluster.coordinator))
-        if config.threads == 0 and isinstance(facts.get("threads"), int):  # pinned for a deterministic run
-            config = config.model_copy(update={"threads": facts["threads"]})
-        part = _train if cluster.mode == SYNCHRONOUS else _run_tensorflow_server
-        result, last = part(config, group, directory)
-        number = last.fields.get("signal")
-        if number is not None:
-            raise Interrupted(number, result.step, directory.address)
-        return result
+    with faults.injected(directory.logs, name), log_to(directory.logs, name):
+        if cluster.is_outside:
+            return _evaluate(config, cluster, None)
+        with form_group(config, cluster, evaluates, secret) as group:
+            assert isinstance(group, Follower)
+            return _follow(config, group, directory)
+
+
+def _follow(config: Config, group: Follower, directory: RunDirectory) -> Result:
+    """Does the part of the run that the coordinator gives to this process."""
+    cluster = group.cluster
+    if cluster.me.role == EVALUATOR:
+        return _evaluate(config, cluster, group)
+    report("joining")
+    facts = group.join() or {}
+    check_folder(directory, facts.get("mark"), str(cluster.coordinator))
+    if config.threads == 0 and isinstance(facts.get("threads"), int):  # pinned for a deterministic run
+        config = config.model_copy(update={"threads": facts["threads"]})
+    part = _train if cluster.mode == SYNCHRONOUS else _run_tensorflow_server
+    result, last = part(config, group, directory)
+    number = last.fields.get("signal")
+    if number is not None:
+        raise Interrupted(number, result.step, directory.address)
+    return result
 
 
 def _train(config: Config, group: Follower, directory: RunDirectory) -> tuple[Result, Message]:
@@ -198,17 +197,19 @@ def _run_tensorflow_server(config: Config, group: Follower, directory: RunDirect
     return Result(directory.address, 0, TRAIN, {}, 0, role=group.cluster.me.role), last
 
 
-def _evaluate(config: Config, group: Follower, directory: RunDirectory) -> Result:
-    """Evaluates every new checkpoint, and the remaining ones if training has ended."""
+def _evaluate(config: Config, cluster: Cluster, group: Follower | None) -> Result:
+    """Evaluates every new checkpoint, and the remaining ones if training has ended.
+
+    Args:
+        config: the resolved config.
+        cluster: all processes of the run.
+        group: the connection to the coordinator; None if the cluster does not list this evaluator.
+    """
     from modelyard.distributed.evaluator import CheckpointEvaluator
 
-    report("joining")
-    data = cache(lambda: load_dataset(config))
-    facts = group.join(unless=lambda: is_finished(directory, config, lambda: run_length(config, data())))
-    if facts is not None:
-        check_folder(directory, facts.get("mark"), str(group.cluster.coordinator))
-    evaluator = CheckpointEvaluator(config, data(), group, directory, over=facts is None)
-    return conclude(directory, evaluator.run(), group.cluster)
+    evaluator = CheckpointEvaluator(config, cluster, group)
+    with evaluator.joined():
+        return conclude(evaluator.directory, evaluator.run(), cluster)
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 from modelyard.config.calls import Call
 from modelyard.config.durations import InSteps
 from modelyard.config.schema import Config, edit_hooks
-from modelyard.errors import UserError
+from modelyard.errors import Problem, UserError
 from modelyard.registry import HOOKS
 from modelyard.registry import Options as BaseOptions
 from modelyard.run.checkpoint import list_checkpoints, prune, write_checkpoint
@@ -145,6 +145,16 @@ def build_hooks(calls: Sequence[Call]) -> list[Hook]:
         hook.name = call.name
         hooks.append(hook)
     return sorted(hooks, key=lambda hook: hook.order)
+
+
+def stopping_hook_problems(config: Config) -> list[Problem]:
+    """Returns the hooks that stop training after an evaluation, which another process makes."""
+    stopping = [hook.name for hook in build_hooks(config.hooks) if hook.needs_training and hook.needs_evaluation]
+    if not stopping:
+        return []
+    names = " and ".join(stopping)
+    message = f"{names} must see evaluations in the process that trains; run without an evaluator process."
+    return [Problem(config.origin("hooks"), "hooks", message)]
 
 
 class SaveCheckpoints(Hook):

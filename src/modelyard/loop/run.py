@@ -22,7 +22,7 @@ from modelyard.config.durations import RunLength
 from modelyard.data.dataset import TEST, TRAIN, VALIDATION, Dataset
 from modelyard.data.open_dataset import load_dataset
 from modelyard.errors import CheckpointError, ConfigError, Problem, RunError
-from modelyard.loop.hooks import SaveCheckpoints, build_hooks, stopped_by
+from modelyard.loop.hooks import SaveCheckpoints, build_hooks, stopped_by, stopping_hook_problems
 from modelyard.loop.start import (
     find_folder,
     log_machine,
@@ -44,7 +44,6 @@ from modelyard.system.process import log_to
 
 if TYPE_CHECKING:
     from modelyard.engine.base import Engine
-    from modelyard.loop.hooks import Hook
     from modelyard.loop.trainer import Trainer
 
 log = logging.getLogger("modelyard")
@@ -65,6 +64,7 @@ class Result:
         seconds: wall-clock time of training, all starts together.
         role: the role of this process; in a cluster, only chief and evaluator have metrics.
         exports: the folders of the exports (export_at_end).
+        evaluates_elsewhere: another process evaluates this run, and knows its best model.
     """
 
     model_dir: str
@@ -77,6 +77,7 @@ class Result:
     seconds: float = 0.0
     role: str = "chief"
     exports: tuple[str, ...] = ()
+    evaluates_elsewhere: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """Returns plain values."""
@@ -94,10 +95,6 @@ class SingleProcess:
     def create_engine(self, config: Config) -> Engine:
         """Makes the engine."""
         return create_engine(config)
-
-    def hooks(self, hooks: list[Hook]) -> list[Hook]:
-        """Returns the hooks that run in this process."""
-        return hooks
 
     def signal(self) -> int | None:
         """Returns the signal that another process of the run got, if any."""
@@ -130,6 +127,7 @@ def run(config: Config, evaluates: bool, processes: SingleProcess | None = None)
         if evaluates:
             _check_validation(config, dataset, cluster)
         processes.join(directory, config, dataset)
+        evaluates_elsewhere = _evaluates_elsewhere(config, evaluates, cluster, directory)
 
         # 2. Engine and model.
         engine = processes.create_engine(config)
@@ -152,14 +150,15 @@ def run(config: Config, evaluates: bool, processes: SingleProcess | None = None)
         run_id = record_start(directory, config, dataset, engine, length, checkpoint, evaluates)
 
         # 4. Training.
-        if cluster.has_evaluator:
-            log.info("the evaluator evaluates what is saved: every %s (save_every)", config.save_every)
-        hooks = processes.hooks(build_hooks(config.hooks))
+        hooks = build_hooks(config.hooks)
+        if evaluates_elsewhere:
+            log.info("an evaluator process evaluates what is saved: every %s (save_every)", config.save_every)
+            hooks = [hook for hook in hooks if not hook.needs_evaluation]
         if not any(isinstance(hook, SaveCheckpoints) for hook in hooks):
             log.warning("the hook checkpoint is off: nothing is saved, and this run can't be resumed")
         from modelyard.loop.trainer import Trainer
 
-        evaluates = evaluates and not cluster.has_evaluator
+        evaluates = evaluates and not evaluates_elsewhere
         trainer = Trainer(config, engine, directory, length, run_id, hooks, evaluates, checkpoint, processes.signal)
         try:
             trainer.train()
@@ -170,7 +169,24 @@ def run(config: Config, evaluates: bool, processes: SingleProcess | None = None)
             raise
         finally:
             engine.close()
-        return conclude(directory, trainer, cluster)
+        return conclude(directory, trainer, cluster, evaluates_elsewhere)
+
+
+def _evaluates_elsewhere(config: Config, evaluates: bool, cluster: Cluster, directory: RunDirectory) -> bool:
+    """Returns whether another process evaluates: one of the cluster, or one that took that part of the run folder.
+
+    Raises:
+        ConfigError: if a hook must see the evaluations here.
+    """
+    if cluster.has_evaluator or not evaluates:
+        return cluster.has_evaluator
+    if directory.take_evaluation():
+        return False
+    log.info("%s evaluates this run", directory.who_evaluates())
+    problems = stopping_hook_problems(config)
+    if problems:
+        raise ConfigError(problems)
+    return True
 
 
 def _check_validation(config: Config, dataset: Dataset, cluster: Cluster) -> None:
@@ -256,10 +272,10 @@ def build(engine: Engine, config: Config, dataset: Dataset, length: RunLength) -
     log.info("model %s: %s parameters", config.model, f"{engine.model.count_params():,}")
 
 
-def conclude(directory: RunDirectory, trainer: Trainer, cluster: Cluster) -> Result:
+def conclude(directory: RunDirectory, trainer: Trainer, cluster: Cluster, evaluates_elsewhere: bool = False) -> Result:
     """Collects the results and adds them to the journal."""
     role = EVALUATOR if cluster.me.role == EVALUATOR else CHIEF
-    best = {} if cluster.has_evaluator and role == CHIEF else best_of(directory)  # it is still at work
+    best = {} if evaluates_elsewhere else best_of(directory)  # the other process is still at work
     validation = {k: float(v) for k, v in trainer.last_evaluation.items()}
     split, metrics, model_step = VALIDATION, validation, trainer.step
     if trainer.last_test:
@@ -268,7 +284,10 @@ def conclude(directory: RunDirectory, trainer: Trainer, cluster: Cluster) -> Res
     elif not validation:
         split, metrics = TRAIN, trainer.last_log
     seconds = round(trainer.seconds, 2)
-    result = Result(directory.address, trainer.step, split, metrics, model_step, best, validation, seconds, role)
+    result = Result(
+        directory.address, trainer.step, split, metrics, model_step, best, validation, seconds, role,
+        evaluates_elsewhere=evaluates_elsewhere,
+    )  # fmt: skip
     shown: dict[str, Any] = {f"{split} {name}": value for name, value in metrics.items()}
     shown |= {f"best validation {best['metric']}": f"{best['value']:.6g} at step {best['step']}"} if best else {}
     ended = f"{trainer.step}" + (f" ({trainer.stop_reason})" if trainer.stop_reason else "")

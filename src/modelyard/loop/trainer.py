@@ -26,7 +26,6 @@ from modelyard.errors import CheckpointError, Interrupted, TrainingError, UserEr
 from modelyard.loop.hooks import Hook, stop_rules, stopped_by
 from modelyard.run.checkpoint import BackgroundWriter, Checkpoint, list_best, read_checkpoint
 from modelyard.run.directory import CONFIG_COPY, RunDirectory, recorded_options
-from modelyard.run.metrics import read_metrics
 from modelyard.system.activity import COMPILING, TRAINING, report
 from modelyard.system.console import bar
 from modelyard.system.process import handle_signals
@@ -384,8 +383,8 @@ class Trainer:
             log.info("there is no test split to evaluate on")
             return
         step = self._load_best()
-        for row in read_metrics(self.directory.metrics):
-            if (row.get("split"), row.get("step")) == (TEST, step):
+        for row in self.directory.evaluations_of(TEST):
+            if row.get("step") == step:
                 self.last_test = {k: v for k, v in row.items() if k not in ("step", "epoch", "split", "seconds")}
                 return
         with contextlib.suppress(EvaluationAbandonedError):

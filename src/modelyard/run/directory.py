@@ -24,13 +24,16 @@ from modelyard.config.yaml_file import CONFIG_VERSION, RUN_CONFIG_KEY, dump, inl
 from modelyard.errors import CheckpointError, ConfigError, DamagedConfigError, Interrupted, Problem, RunError
 from modelyard.run.checkpoint import DAMAGED, list_checkpoints, read_loop_state
 from modelyard.run.integrity import is_unchanged, with_checksum
+from modelyard.run.metrics import read_metrics
 from modelyard.system.files import PARTIAL, explain, remove_partial, write_text
 from modelyard.system.untrusted import read_regular
 
 if TYPE_CHECKING:
     from modelyard.run.mirror import Mirror
 
-CONFIG, MANIFEST, METRICS, LOCK, MARK = "config.yaml", "manifest.json", "metrics.jsonl", ".lock", ".cluster"
+CONFIG, MANIFEST, METRICS, MARK = "config.yaml", "manifest.json", "metrics.jsonl", ".cluster"
+LOCK, EVALUATION_LOCK = ".lock", ".lock-evaluation"
+"""Held by the process that trains and writes, and by the process that evaluates and keeps the best models."""
 EVENTS, CHECKPOINTS, BEST, LOGS, PROFILE, EVALUATOR, EXPORT = (
     "events", "checkpoints", "best", "runlogs", "profile", "evaluator", "export",
 )  # fmt: skip
@@ -74,16 +77,22 @@ class RunDirectory:
         self.journal = path.parent / JOURNAL
         self._lock: TextIO | None = None
         self._place: os.stat_result | None = None
+        self._evaluation_lock: TextIO | None = None
 
     def of_evaluator(self) -> RunDirectory:
         """The same folder for an evaluator process, which has its own metrics and events."""
-        own = RunDirectory(self.path, self.best)
+        own = RunDirectory(self.path, self.best, self.mirror)
         own.metrics, own.events = self.evaluations, self.path / EVALUATOR / EVENTS
         with explain(own.metrics.parent, "make the folder"):
             for folder in (own.metrics.parent, own.best):
                 folder.mkdir(parents=True, exist_ok=True)
             own._place = self.path.stat()
         return own
+
+    def evaluations_of(self, split: str) -> list[dict[str, Any]]:
+        """The rows of a split, of the process that trains and of an evaluator."""
+        files = (self.path / METRICS, self.evaluations)
+        return [row for file in files for row in read_metrics(file) if row.get("split") == split]
 
     def export(self, form: str) -> Path:
         """The folder of the exports of a format. TensorFlow Serving reads that of SavedModels."""
@@ -109,6 +118,15 @@ class RunDirectory:
         if self.mirror is not None:
             self.mirror.push(keep_checkpoints)
 
+    def refresh(self, now: bool = False) -> None:
+        """Fetches what the process that trains has saved, if the run is on an object store. For evaluators.
+
+        Args:
+            now: look at once; by default, at most every few seconds.
+        """
+        if self.mirror is not None:
+            self.mirror.refresh(now)
+
     def download_weights(self, path: Path) -> None:
         """Downloads the weights of a checkpoint, if the run is on an object store."""
         if self.mirror is not None:
@@ -126,7 +144,7 @@ class RunDirectory:
             return self.mirror.unexpected_files()
         if not self.path.is_dir():
             return []
-        ours = (LOCK, MARK, self.logs.name, self.checkpoints.name)
+        ours = (LOCK, EVALUATION_LOCK, MARK, self.logs.name, self.checkpoints.name)
         names = sorted(path.name for path in self.path.iterdir())
         return [name for name in names if name not in ours and not name.startswith(PARTIAL)]
 
@@ -145,30 +163,14 @@ class RunDirectory:
         Raises:
             RunError: if another process holds the folder.
         """
-        with explain(self.path, "write to"):
-            file = open(self.path / LOCK, "a+", encoding="utf-8")  # noqa: SIM115 - held until unlock
         deadline = time.monotonic() + _LOCK_SECONDS
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    file.seek(0)
-                    holder = file.read().strip() or "another process"
-                    file.close()
-                    raise RunError(
-                        f"{self.address} is in use by {holder}. Wait for it to end, stop it, or name another "
-                        "--model_dir."
-                    ) from None
-                time.sleep(0.05)
-            except OSError as error:
-                file.close()
-                raise RunError(f"{self.path} can't be locked: {error.strerror}.") from error
-        file.seek(0)
-        file.truncate()
-        file.write(f"process {os.getpid()} on {socket.gethostname()}")
-        file.flush()
+        while (file := self._try_lock(LOCK)) is None:
+            if time.monotonic() > deadline:
+                holder = self._holder(LOCK) or "another process"
+                raise RunError(
+                    f"{self.address} is in use by {holder}. Wait for it to end, stop it, or name another --model_dir."
+                )
+            time.sleep(0.05)
         self._lock, self._place = file, self.path.stat()
         for folder in (self.path, self.checkpoints):
             remove_partial(folder)
@@ -205,6 +207,42 @@ class RunDirectory:
                 "written there. If it was renamed, resume the run by its new name."
             )
 
+    def take_evaluation(self) -> bool:
+        """Makes this process the one that evaluates and keeps the best models; False if another one is."""
+        if self.mirror is not None:
+            return self.mirror.take_evaluation()
+        if self._evaluation_lock is None:
+            self._evaluation_lock = self._try_lock(EVALUATION_LOCK)
+        return self._evaluation_lock is not None
+
+    def who_evaluates(self) -> str:
+        """The process that evaluates, for messages."""
+        holder = self._holder(EVALUATION_LOCK) if self.mirror is None else self.mirror.who_evaluates()
+        return holder or "another process"
+
+    def _try_lock(self, name: str) -> TextIO | None:
+        """Opens and locks a file in the folder; None if another process holds it."""
+        with explain(self.path, "write to"):
+            file = open(self.path / name, "a+", encoding="utf-8")  # noqa: SIM115 - held until unlock
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return None
+        except OSError as error:
+            file.close()
+            raise RunError(f"{self.path} can't be locked: {error.strerror}.") from error
+        file.seek(0)
+        file.truncate()
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        return file
+
+    def _holder(self, name: str) -> str:
+        with contextlib.suppress(OSError):
+            return (self.path / name).read_text(encoding="utf-8").strip()
+        return ""
+
     def unlock(self, failed: bool = False) -> None:
         """Lets others write.
 
@@ -212,15 +250,16 @@ class RunDirectory:
             failed: another error is being raised; it is not replaced by one of the last upload.
         """
         try:
-            if self.mirror is not None and self._lock is not None:
+            if self.mirror is not None:
                 self.mirror.close(failed)
         finally:
             self._let_go()
 
     def _let_go(self) -> None:
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        for file in (self._lock, self._evaluation_lock):
+            if file is not None:
+                file.close()
+        self._lock = self._evaluation_lock = None
 
     def __enter__(self) -> RunDirectory:
         self.lock()
@@ -276,6 +315,18 @@ def remote_run_folder(url: str, cache: Path) -> RunDirectory:
 
     folder = working_folder(url, cache)
     return RunDirectory(folder, mirror=Mirror(url, folder, cache))
+
+
+def evaluated_run_folder(config: Config) -> RunDirectory:
+    """The run folder for an evaluator. If it is at a URL, the evaluator has a local folder of its own."""
+    address = config.model_dir
+    if address is None or not storage.is_remote(address):
+        return run_folder(config)
+    from modelyard.run.mirror import Mirror, working_folder
+
+    cache = storage.cache_folder(config.cache_dir)
+    folder = working_folder(address, cache, EVALUATOR)
+    return RunDirectory(folder, mirror=Mirror(address, folder, cache, evaluator=True))
 
 
 def open_run_folder(path: str | Path, cache_dir: str | None = None) -> RunDirectory:

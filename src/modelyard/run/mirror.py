@@ -2,6 +2,9 @@
 
 An object store shows single objects whole, but no folder at once. A checkpoint exists if its ``state.json`` does: it is
 uploaded last and removed first, and it contains the checksums of the other files.
+
+Every part of the remote folder has one process that writes it: who has the run's lock writes config, metrics, logs and
+checkpoints; who has the lock of evaluation writes ``best/`` and, if it is an evaluator, ``evaluator/``.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import json
 import logging
 import shutil
 import tempfile
+import time
 import weakref
 from pathlib import Path, PurePosixPath
 
@@ -27,16 +31,32 @@ from modelyard.run.checkpoint import (
     list_checkpoints,
     read_checkpoint,
 )
-from modelyard.run.directory import BEST, CHECKPOINTS, CONFIG, EVENTS, JOURNAL, LOCK, LOGS, MANIFEST, METRICS, PROFILE
+from modelyard.run.directory import (
+    BEST,
+    CHECKPOINTS,
+    CONFIG,
+    EVALUATION_LOCK,
+    EVALUATOR,
+    EVENTS,
+    JOURNAL,
+    LOCK,
+    LOGS,
+    MANIFEST,
+    METRICS,
+    PROFILE,
+)
 from modelyard.run.manifest import JOURNAL_TITLE
-from modelyard.run.remote_lock import RemoteLock, is_alive
+from modelyard.run.remote_lock import HeldError, RemoteLock, is_alive
 from modelyard.system.files import explain, remove_folder, whole_folder
 from modelyard.system.process import SUFFIX, holders
 
 _SMALL = (CONFIG, MANIFEST, METRICS, EVENTS, LOGS, PROFILE)
 """Files and folders that are uploaded before any checkpoint, in this order: a folder with a config is a run."""
 _TO_RESUME = (CONFIG, MANIFEST, METRICS, EVENTS, LOGS)
-_TO_READ = (CONFIG, MANIFEST, METRICS)
+_TO_READ = (CONFIG, MANIFEST, METRICS, f"{EVALUATOR}/{METRICS}")
+_TO_EVALUATE = (CONFIG, MANIFEST, METRICS)
+_REFRESH_SECONDS = 5.0
+"""How often an evaluator looks for new checkpoints: a look is a few requests, which cost."""
 _COPY_SECONDS = 7 * storage.DAY
 log = logging.getLogger("modelyard")
 
@@ -48,17 +68,23 @@ class Mirror:
         url: the remote run folder.
         folder: the local one.
         cache: for copies of weights, if the run is only read.
+        evaluator: this process evaluates a run that another one trains.
     """
 
-    def __init__(self, url: str, folder: Path, cache: Path) -> None:
+    def __init__(self, url: str, folder: Path, cache: Path, evaluator: bool = False) -> None:
         self.url = url.rstrip("/")
         self.folder = folder
         self.cache = cache
         self.fetched = False  # whether the local folder equals the remote one
+        self._is_evaluator = evaluator
         self._lock = RemoteLock(storage.join(self.url, LOCK), self.url)
-        self._states: dict[str, bytes] = {}  # the state.json of every remote checkpoint, by its folder
+        self._evaluation_lock = RemoteLock(storage.join(self.url, EVALUATION_LOCK), f"the evaluation of {self.url}")
+        self._held: list[RemoteLock] = []
+        self._kinds: list[str] = []  # of the checkpoints that this process writes
+        self._states: dict[str, bytes] = {}  # the state.json of these checkpoints in the remote folder, by theirs
         self._sent: dict[str, tuple[int, int]] = {}  # length and time of the small files, as they were uploaded
         self._journal_sent = 0
+        self._refreshed = -_REFRESH_SECONDS
 
     def address(self, path: Path) -> str:
         """The URL of a path in the local folder."""
@@ -89,26 +115,66 @@ class Mirror:
             CheckpointError: if there are checkpoints and all are damaged.
         """
         self._lock.acquire()
+        self._held.append(self._lock)
         try:
             names = self._names()
-            self._states = self._read_states(names)
-            self._remove_incomplete(names)
-            best = [name for name in self._states if name.startswith(f"{BEST}/")]
-            kept = {name for name in best if self._download_checkpoint(name)} | set(self._download_newest(names))
+            self._own(CHECKPOINTS, names)
+            kept = set(self._download_newest(names))
             held = _logs_in_use(self.folder)
             self._clear_local(kept | held)
+            self._show(BEST, self._read_states(BEST, names))
             for name in names:
                 if PurePosixPath(name).parts[0] in _TO_RESUME and name not in held:
                     self._download(name)
                     self._sent[name] = _stamp(self.folder / name)
         except BaseException:
             with contextlib.suppress(Exception):
-                self._lock.release()
+                self._release()
             raise
+        self._kinds.append(CHECKPOINTS)
         self.fetched = True
 
+    def take_evaluation(self) -> bool:
+        """Takes the lock of evaluation and downloads the best models; False if another process has it."""
+        if self._evaluation_lock in self._held:
+            return True
+        try:
+            self._evaluation_lock.acquire()
+        except HeldError:
+            return False
+        self._held.append(self._evaluation_lock)
+        try:
+            names = self._names()
+            self._own(BEST, names)
+            kept = {name for name in list(self._states) if _kind(name) == BEST and self._download_checkpoint(name)}
+            self._clear_checkpoints(BEST, kept)
+            if self._is_evaluator:
+                self._resume_evaluation(names)
+        except BaseException:  # a best model that was not downloaded must not look as if it had been removed here
+            self._held.remove(self._evaluation_lock)
+            with contextlib.suppress(Exception):
+                self._evaluation_lock.release()
+            raise
+        self._kinds.append(BEST)
+        return True
+
+    def _resume_evaluation(self, names: list[str]) -> None:
+        """Makes the local files of an evaluator equal to the remote ones."""
+        with explain(self.folder, "clear"):
+            for path in (self.folder / EVALUATOR, self.folder.parent / JOURNAL):
+                _remove(path)
+        for name in names:
+            if name.startswith(f"{EVALUATOR}/"):
+                self._download(name)
+                self._sent[name] = _stamp(self.folder / name)
+
+    def who_evaluates(self) -> str:
+        """The process that has the lock of evaluation, for messages; empty if there is none."""
+        holder = self._evaluation_lock.holder()
+        return f"process {holder['pid']} on {holder['host']}" if holder else ""
+
     def push(self, keep: int | None = None, final: bool = False) -> None:
-        """Uploads what changed.
+        """Uploads what changed in the parts that this process writes.
 
         Storage that can't be reached for a while does not end a run: the next upload includes what is missing.
 
@@ -117,34 +183,63 @@ class Mirror:
             final: no upload follows, so failures are errors.
         """
         try:
-            self._lock.renew()
-            self._push_small_files()
-            for kind in (BEST, CHECKPOINTS):
-                for path in list_checkpoints(self.folder / kind).values():
-                    self._push_checkpoint(f"{kind}/{path.name}", path)
-            self._prune(keep)
+            for lock in self._held:
+                lock.renew()
+            if self._is_evaluator:  # a row says that a model was evaluated, and kept if it is among the best
+                self._push_checkpoints(keep)
+                self._push_small_files((EVALUATOR,))
+            else:
+                self._push_small_files(_SMALL)
+                self._push_checkpoints(keep)
             self._push_journal()
         except StorageError as error:
             if final:
                 raise
-            log.warning("%s The next checkpoint uploads what is missing.", error)
+            log.warning("%s The next %s uploads what is missing.", error, "one" if self._is_evaluator else "checkpoint")
 
     def close(self, failed: bool = False) -> None:
-        """Uploads for the last time and releases the lock.
+        """Uploads for the last time and releases the locks.
 
         Args:
             failed: another error is being raised; a failed upload is only logged.
         """
         try:
             try:
-                if (self.folder / CONFIG).is_file():
+                if self._held and (self.folder / CONFIG).is_file():
                     self.push(final=True)
             finally:
-                self._lock.release()
+                self._release()
         except Exception as error:
             if not failed:
                 raise
             log.error("the last upload to %s failed: %s", self.url, error)
+
+    def _release(self) -> None:
+        with contextlib.ExitStack() as stack:
+            for lock in self._held:
+                stack.callback(lock.release)
+            self._held = []
+
+    # -- to evaluate a run -------------------------------------------------------------------------------------------
+
+    def refresh(self, now: bool = False) -> None:
+        """Downloads what an evaluator needs to know: config, manifest, metrics, and the state of every checkpoint.
+
+        The weights of a checkpoint are downloaded when its turn comes.
+
+        Args:
+            now: look at once; by default, at most every few seconds.
+        """
+        if not now and time.monotonic() - self._refreshed < _REFRESH_SECONDS:
+            return
+        names = self._names()
+        states = self._read_states(CHECKPOINTS, names)
+        for name in _TO_EVALUATE:
+            if name in names:
+                self._download(name)
+        self._show(CHECKPOINTS, states)
+        self.fetched = True
+        self._refreshed = time.monotonic()
 
     # -- to read a run -----------------------------------------------------------------------------------------------
 
@@ -155,15 +250,19 @@ class Mirror:
         for name in _TO_READ:
             if name in names:
                 self._download(name)
-        for name, state in self._read_states(names).items():
-            (self.folder / name).mkdir(parents=True)
-            (self.folder / name / STATE).write_bytes(state)
+        for kind in (BEST, CHECKPOINTS):
+            for name, state in self._read_states(kind, names).items():
+                (self.folder / name).mkdir(parents=True)
+                (self.folder / name / STATE).write_bytes(state)
 
     def download_weights(self, path: Path) -> None:
-        """Downloads the large files of a checkpoint through the cache."""
+        """Downloads the large files of a checkpoint. Through the cache, unless it is one of many to be evaluated."""
         for name in (WEIGHTS, OPTIMIZER):
             if not (path / name).exists():
-                (path / name).symlink_to(storage.local_copy(self.address(path / name), self.cache))
+                if self._is_evaluator:
+                    storage.download(self.address(path / name), path / name)
+                else:
+                    (path / name).symlink_to(storage.local_copy(self.address(path / name), self.cache))
 
     # -- the steps of both -------------------------------------------------------------------------------------------
 
@@ -172,10 +271,33 @@ class Mirror:
         names = storage.names_below(self.url)
         return [name for name in names if name and not {"", ".", ".."} & set(name.split("/")) and "\\" not in name]
 
-    def _read_states(self, names: list[str]) -> dict[str, bytes]:
-        """The state.json of every remote checkpoint, by its folder, oldest first."""
+    def _own(self, kind: str, names: list[str]) -> None:
+        """Reads the remote checkpoints of a kind, of which this process is the writer. Incomplete ones are removed."""
+        states = self._read_states(kind, names)
+        self._remove_incomplete(kind, names, states)
+        self._states = {name: state for name, state in self._states.items() if _kind(name) != kind} | states
+
+    def _read_states(self, kind: str, names: list[str]) -> dict[str, bytes]:
+        """The state.json of every remote checkpoint of a kind, by its folder, oldest first."""
         folders = [name.rpartition("/")[0] for name in names if name.endswith(f"/{STATE}")]
-        return {name: storage.read_bytes(self._at(name, STATE)) for name in folders if _is_checkpoint(name)}
+        found = {}
+        for name in folders:
+            if _is_checkpoint(name) and _kind(name) == kind:
+                state = storage.read_if_there(self._at(name, STATE))
+                if state is not None:  # else another process has just removed it
+                    found[name] = state
+        return found
+
+    def _show(self, kind: str, states: dict[str, bytes]) -> None:
+        """Makes the local folder show which checkpoints of a kind there are, without their weights."""
+        self._clear_checkpoints(kind, set(states))
+        for name, state in states.items():
+            path = self.folder / name
+            if not (path / STATE).is_file() or (path / STATE).read_bytes() != state:
+                with explain(path, "write"):
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                with whole_folder(path) as partial:
+                    (partial / STATE).write_bytes(state)
 
     def _download(self, name: str) -> None:
         target = self.folder / name
@@ -223,36 +345,50 @@ class Mirror:
         """Removes the local files of an earlier run, except the checkpoints and logs in ``kept``."""
         with explain(self.folder, "clear"):
             for path in self.folder.iterdir():
-                if path.name in (CHECKPOINTS, BEST, LOGS):
+                if path.name in (CHECKPOINTS, LOGS):
                     for old in path.iterdir():
                         if f"{path.name}/{old.name}" not in kept:
                             _remove(old)
-                elif path.name != LOCK:  # held open by this process
+                elif path.name not in (LOCK, BEST):  # the first is held open by this process, the second comes later
                     _remove(path)
             _remove(self.folder.parent / JOURNAL)
             for name in (CHECKPOINTS, LOGS):
                 (self.folder / name).mkdir(exist_ok=True)
 
-    def _remove_incomplete(self, names: list[str]) -> None:
+    def _clear_checkpoints(self, kind: str, kept: set[str]) -> None:
+        """Removes the local checkpoints of a kind that are not in ``kept``."""
+        folder = self.folder / kind
+        with explain(folder, "clear"):
+            for old in folder.iterdir() if folder.is_dir() else ():
+                if f"{kind}/{old.name}" not in kept:
+                    _remove(old)
+
+    def _remove_incomplete(self, kind: str, names: list[str], states: dict[str, bytes]) -> None:
         """Removes files of remote checkpoints whose upload or removal was never finished."""
         for name in names:
             folder = name.rpartition("/")[0]
             aside = f"{folder}/{DAMAGED}{STATE}" in names
-            if _is_checkpoint(folder) and folder not in self._states and not aside:
+            if _is_checkpoint(folder) and _kind(folder) == kind and folder not in states and not aside:
                 storage.remove(self._at(name))
 
-    def _push_small_files(self) -> None:
-        paths = [self.folder / name for name in _SMALL]
+    def _push_small_files(self, parts: tuple[str, ...]) -> None:
+        paths = [self.folder / name for name in parts]
         files = [file for path in paths for file in ([path] if path.is_file() else sorted(path.rglob("*")))]
         here = {file.relative_to(self.folder).as_posix(): file for file in files if _is_sent(file)}
         for name, file in here.items():
             stamp = _stamp(file)
             if self._sent.get(name) != stamp:
-                storage.write_bytes(self._at(name), file.read_bytes())  # read at once: it may grow meanwhile
+                self._write(name, file.read_bytes())  # read at once: it may grow meanwhile
                 self._sent[name] = stamp
         for name in [name for name in self._sent if name not in here]:
-            storage.remove(self._at(name))
+            self._remove(name)
             del self._sent[name]
+
+    def _push_checkpoints(self, keep: int | None) -> None:
+        for kind in sorted(self._kinds):
+            for path in list_checkpoints(self.folder / kind).values():
+                self._push_checkpoint(f"{kind}/{path.name}", path)
+        self._prune(keep)
 
     def _push_checkpoint(self, name: str, path: Path) -> None:
         state = (path / STATE).read_bytes()
@@ -264,8 +400,8 @@ class Mirror:
         if there is not None and changed:  # other weights under the old state would be a damaged checkpoint
             self._remove_state(name)
         for file in changed:
-            storage.upload(path / file, self._at(name, file))
-        storage.write_bytes(self._at(name, STATE), state)
+            self._upload(path / file, f"{name}/{file}")
+        self._write(f"{name}/{STATE}", state)
         self._states[name] = state
 
     def _prune(self, keep: int | None) -> None:
@@ -277,12 +413,33 @@ class Mirror:
         for name in gone:
             self._remove_state(name)
             for file in (WEIGHTS, OPTIMIZER):
-                storage.remove(self._at(name, file))
+                self._remove(f"{name}/{file}")
 
     def _remove_state(self, name: str) -> None:
         """Removes state.json, without which the checkpoint does not exist."""
-        storage.remove(self._at(name, STATE))
+        self._remove(f"{name}/{STATE}")
         self._states.pop(name, None)
+
+    # Before each change: a process that slept may have lost its lock since the last one, and another writes here now.
+
+    def _write(self, name: str, data: bytes) -> None:
+        self._confirm_locks()
+        storage.write_bytes(self._at(name), data)
+
+    def _upload(self, path: Path, name: str) -> None:
+        self._confirm_locks()
+        if not storage.upload(path, self._at(name), new=True):  # it is there: from a killed process, or from a new one
+            for lock in self._held:
+                lock.renew()
+            storage.upload(path, self._at(name))
+
+    def _remove(self, name: str) -> None:
+        self._confirm_locks()
+        storage.remove(self._at(name))
+
+    def _confirm_locks(self) -> None:
+        for lock in self._held:
+            lock.confirm()
 
     def _push_journal(self) -> None:
         """Adds the entries of this process to the journal beside the runs, to which other runs may have added."""
@@ -293,6 +450,7 @@ class Mirror:
         url = storage.join(storage.parent(self.url), JOURNAL)
         there = storage.read_if_there(url) or b""
         new = mine[self._journal_sent :]
+        self._confirm_locks()
         storage.write_bytes(url, there + (new.removeprefix(JOURNAL_TITLE.encode()) if there else new))
         self._journal_sent = len(mine)
 
@@ -300,9 +458,10 @@ class Mirror:
         return storage.join(self.url, *parts)
 
 
-def working_folder(url: str, cache: Path) -> Path:
-    """The local folder in which a run at ``url`` works."""
-    return cache / "runs" / hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:24] / _name(url)
+def working_folder(url: str, cache: Path, role: str = "") -> Path:
+    """The local folder in which a run at ``url`` works; an evaluator has one of its own."""
+    digest = hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:24]
+    return cache / "runs" / (f"{digest}-{role}" if role else digest) / _name(url)
 
 
 def open_mirror(url: str, cache: Path) -> Mirror:
@@ -325,6 +484,10 @@ def open_mirror(url: str, cache: Path) -> Mirror:
 def _name(url: str) -> str:
     name = url.rstrip("/").rpartition("/")[2]
     return "run" if name in ("", ".", "..") else name
+
+
+def _kind(name: str) -> str:
+    return name.partition("/")[0]
 
 
 def _is_checkpoint(name: str) -> bool:

@@ -35,6 +35,10 @@ Holder = dict[str, Any]
 """host, pid, pid_space, time and mark of a process that holds a lock."""
 
 
+class HeldError(RunError):
+    """Another process holds the lock."""
+
+
 class RemoteLock:
     """A lock object of a run folder.
 
@@ -55,7 +59,7 @@ class RemoteLock:
         """Makes this process the writer.
 
         Raises:
-            RunError: if another process is the writer, or becomes it at the same moment.
+            HeldError: if another process is the writer, or becomes it at the same moment.
         """
         _marks.add(self._mark)
         try:
@@ -80,7 +84,7 @@ class RemoteLock:
                 if holder is not None:
                     log.info("took over from process %s on %s, which has ended", holder["pid"], holder["host"])
                 return
-        raise RunError(f"{self.url} is changed by other processes again and again. Wait a moment, then try again.")
+        raise HeldError(f"{self.url} is changed by other processes again and again. Wait a moment, then try again.")
 
     def confirm(self) -> None:
         """Ensures before a change of the run that no other process can have taken the lock over meanwhile.
@@ -160,8 +164,8 @@ class RemoteLock:
         self._renewed = now
         return True
 
-    def _in_use(self, holder: Holder) -> RunError:
-        return RunError(
+    def _in_use(self, holder: Holder) -> HeldError:
+        return HeldError(
             f"{self.owner} is in use by process {holder['pid']} on {holder['host']}, "
             f"last seen {max(time.time() - holder['time'], 0):.0f} seconds ago. Wait for it to end, stop it, or "
             f"name another --model_dir. If you know that it is dead, delete {self.url}"
