@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from modelyard import storage
+from modelyard.config.yaml_file import CONFIG_VERSION, RUN_CONFIG_KEY
 from modelyard.errors import CheckpointError, Interrupted, RunError, StorageError, UserError
 from modelyard.run.checkpoint import (
     Checkpoint,
@@ -82,7 +83,7 @@ def checkpoint(step: int, **loop_state: Any) -> Checkpoint:
 
 def save(directory: RunDirectory, step: int) -> None:
     """As the hooks do: rows, a best model now and then, a checkpoint, old ones removed."""
-    directory.config.write_text("model: mlp\n")
+    directory.config.write_text(f"{RUN_CONFIG_KEY}: {CONFIG_VERSION}\nmodel: mlp\n")
     with open(directory.metrics, "a") as file:
         file.write(json.dumps({"step": step}) + "\n")
     if step % 20 == 0:
