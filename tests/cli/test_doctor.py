@@ -23,7 +23,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest of the examination asks TensorFlow and JAX, in processes of their own."""
     monkeypatch.setattr(doctor, "_ask", lambda code: {"version": "1.2.3", "devices": []})
     monkeypatch.setattr("modelyard.system.machine.gpus", list)
-    for name in ("TF_CONFIG", "SLURM_STEP_ID", "JOB_COMPLETION_INDEX"):
+    for name in ("TF_CONFIG", "SLURM_STEP_ID", "JOB_COMPLETION_INDEX", "MODELYARD_CLUSTER_SECRET"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -43,6 +43,7 @@ def test_role_address_and_the_others_are_explained(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TF_CONFIG", json.dumps(TF_CONFIG))
+    monkeypatch.setenv("MODELYARD_CLUSTER_SECRET", "nobody may see this")
     found = [(check["check"], check["result"]) for check in checks(capsys)]
     assert found == [
         ("cluster", "worker 1, parameter servers: trains at its own pace (from TF_CONFIG)"),
@@ -53,11 +54,23 @@ def test_role_address_and_the_others_are_explained(
         ("cluster member", "chief at a:1, the coordinator"),
         ("cluster member", "worker-0 at b:2"),
         ("cluster member", "ps-0 at d:4"),
+        ("cluster secret", "given"),
         ("cluster model_dir", "/runs/one"),
         ("cluster environment", "cloud"),
     ]
     doctor.doctor()
-    assert "chief at a:1, the coordinator" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "chief at a:1, the coordinator" in shown
+    assert "nobody may see this" not in shown
+
+
+def test_a_secret_that_is_missing_is_a_problem(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TF_CONFIG", json.dumps(TF_CONFIG))
+    with pytest.raises(SystemExit):
+        doctor.doctor(json=True)
+    assert "openssl rand -hex 32" in capsys.readouterr().out
 
 
 def test_everything_wrong_with_tf_config_is_shown(

@@ -121,6 +121,15 @@ def test_a_follower_whose_port_is_in_use_says_so_before_it_joins(monkeypatch: py
         form_group(config(model_dir="run"), where, True, b"")
 
 
+@pytest.mark.parametrize("role", ["chief", "worker", "evaluator"])
+def test_a_cluster_of_several_machines_needs_a_secret_on_every_process(role: str, tmp_path: Path) -> None:
+    remote = {"chief": ("10.1.2.3:2222",), "worker": ("10.1.2.4:2222",), "evaluator": ("10.1.2.5:2222",)}
+    given = config(model_dir=str(tmp_path / "run"))
+    with pytest.raises(ConfigError, match=r"MODELYARD_CLUSTER_SECRET: is not set.*openssl rand -hex 32"):
+        distributed_run.run(given, True, Cluster(Member(role, 0), remote, "TF_CONFIG"))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_evaluator_listens_nowhere_so_its_port_may_be_in_use() -> None:
     where = cluster("evaluator", chief=1, evaluator=1)
     with listen(where.address(where.me)):

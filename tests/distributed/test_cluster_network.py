@@ -55,7 +55,7 @@ def start(machines: tuple[str, str], run: Path, out: Path, *words: str) -> list[
         command = ["ip", "netns", "exec", machine, *COMMAND, "train", *PARTS, "--model", "tiny_norm", "--threads", "1"]
         command += ["--deterministic", "--save_every", "40 steps", "--peer_timeout_secs", str(TIMEOUT), *words]
         with open(out / f"worker-{index}.out", "ab") as output:
-            env = environment(TF_CONFIG=json.dumps(task))
+            env = environment(TF_CONFIG=json.dumps(task), MODELYARD_CLUSTER_SECRET="of two machines" * 2)
             started.append(subprocess.Popen(command, stdout=output, stderr=output, env=env))
     return started
 

@@ -30,11 +30,12 @@ def listening(process: psutil.Process) -> set[tuple[str, int]]:
     [SYNCHRONOUS, pytest.param(SERVERS, marks=pytest.mark.tensorflow_only("parameter servers"))],
     ids=["synchronous", "ps"],
 )
-def test_no_socket_of_a_local_cluster_listens_on_another_interface(tmp_path: Path, layout: list[str]) -> None:
+def test_a_local_cluster_listens_on_loopback_only_and_keeps_its_secret(tmp_path: Path, layout: list[str]) -> None:
     run = tmp_path / "run"
     command = ["train-and-evaluate", *PARTS, *on_engine(), "--model", "tiny_norm", "--dataset", "digits"]
     words = [*COMMAND, "launch", "--model_dir", str(run), *layout, "--", *command]
     found: dict[str, set[tuple[str, int]]] = {}
+    secrets: set[str] = set()
 
     def trains() -> bool:
         """Whether steps are logged: everything is connected. Looks at all sockets meanwhile."""
@@ -42,7 +43,10 @@ def test_no_socket_of_a_local_cluster_listens_on_another_interface(tmp_path: Pat
         with suppress(psutil.Error):
             for process in psutil.Process(launcher.pid).children(recursive=True):
                 with suppress(psutil.Error):
-                    task = json.loads(process.environ().get("TF_CONFIG", "{}")).get("task", {})
+                    variables = process.environ()
+                    task = json.loads(variables.get("TF_CONFIG", "{}")).get("task", {})
+                    secrets.add(variables.get("MODELYARD_CLUSTER_SECRET", "none"))
+                    assert not any(secret in " ".join(process.cmdline()) for secret in secrets)
                     found.setdefault(f"{task.get('type')} {task.get('index')}", set()).update(listening(process))
         file = run / "metrics.jsonl"
         return file.is_file() and '"split": "train"' in file.read_text()
@@ -63,3 +67,8 @@ def test_no_socket_of_a_local_cluster_listens_on_another_interface(tmp_path: Pat
     assert all(found[name] for name in trainers), found  # the engine's own servers were seen
     assert {where for where in set.union(*found.values()) if not is_loopback(where[0])} == set()
     assert "listens on all interfaces" not in (tmp_path / "out").read_text()
+    (secret,) = secrets  # one for all
+    assert len(secret) == 64
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {"config.yaml", "manifest.json", "out"} <= {path.name for path in written}
+    assert [path for path in written if secret.encode() in path.read_bytes()] == []

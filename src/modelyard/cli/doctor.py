@@ -8,10 +8,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from modelyard.cli.output import Json, show, table
 from modelyard.errors import ConfigError, UserError
+
+if TYPE_CHECKING:
+    from modelyard.cluster.description import Cluster
 
 _LOW_DISK = 2 << 30
 Check = tuple[str, str, bool | None]
@@ -74,9 +77,22 @@ def _cluster() -> list[Check]:
         if member != me:
             note = ", the coordinator" if member == cluster.coordinator else ""
             checks.append(("cluster member", f"{member.file_name} at {cluster.address(member)}{note}", None))
+    if not cluster.is_alone:
+        checks.append(_secret(cluster))
     checks.append(("cluster model_dir", cluster.model_dir or "not given: --model_dir is needed", None))
     checks.append(("cluster environment", cluster.environment, None))
     return checks
+
+
+def _secret(cluster: Cluster) -> Check:
+    """Returns whether the processes have a secret, which is not shown."""
+    from modelyard.cluster.secret import find_secret
+
+    try:
+        given = find_secret(cluster, insecure=False)
+    except ConfigError as error:
+        return ("cluster secret", str(error.problems[0]), False)
+    return ("cluster secret", "given" if given else "none: all processes are on this machine", None)
 
 
 def _engines() -> list[Check]:
