@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import re
 import stat
 import sys
 from collections.abc import Callable, Iterator
@@ -278,6 +279,27 @@ def test_no_file_can_say_that_it_is_trusted(file: str) -> None:
     assert [has_run(), has_run(".")] == [False, False]
 
 
+def test_the_cache_of_a_stranger_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
+    """It may hold compiled programs, which are code."""
+    theirs = Path("theirs/cache").absolute()
+    for named in (str(theirs), "elsewhere", "~/elsewhere"):
+        Path("theirs").mkdir(exist_ok=True)
+        text = config_text(load_config(model="mlp")).replace("cache_dir: null", f"cache_dir: {named}")
+        Path("theirs/config.yaml").write_text(re.sub("# checksum.*\n", "", text))
+        caplog.clear()
+        assert load_config(config_file="theirs/config.yaml").cache_dir is None
+        assert "cache_dir: you have not used" in caplog.text
+    assert load_config(config_file="theirs/config.yaml", trust=True).cache_dir == "~/elsewhere"
+    assert load_config(config_file="theirs/config.yaml").cache_dir == "~/elsewhere"
+
+
+def test_the_users_own_cache_is_remembered() -> None:
+    mine = Path("cache").absolute()
+    Path("run").mkdir()
+    Path("run/config.yaml").write_text(config_text(load_config(model="mlp", cache_dir=str(mine))))
+    assert load_config(config_file="run/config.yaml").cache_dir == str(mine)
+
+
 def test_trust_is_true_or_false() -> None:
     with pytest.raises(ConfigError, match="trust: must be true or false, got 'yes'"):
         load_config(trust="yes")
@@ -348,10 +370,10 @@ def test_a_home_that_cannot_be_used_is_no_error(home: str, monkeypatch: pytest.M
     if home == "a file":
         place.write_text("")
     elif home == "a folder":  # that can't be opened as a file; root may write to read-only ones
-        (place / ".config/modelyard/trusted_plugins").mkdir(parents=True)
+        (place / ".config/modelyard/trusted").mkdir(parents=True)
     elif home == "garbage":
         (place / ".config/modelyard").mkdir(parents=True)
-        (place / ".config/modelyard/trusted_plugins").write_bytes(os.urandom(1000))
+        (place / ".config/modelyard/trusted").write_bytes(os.urandom(1000))
     load_plugin("mine.py")
     assert has_run(".")
     run_of_a_stranger()

@@ -66,7 +66,7 @@ def launch(
     config_in_cluster(config, Cluster(addresses=addresses, source="launch", model_dir=folder or "runs/new"))
     if folder is None:
         words, folder = with_model_dir(words, str(new_run_path(config)))
-    if config.plugins and "--trust" not in words:  # they are trusted here, and the processes can't ask
+    if (config.plugins or config.cache_dir) and "--trust" not in words:  # here they are, and the processes can't ask
         words = [*words, "--trust"]
     try:
         launch_processes(

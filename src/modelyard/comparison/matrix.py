@@ -316,7 +316,8 @@ class Scheduler:
         if directory.exists():  # the number of threads decides the last bits: a resumed run keeps it
             threads = run_options(directory).get("threads") or threads
         words = ("--config_file", str(self._folder.config(cell.name)), "--model_dir", str(directory.path))
-        trust = ("--trust",) if cell.config.plugins else ()  # they are trusted here, and the process can't ask
+        # What is trusted here: the process can't ask.
+        trust = ("--trust",) if cell.config.plugins or cell.config.cache_dir else ()
         command = (*self._program, TRAIN_AND_EVALUATE, *words, "--threads", str(threads), *trust)
         process = Process(ProcessSpec(cell.name, command, slot.environ), self._folder.logs, self._ended.put)
         self._running[process] = (slot, time.monotonic())

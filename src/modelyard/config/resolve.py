@@ -5,6 +5,7 @@ Defaults < recipe < a set of project.yaml < a set of hyperparameters.yaml < comm
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -17,13 +18,14 @@ from modelyard.config.backend import select_engine
 from modelyard.config.calls import Call, validation_message
 from modelyard.config.plugins import load_installed_plugins, load_plugins
 from modelyard.config.schema import COMPONENTS, CORE_FIELDS, EXCLUSIVE, TRUST, Config, registered_name
-from modelyard.config.trust import is_own_file, trust_plugins
+from modelyard.config.trust import is_own_file, trust_cache, trust_plugins
 from modelyard.config.weight_groups import read_group, read_phases
 from modelyard.config.yaml_file import CONFIG_VERSION, RUN_CONFIG_KEY, Value, is_run_config, read_flat, read_set
 from modelyard.errors import COMMAND_LINE, ConfigError, Problem, UserError, nearest, unknown
 from modelyard.registry import AUGMENTATIONS, ENGINES, HOOKS, PREPROCESSINGS
 
 DEFAULT_RECIPE = "digits"
+log = logging.getLogger("modelyard")
 
 
 def load_config(**options: Any) -> Config:
@@ -68,12 +70,7 @@ def resolve(
     config = _check_core(merged, problems)
     if problems and config.plugins:
         raise _error(problems)  # before a user's code is imported
-    if config.plugins:
-        naming = next(level for level in reversed(levels) if "plugins" in level.values)
-        # A file that names another one, such as a recipe, may be a stranger's.
-        named_by_user = naming.file is None or (own_files and all(level.is_own for level in levels))
-        config = config.model_copy(update={"plugins": relative_to_file(config.plugins, naming.file)})
-        trust_plugins(config.plugins, merged["plugins"].where, named_by_user=named_by_user, trust=trust)
+    config = _check_trust(config, levels, merged, own_files=own_files, trust=trust)
     try:
         if config.plugins:
             select_engine(config.engine)  # a user's code may import Keras, which fixes its backend then
@@ -97,6 +94,37 @@ def _pop_trust(top: dict[str, Value], problems: list[Problem]) -> bool:
     if not isinstance(trust.value, bool):
         problems.append(Problem(trust.where, TRUST, f"must be true or false, got {trust.value!r}."))
     return trust.value is True
+
+
+def _check_trust(
+    config: Config, levels: list[_Level], merged: Mapping[str, Value], *, own_files: bool, trust: bool
+) -> Config:
+    """Returns the config without a stranger's cache, and with the paths of plugins that may be imported.
+
+    Raises:
+        UntrustedPluginError: if one may not.
+    """
+    # A file that names another one, such as a recipe, may be a stranger's.
+    own = own_files and all(level.is_own for level in levels)
+
+    def naming(key: str) -> tuple[Path | None, bool]:
+        """Returns the file that sets an option, and whether the user has written it."""
+        file = next(level for level in reversed(levels) if key in level.values).file
+        return file, file is None or own
+
+    if config.plugins:
+        file, by_user = naming("plugins")
+        config = config.model_copy(update={"plugins": relative_to_file(config.plugins, file)})
+        trust_plugins(config.plugins, merged["plugins"].where, named_by_user=by_user, trust=trust)
+    if config.cache_dir is not None:
+        _, by_user = naming("cache_dir")
+        if not trust_cache(config.cache_dir, named_by_user=by_user, trust=trust):
+            log.warning(
+                "%s: cache_dir: you have not used %s before, so your own cache is used. To use it, add --cache_dir.",
+                merged["cache_dir"].where, config.cache_dir,
+            )  # fmt: skip
+            config = config.model_copy(update={"cache_dir": None})
+    return config
 
 
 def relative_to_file(plugins: tuple[str, ...], file: Path | None) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
-"""Decides which plugins may be imported: importing a plugin runs its code, and a stranger's run may name any file.
+"""Decides which plugins may be imported, and which cache used: a stranger's config may name any file or folder.
 
-A plugin is trusted if the user names it (``--plugins``, Python, their own project.yaml), if this process has imported
-it already, if the user has used it before, or if they say so (``--trust``).
+Importing a plugin runs its code, and a cache holds compiled programs. Both are trusted if the user names them
+(``--plugins``, Python, their own project.yaml), if they have used them before, or if they say so (``--trust``); plugins
+also if this process has imported them already.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
+from modelyard import storage
 from modelyard.config.yaml_file import is_run_config
 from modelyard.errors import UntrustedPluginError
 
@@ -45,6 +47,18 @@ def trust_plugins(names: Sequence[str], where: str, *, named_by_user: bool, trus
         raise UntrustedPluginError(where, [_described(name, path) for name, path in strange.items()])
     # The user has looked at what is there now, not at what somebody may put there later.
     _remember({path: _digest(path) for path in strange.values() if path is not None})
+
+
+def trust_cache(folder: str, *, named_by_user: bool, trust: bool) -> bool:
+    """Returns whether a cache may be used, and remembers it if the user has named it.
+
+    A stranger's may hold programs that they have compiled, or files of the user that are taken for old ones.
+    """
+    path = Path(folder).expanduser().resolve()
+    if named_by_user or trust:
+        _remember({path: _ANY_CONTENT})
+        return True
+    return path == storage.cache_folder().resolve() or _ANY_CONTENT in _remembered().get(str(path), ())
 
 
 def _may_run(name: str, path: Path | None) -> bool:
@@ -108,14 +122,14 @@ def _is_in_run(path: Path) -> bool:
 
 
 def list_file() -> Path | None:
-    """Returns the file that lists the trusted plugins; None if the user has no folder for it."""
+    """Returns the file that lists what is trusted; None if the user has no folder for it."""
     folder = Path(os.environ.get("XDG_CONFIG_HOME", ""))
     if not folder.is_absolute():  # also if it is not set
         try:
             folder = Path.home() / ".config"
         except (RuntimeError, KeyError):
             return None
-    return folder / "modelyard" / "trusted_plugins"
+    return folder / "modelyard" / "trusted"
 
 
 def _remembered() -> dict[str, set[str]]:
