@@ -21,7 +21,7 @@ import modelyard
 from conftest import environment, last_json
 from modelyard.cli.output import program
 from modelyard.errors import ConfigError, RunError, UserError
-from modelyard.launcher.submit import Submission, dockerfile, submit, template_text
+from modelyard.launcher.submit import Submission, submit, template_text
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 MINE = ["train", "--model_dir", "runs/mine"]
@@ -453,19 +453,6 @@ def test_start_timeout_is_passed_to_the_processes() -> None:
 def test_gpus_of_vertex_need_an_accelerator() -> None:
     with pytest.raises(ConfigError, match="accelerator: must be given with gpus"):
         dry("vertex", CLOUD, gpus=1)
-
-
-def test_the_dockerfile_copies_the_files_of_the_command() -> None:
-    for name in ("mine.py", "project.yaml", "requirements.txt", "it's.py"):
-        Path(name).write_text("")
-    text = dockerfile([*CLOUD, "--plugins", "mine.py,it's.py", "--recipe", "digits"], gpus=True)
-    assert 'COPY ["mine.py", "/app/mine.py"]' in text
-    assert 'COPY ["it\'s.py", "/app/it\'s.py"]' in text
-    assert 'COPY ["project.yaml", "/app/project.yaml"]' in text
-    assert "pip install --no-cache-dir -r /tmp/requirements.txt" in text
-    assert "modelyard[gpu,cloud]==" in text
-    with pytest.raises(ConfigError, match="must be in this folder"):
-        dockerfile([*CLOUD, "--plugins", "../other.py"], gpus=False)
 
 
 def test_the_command(command: Command) -> None:

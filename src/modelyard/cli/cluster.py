@@ -211,10 +211,11 @@ def submit(
     Without the target's tool on this machine, only the script or manifest is written.
     """
     from modelyard.launcher import submit as submission
+    from modelyard.launcher.dockerfile import dockerfile
     from modelyard.system.console import console
 
     if print_template or print_dockerfile:
-        text = submission.template_text(target) if print_template else submission.dockerfile(words or [], bool(gpus))
+        text = submission.template_text(target) if print_template else dockerfile(words or [], bool(gpus))
         sys.stdout.write(text)
         return
     done = submission.submit(

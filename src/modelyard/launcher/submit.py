@@ -1,11 +1,7 @@
-"""Submits a run to SLURM, Kubernetes or Vertex AI: writes a script or manifest, and calls their own tool.
-
-`dockerfile` writes the Dockerfile of the image for the latter two.
-"""
+"""Submits a run to SLURM, Kubernetes or Vertex AI: writes a script or manifest, and calls their own tool."""
 
 from __future__ import annotations
 
-import json
 import shlex
 import shutil
 import subprocess
@@ -14,15 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from modelyard import __version__
-from modelyard.config.calls import parse_list
-from modelyard.errors import COMMAND_LINE, ConfigError, Problem, RunError, UserError, unknown
-from modelyard.launcher.job import Job, is_launchable, make_job, named_files, option
+from modelyard.errors import RunError, UserError, unknown
+from modelyard.launcher.job import Job, is_launchable, make_job
 from modelyard.launcher.targets import TARGETS, Target, read_resources
-from modelyard.launcher.template import fill_text, read_template, shipped_template
+from modelyard.launcher.template import read_template, shipped_template
 from modelyard.system.files import write_text
-
-_CONFIG_FILES = ("project.yaml", "hyperparameters.yaml")
 
 
 @dataclass(frozen=True)
@@ -124,34 +116,3 @@ def _target(name: str) -> type[Target]:
     if name not in TARGETS:
         raise UserError(unknown("submit target", name, TARGETS))
     return TARGETS[name]
-
-
-def dockerfile(words: Sequence[str], gpus: bool) -> str:
-    """Returns a Dockerfile for a command, with the plugins and config files that it uses.
-
-    Args:
-        words: the command that the image runs.
-        gpus: whether it needs CUDA.
-
-    Raises:
-        ConfigError: for files outside this folder, where ``docker build`` can't see them.
-    """
-    files = [name for name in _CONFIG_FILES if Path(name).is_file()]
-    files += named_files(words)
-    files += [str(name) for name in parse_list(option(words, "plugins") or "") if str(name).endswith(".py")]
-    problems = []
-    for name in files:
-        path = Path(name)
-        if path.is_absolute() or ".." in path.parts:
-            problems.append(Problem(COMMAND_LINE, name, "must be in this folder, or docker build can't see it."))
-        elif not path.is_file():
-            problems.append(Problem(COMMAND_LINE, name, "there is no such file."))
-    if problems:
-        raise ConfigError(problems)
-    copies = [f"COPY {json.dumps([name, f'/app/{name}'])}\n" for name in dict.fromkeys(files)]
-    if Path("requirements.txt").is_file():
-        requirements = "/tmp/requirements.txt"
-        copies = [f"COPY requirements.txt {requirements}\nRUN pip install --no-cache-dir -r {requirements}\n", *copies]
-    extras = "gpu,cloud" if gpus else "cpu,cloud"
-    values = {"EXTRAS": extras, "VERSION": __version__, "FILES": "".join(copies)}
-    return fill_text(shipped_template("Dockerfile"), values, values, "Dockerfile")
