@@ -48,6 +48,7 @@ KillWait={kill_wait}
 MinJobAge=600
 InactiveLimit=0
 RebootProgram=/bin/false
+GresTypes=gpu
 {nodes}
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:4
 """
@@ -76,9 +77,10 @@ class SlurmCluster:
         nodes: the number of nodes.
         cpus: of each node, as SLURM counts them.
         kill_wait: seconds between SIGTERM and SIGKILL at the end of a job's time.
+        gpus: of each node, as SLURM counts them; nothing can compute on them.
     """
 
-    def __init__(self, folder: Path, nodes: int = 1, cpus: int = 4, kill_wait: int = 30) -> None:
+    def __init__(self, folder: Path, nodes: int = 1, cpus: int = 4, kill_wait: int = 30, gpus: int = 0) -> None:
         self.folder = folder
         self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -86,7 +88,7 @@ class SlurmCluster:
         self.names = [f"127.0.0.{i + 1}" for i in range(nodes)]  # by which the processes find each other
         controller_port, *ports = _free_ports(nodes + 1)
         lines = [
-            f"NodeName={name} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} RealMemory=4000"
+            f"NodeName={name} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} RealMemory=4000 Gres=gpu:{gpus}"
             for name, port in zip(self.names, ports, strict=True)
         ]
         config = CONFIG.format(
@@ -94,6 +96,7 @@ class SlurmCluster:
         )
         (folder / "state").mkdir()
         (folder / "slurm.conf").write_text(config)
+        (folder / "gres.conf").write_text(f"Name=gpu File=/dev/tty[1-{gpus}]\n" if gpus else "")
         for name in self.names:
             (folder / f"spool-{name}").mkdir()
 
@@ -197,9 +200,9 @@ class SlurmCluster:
 
 
 @contextlib.contextmanager
-def slurm_cluster(folder: Path, nodes: int = 1, kill_wait: int = 30) -> Iterator[SlurmCluster]:
+def slurm_cluster(folder: Path, nodes: int = 1, kill_wait: int = 30, gpus: int = 0) -> Iterator[SlurmCluster]:
     """Runs a cluster while the block runs."""
-    cluster = SlurmCluster(folder, nodes, kill_wait=kill_wait)
+    cluster = SlurmCluster(folder, nodes, kill_wait=kill_wait, gpus=gpus)
     try:
         cluster.start()
         yield cluster

@@ -38,10 +38,27 @@ OPTIONS = ("train-and-evaluate", "--model", "mlp", "--dataset", "digits", "--thr
 KINDS = {"Service": "V1Service", "Secret": "V1Secret", "Job": "V1Job"}
 
 
-def manifest(resources: dict[str, Any], name: str = "mine", **shape: Any) -> dict[str, dict[str, Any]]:
+def all_documents(resources: dict[str, Any], name: str = "mine", **shape: Any) -> list[dict[str, Any]]:
     words = ["train", "--model_dir", f"gs://bucket/{name}"]
-    text = submit("kubernetes", words, resources=resources, dry_run=True, **shape).text
-    return {document["kind"]: document for document in yaml.safe_load_all(text)}
+    return list(yaml.safe_load_all(submit("kubernetes", words, resources=resources, dry_run=True, **shape).text))
+
+
+def manifest(resources: dict[str, Any], name: str = "mine", **shape: Any) -> dict[str, dict[str, Any]]:
+    """The documents by kind, of a run with one Job."""
+    documents = all_documents(resources, name, **shape)
+    found = {document["kind"]: document for document in documents}
+    assert len(found) == len(documents)
+    return found
+
+
+def container(job: dict[str, Any]) -> dict[str, Any]:
+    (found,) = job["spec"]["template"]["spec"]["containers"]
+    assert isinstance(found, dict)
+    return found
+
+
+def variables(job: dict[str, Any]) -> dict[str, str]:
+    return {one["name"]: one["value"] for one in container(job)["env"] if "value" in one}
 
 
 def variables_of(documents: dict[str, dict[str, Any]]) -> dict[str, str]:
@@ -81,10 +98,10 @@ def as_model(value: Any, kind: str, where: str) -> Any:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_manifest_matches_the_api(resources: dict[str, Any], shape: dict[str, Any]) -> None:
     client = pytest.importorskip("kubernetes.client")
-    documents = manifest(resources, **shape)
-    assert set(documents) == set(KINDS)
-    for kind, document in documents.items():
-        model = as_model(document, KINDS[kind], kind)
+    documents = all_documents(resources, **shape)
+    assert {document["kind"] for document in documents} == set(KINDS)
+    for document in documents:
+        model = as_model(document, KINDS[document["kind"]], document["kind"])
         assert client.ApiClient().sanitize_for_serialization(model) == document
 
 
@@ -110,7 +127,7 @@ def test_that_check_finds_errors(section: str, key: str, value: Any) -> None:
 
 @pytest.mark.parametrize("name", ["mine", "X" * 90, "1-st.Run_", "a" * 56 + "-b"])
 def test_the_rules_that_the_models_do_not_check(name: str) -> None:
-    documents = manifest(EVERYTHING, name=name, workers=3, ps=2)
+    documents = manifest(EVERYTHING, name=name, workers=6)
     job, service = documents["Job"], documents["Service"]
     spec, pod = job["spec"], job["spec"]["template"]["spec"]
     assert spec["completionMode"] == "Indexed"
@@ -128,7 +145,7 @@ def test_the_rules_that_the_models_do_not_check(name: str) -> None:
     assert re.fullmatch(label, f"{job['metadata']['name']}-4096")
     assert service["spec"]["clusterIP"] == "None"
     assert service["spec"]["publishNotReadyAddresses"] is True
-    assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
+    assert service["spec"]["selector"].items() <= job["spec"]["template"]["metadata"]["labels"].items()
     assert pod["securityContext"]["runAsNonRoot"] is True
     mounted = {mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
     assert mounted == {volume["name"] for volume in pod["volumes"]} == {"runs", "data", "shared-memory"}
@@ -163,6 +180,40 @@ def test_the_secret_is_in_the_manifest_once_and_new_every_time() -> None:
     assert secrets[0] != secrets[1]
     own = manifest({**LITTLE, "env": {"MODELYARD_CLUSTER_SECRET_FILE": "/secrets/run"}})
     assert "MODELYARD_CLUSTER_SECRET" not in variables_of(own)
+def test_only_roles_that_compute_get_gpus_and_each_role_is_a_job_then() -> None:
+    """All pods of a Job are equal."""
+    gpus = {**LITTLE, "gpus": 2}
+    documents = all_documents(gpus, workers=3, ps=2, evaluator=True)
+    (service,) = (document for document in documents if document["kind"] == "Service")
+    jobs = {document["metadata"]["name"]: document for document in documents if document["kind"] == "Job"}
+    assert {name: job["spec"]["completions"] for name, job in jobs.items()} == {
+        "mine-chief": 1,
+        "mine-worker": 3,
+        "mine-ps": 2,
+        "mine-evaluator": 1,
+    }
+    limits = {
+        name: container(job).get("resources", {}).get("limits", {}).get("nvidia.com/gpu") for name, job in jobs.items()
+    }
+    assert limits == {"mine-chief": None, "mine-worker": "2", "mine-ps": None, "mine-evaluator": "2"}
+    seen = []
+    for name, job in jobs.items():
+        assert job["spec"]["template"]["spec"]["subdomain"] == service["metadata"]["name"] == "mine"
+        assert service["spec"]["selector"].items() <= job["spec"]["template"]["metadata"]["labels"].items()
+        for index in range(job["spec"]["completions"]):
+            cluster = find_cluster(environ={**variables(job), "JOB_COMPLETION_INDEX": str(index)})
+            assert cluster.address(cluster.me) == f"{name}-{index}.mine:2222"
+            seen.append(str(cluster.me))
+    assert sorted(seen) == sorted(map(str, cluster.members))
+    for equal in ({"workers": 3}, {"workers": 3, "evaluator": True}):  # all compute
+        assert container(manifest(gpus, **equal)["Job"])["resources"]["limits"] == {"nvidia.com/gpu": "2"}
+    assert "Job" in manifest(LITTLE, workers=3, ps=2)  # none has a GPU
+
+
+def test_the_names_of_several_jobs_leave_room_for_pods() -> None:
+    for name in ("X" * 90, "a" * 46 + "-b"):
+        for document in all_documents({**LITTLE, "gpus": 1}, name=name, workers=2, ps=1, evaluator=True):
+            assert re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", f"{document['metadata']['name']}-4096")
 
 
 @pytest.mark.slow

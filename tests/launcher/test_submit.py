@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -145,12 +146,34 @@ def test_resources_become_directives() -> None:
         "nodes: 2\ntasks-per-node: 2\ncpus: 8\nmemory: 64G\ngpus: 1\ntime: 1d12h\npartition: long\naccount: team\n"
     )
     text = dry("slurm", MINE, workers=2, ps=1, evaluator=True, resources="cluster.yaml", partition="short").text
-    lines = {line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")}
-    assert lines == {
-        *("--job-name=mine", "--ntasks=5", "--nodes=2", "--ntasks-per-node=2", "--cpus-per-task=8", "--mem=64G"),
-        *("--gpus-per-task=1", "--time=1-12:00:00", "--partition=short", "--account=team", "--output=mine-%j.log"),
-        *("--signal=B:USR1@120", "--requeue", "--open-mode=append"),
-    }
+    of_all = ["--cpus-per-task=8", "--mem=64G", "--time=1-12:00:00", "--partition=short", "--account=team"]
+    first = ["--signal=B:USR1@120", "--requeue", "--open-mode=append", "--job-name=mine", "--output=mine-%j.log"]
+    assert components(text) == [  # in the order of ranks: chief, workers, parameter server, evaluator
+        [*first, "--ntasks=1", *of_all],
+        ["--ntasks=2", "--nodes=2", "--ntasks-per-node=2", "--gpus-per-task=1", *of_all],
+        ["--ntasks=1", *of_all],
+        ["--ntasks=1", "--gpus-per-task=1", *of_all],
+    ]
+    assert "srun --het-group=0-3 " in text
+    for equal in ({"workers": 2, "evaluator": True}, {"workers": 2, "ps": 1, "gpus": 0}):
+        text = dry("slurm", MINE, resources="cluster.yaml", **equal).text
+        (options,) = components(text)
+        assert "--ntasks=3" in options or "--ntasks=4" in options
+        assert ("--gpus-per-task=1" in options) == ("gpus" not in equal)
+        assert "het" not in re.sub("SLURM_HET_SIZE|heterogeneous", "", text)
+
+
+def components(text: str) -> list[list[str]]:
+    """The options of sbatch, for each component of a heterogeneous job."""
+    lines = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")]
+    parts: list[list[str]] = [[]]
+    for line in lines:
+        parts.append([]) if line == "hetjob" else parts[-1].append(line)
+    return parts
+
+
+def test_the_environment_of_tasks() -> None:
+    text = dry("slurm", MINE, workers=2, ps=1, evaluator=True).text
     assert "export MODELYARD_PS=1 MODELYARD_EVALUATOR=1 " in text
 
 
@@ -330,7 +353,16 @@ COUNTING = 'echo x >> starts; [ "$(wc -l < starts)" -ge {ends} ] && exit {last};
 
 @pytest.mark.parametrize(
     ("status", "last", "starts", "returned"),
-    [(75, 0, 3, 0), (137, 0, 3, 0), (1, 0, 3, 0), (250, 0, 1, 2), (143, 0, 1, 143), (130, 0, 1, 130), (75, 250, 3, 2)],
+    [
+        (75, 0, 3, 0),
+        (137, 0, 3, 0),
+        (249, 0, 3, 0),
+        (248, 0, 3, 0),
+        (250, 0, 1, 2),
+        (143, 0, 1, 143),
+        (130, 0, 1, 130),
+        (75, 250, 3, 2),
+    ],
 )
 def test_failures_are_restarted_unless_a_restart_would_repeat_them(
     tmp_path: Path, status: int, last: int, starts: int, returned: int
@@ -357,6 +389,45 @@ def test_restarts_are_limited(tmp_path: Path) -> None:
     assert done.returncode == 75
     assert len(Path("starts").read_text().split()) == 3
     assert "status 75 after 2 restarts: giving up" in done.stderr
+
+
+def test_a_kill_from_outside_is_not_counted_and_a_crash_is(tmp_path: Path) -> None:
+    text = dry("slurm", MINE, resources={"max_restarts": 2}).text
+    srun = "echo x >> starts; case $(wc -l < starts) in 1|2|4|5) exit 248 ;; *) exit 249 ;; esac"
+    done = run_script(text, srun, tmp_path)
+    assert done.returncode == 1
+    assert len(Path("starts").read_text().split()) == 7  # of them 3, 6 and 7 crash
+    assert done.stderr.count("a task was killed from outside") == 4
+    assert "restart 2 of 2" in done.stderr
+    text = dry("slurm", MINE, resources={"max_restarts": 0}).text
+    Path("starts").unlink()
+    assert run_script(text, srun, tmp_path).returncode == 1
+    assert len(Path("starts").read_text().split()) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "memory_kills", "rank", "how"),
+    [
+        ("exit 1", ["oom_kill 3"] * 2, 249, "exited with status 1"),
+        ("kill -SEGV $$", ["oom_kill 3"] * 2, 249, "exited with status 139"),
+        ("kill -KILL $$", ["oom_kill 3"] * 2, 248, "was killed by SIGKILL from outside (not for lack of memory)"),
+        ("kill -KILL $$", ["oom_kill 3", "oom_kill 4"], 249, "was killed by SIGKILL: out of memory"),
+        ("kill -KILL $$", ["", ""], 249, "was killed by SIGKILL (from outside, or out of memory)"),
+        ("exit 75", [""] * 2, 75, ""),
+        ("exit 143", [""] * 2, 143, ""),
+    ],
+)
+def test_a_task_tells_how_it_ended(tmp_path: Path, code: str, memory_kills: list[str], rank: int, how: str) -> None:
+    for number, text in enumerate(memory_kills):
+        Path(f"vmstat.{number}").write_text(f"pgfault 1\n{text}\n")
+    tool("grep", f'echo x >> reads; exec {shutil.which("grep")} "$2" "vmstat.$(($(wc -l < reads) - 1))"')
+    tool("fails", code)
+    text = dry("slurm", MINE, resources={"python": str(tmp_path / "bin" / "fails"), "max_restarts": 0}).text
+    srun = 'while [ "$1" != bash ]; do shift; done; SLURM_PROCID=3 "$@"; echo $? > rank; exit $(cat rank)'
+    done = run_script(text, srun, tmp_path)
+    assert int(Path("rank").read_text()) == rank
+    told = [line for line in done.stderr.splitlines() if line.startswith("task 3 on ")]
+    assert [line.split(" ", 4)[4] for line in told] == ([how] if how else [])
 
 
 @pytest.mark.parametrize(("number", "requeued"), [("USR1", True), ("TERM", False)])

@@ -6,7 +6,7 @@ TensorFlow's tools, Kubernetes operators and Vertex AI set ``TF_CONFIG``:
      "task": {"type": "worker", "index": 0}, "model_dir": "...", "environment": "cloud"}
 
 ``master`` is another word for chief. Without a ``task``, the index of this process comes from ``JOB_COMPLETION_INDEX``,
-which Kubernetes sets in the pods of an Indexed Job.
+which Kubernetes sets in the pods of an Indexed Job. A ``task`` without an index takes it as the index in its role.
 
 SLURM's ``srun`` sets variables for its tasks. Task 0 is the chief, or worker 0 where there are no parameter servers.
 ``MODELYARD_PS`` is the number of parameter servers, which are the last tasks. With ``MODELYARD_EVALUATOR=1``, the very
@@ -158,7 +158,7 @@ def _task(given: dict[str, Any], addresses: dict[str, tuple[str, ...]], job_inde
             wrong("task", f"is missing. It must name this process of the cluster ({_counted(addresses)}).")
         return Member(CHIEF, 0)
     role = CHIEF if task.get("type") == _MASTER else task.get("type")
-    index = task.get("index", 0)
+    index = task.get("index", 0 if job_index is None else job_index)
     if isinstance(index, str) and _NUMBER.fullmatch(index):
         index = int(index)
     if role not in ROLES:

@@ -18,7 +18,7 @@ from modelyard.config.calls import validation_message
 from modelyard.config.yaml_file import Value, read_flat
 from modelyard.errors import COMMAND_LINE, ConfigError, Problem, nearest
 from modelyard.launcher.job import Job, option
-from modelyard.launcher.template import fill_text, fill_yaml, shipped_template
+from modelyard.launcher.template import fill_text, fill_yaml, shipped_template, without_repeated_documents
 from modelyard.storage import is_remote
 
 _UNITS = {"d": 86400, "h": 3600, "m": 60, "min": 60, "s": 1}
@@ -90,6 +90,11 @@ class Target(BaseModel):
     def submit_command(self, path: str, job: Job) -> list[str]:
         """Returns the command that submits the script or manifest at ``path``."""
         raise NotImplementedError
+
+
+def deserves_gpu(role: str, job: Job) -> bool:
+    """Returns whether a role computes: a chief with parameter servers only coordinates, and servers hold variables."""
+    return not job.ps or role in (WORKER, EVALUATOR)
 
 
 def read_resources(
@@ -170,40 +175,57 @@ class Slurm(Target):
 
     def render(self, job: Job, template: str, where: str) -> str:
         """Returns the batch script."""
+        groups = self._groups(job)
         values = {
-            "DIRECTIVES": "\n".join(f"#SBATCH {line}" for line in self._directives(job)),
+            "DIRECTIVES": "\n".join(f"#SBATCH {line}" for line in self._directives(job, groups)),
             "GRACE_SECS": str(self.grace_secs),
             "MAX_RESTARTS": str(self.max_restarts),
             "WORKDIR": shlex.quote(self.workdir or str(Path.cwd())),
             "PS": str(job.ps),
             "EVALUATOR": str(int(job.evaluator)),
+            "GROUPS": f"--het-group=0-{len(groups) - 1} " if len(groups) > 1 else "",
             "COMMAND": shlex.join([self.python or sys.executable, "-m", "modelyard", *job.words]),
             "NAME": shlex.quote(job.name),
         }
-        return fill_text(template, values, ("COMMAND", "DIRECTIVES", "PS", "EVALUATOR"), where)
+        needed = ("COMMAND", "DIRECTIVES", "PS", "EVALUATOR", *(("GROUPS",) if len(groups) > 1 else ()))
+        return fill_text(template, values, needed, where)
 
     def submit_command(self, path: str, job: Job) -> list[str]:
         """Returns the command that submits the script."""
         return ["sbatch", path]
 
-    def _directives(self, job: Job) -> list[str]:
+    def _groups(self, job: Job) -> list[dict[str, Any]]:
+        """Returns the options that differ between groups of processes, in the order of their ranks.
+
+        All tasks of a job are equal. Where only some roles get GPUs, the job is a heterogeneous one: each role is a
+        component with machines of its own.
+        """
+        where = {"nodes": self.nodes, "ntasks-per-node": self.tasks_per_node}
+        if not (self.gpus and job.ps):
+            return [{"ntasks": job.processes, **where, "gpus-per-task": self.gpus or None}]
+        gpus = {role: {"gpus-per-task": self.gpus} if deserves_gpu(role, job) else {} for role in job.roles}
+        return [
+            {"ntasks": count, **(where if role == WORKER else {}), **gpus[role]} for role, count in job.roles.items()
+        ]
+
+    def _directives(self, job: Job, groups: list[dict[str, Any]]) -> list[str]:
         """Returns the options of sbatch. Their values need no quotes, and have no % that SLURM would replace."""
-        given = {
-            "job-name": job.name,
-            "ntasks": job.processes,
-            "nodes": self.nodes,
-            "ntasks-per-node": self.tasks_per_node,
+        of_job = {"job-name": job.name, "output": f"{job.name}-%j.log"}
+        of_all = {
             "cpus-per-task": self.cpus,
-            "gpus-per-task": self.gpus or None,
             "mem": self.memory and self.memory.removesuffix("i"),  # SLURM's G is 1024 M
             "time": self.time and _clock(self.time),
             "partition": self.partition,
             "account": self.account,
             "qos": self.qos,
             "constraint": self.constraint,
-            "output": f"{job.name}-%j.log",
         }
-        return [f"--{key}={value}" for key, value in given.items() if value is not None]
+        lines: list[str] = []
+        for number, group in enumerate(groups):
+            given = (of_job if number == 0 else {}) | group | of_all
+            lines += ["hetjob"] if number else []
+            lines += [f"--{key}={value}" for key, value in given.items() if value is not None]
+        return lines
 
 
 def _clock(seconds: int) -> str:
@@ -242,7 +264,10 @@ class ContainerTarget(Target):
 
 
 class Kubernetes(ContainerTarget):
-    """An Indexed Job, with a headless Service that gives its pods stable names."""
+    """An Indexed Job, with a headless Service that gives its pods stable names.
+
+    All pods of a Job are equal. Where only some roles get GPUs, each role is a Job of its own.
+    """
 
     name = "kubernetes"
     template = "kubernetes.yaml"
@@ -274,32 +299,53 @@ class Kubernetes(ContainerTarget):
     def render(self, job: Job, template: str, where: str) -> str:
         """Returns the manifest."""
         self._check_model_dir(job.model_dir)
-        name = _host_name(job.name)
-        hosts = (f"{name}-{index}.{name}:{self.port}" for index in range(job.processes))
-        addresses = {role: [next(hosts) for _ in range(count)] for role, count in job.roles.items()}
-        env = {"TF_CONFIG": json.dumps({"cluster": addresses}), "HOME": "/tmp", "PYTHONUNBUFFERED": "1"} | self.env
+        if not (self.gpus and job.ps):
+            name = _host_name(job.name)
+            jobs = {"": (name, job.processes)}
+            hosts = (f"{name}-{index}.{name}:{self.port}" for index in range(job.processes))
+            addresses = {role: [next(hosts) for _ in range(count)] for role, count in job.roles.items()}
+        else:
+            name = _host_name(job.name, room=16)
+            jobs = {role: (f"{name}-{role}", count) for role, count in job.roles.items()}
+            addresses = {
+                role: [f"{own}-{index}.{name}:{self.port}" for index in range(count)]
+                for role, (own, count) in jobs.items()
+            }
+        needed = ["ARGS", "CLUSTER_SECRET", "COMMAND", "ENV", "NAME", "PROCESSES", "PORT"]
+        needed += ["JOB"] if len(jobs) > 1 else []
+        shared = {"NAME": name, "CLUSTER_SECRET": new_secret()}
+        texts = [
+            fill_yaml(template, shared | self._values(job, name, role, own, count, addresses), needed, where)
+            for role, (own, count) in jobs.items()
+        ]
+        return without_repeated_documents(texts)
+
+    def _values(
+        self, job: Job, name: str, role: str, own: str, count: int, addresses: dict[str, list[str]]
+    ) -> dict[str, Any]:
+        """Returns the values for a Job called ``own``: of one role, or of all if it is empty."""
+        cluster: dict[str, Any] = {"cluster": addresses} | ({"task": {"type": role}} if role else {})
+        env = {"TF_CONFIG": json.dumps(cluster), "HOME": "/tmp", "PYTHONUNBUFFERED": "1"} | self.env
+        gpus = self.gpus if deserves_gpu(role, job) else 0
         # Kubernetes writes K in lower case.
         memory = {"memory": re.sub("K$", "k", self.memory)} if self.memory else {}
-        volumes, mounts = self._volumes()
-        values = self.placeholders | {
-            "NAME": name,
+        volumes, mounts = self._volumes(gpus)
+        return self.placeholders | {
+            "JOB": own,
             "LABELS": {"app.kubernetes.io/name": "modelyard", "app.kubernetes.io/instance": name},
-            "PROCESSES": job.processes,
+            "PROCESSES": count,
             "TIME_SECS": self.time,
             "MOUNT_TOKEN": self.service_account is not None,
             "PULL_SECRETS": [{"name": self.pull_secret}] if self.pull_secret else [],
             "COMMAND": [_escaped(word) for word in self.command],
             "ARGS": [_escaped(word) for word in self.arguments(job)],
-            "CLUSTER_SECRET": new_secret(),
             "ENV": [*self._secret(name), *({"name": key, "value": _escaped(value)} for key, value in env.items())],
             "ENV_FROM": [{"secretRef": {"name": self.secret}}] if self.secret else [],
             "REQUESTS": ({"cpu": f"{self.cpus:g}"} if self.cpus else {}) | memory,
-            "LIMITS": memory | ({self.gpu_resource: str(self.gpus)} if self.gpus else {}),
+            "LIMITS": memory | ({self.gpu_resource: str(gpus)} if gpus else {}),
             "MOUNTS": mounts,
             "VOLUMES": volumes,
         }
-        needed = ("ARGS", "CLUSTER_SECRET", "COMMAND", "ENV", "NAME", "PROCESSES", "PORT")
-        return fill_yaml(template, values, needed, where)
 
     def submit_command(self, path: str, job: Job) -> list[str]:
         """Returns the command that submits the manifest."""
@@ -311,7 +357,7 @@ class Kubernetes(ContainerTarget):
             return []
         return [{"name": SECRET, "valueFrom": {"secretKeyRef": {"name": name, "key": SECRET}}}]
 
-    def _volumes(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    def _volumes(self, gpus: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         volumes: list[dict[str, Any]] = []
         mounts: list[dict[str, Any]] = []
         if self.claim:
@@ -321,7 +367,7 @@ class Kubernetes(ContainerTarget):
             claim = {"claimName": self.data_claim, "readOnly": True}
             volumes.append({"name": "data", "persistentVolumeClaim": claim})
             mounts.append({"name": "data", "mountPath": self.data_mount, "readOnly": True})
-        if self.gpus > 1:  # NCCL communicates through it; a container has 64 MB
+        if gpus > 1:  # NCCL communicates through it; a container has 64 MB
             volumes.append({"name": "shared-memory", "emptyDir": {"medium": "Memory"}})
             mounts.append({"name": "shared-memory", "mountPath": "/dev/shm"})
         return volumes, mounts
@@ -338,11 +384,11 @@ class Kubernetes(ContainerTarget):
         raise ConfigError([Problem(COMMAND_LINE, "model_dir", f"{message}{other}.")])
 
 
-def _host_name(name: str) -> str:
+def _host_name(name: str, room: int = 6) -> str:
     """Returns the name of a job as a valid host name, with room for the index of a pod."""
     text = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     text = text if text[:1].isalpha() else f"run-{text}"  # the name of a Service begins with a letter
-    return text[:57].rstrip("-")
+    return text[: 63 - room].rstrip("-")
 
 
 def _escaped(text: str) -> str:
@@ -405,7 +451,7 @@ class VertexAI(ContainerTarget):
 
     def _pool(self, job: Job, role: str, count: int, secret: dict[str, str]) -> dict[str, Any]:
         machine: dict[str, Any] = {"machineType": self.machine_type}
-        if role == PS or (role == CHIEF and job.ps):
+        if not deserves_gpu(role, job):
             machine["machineType"] = self.ps_machine_type or self.machine_type
         elif self.gpus:
             machine |= {"acceleratorType": self.accelerator, "acceleratorCount": self.gpus}

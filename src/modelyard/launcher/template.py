@@ -87,6 +87,12 @@ def fill_yaml(text: str, values: Mapping[str, Any], needed: Iterable[str], where
     return yaml.dump_all(filled, Dumper=_Dumper, sort_keys=False, width=1 << 30)
 
 
+def without_repeated_documents(texts: Iterable[str]) -> str:
+    """Returns the YAML documents of all texts, each once."""
+    documents = dict.fromkeys(document for text in texts for document in text.removeprefix("---\n").split("\n---\n"))
+    return "\n---\n".join(document.removesuffix("\n") for document in documents) + "\n"
+
+
 def _filled(node: Any, values: Mapping[str, Any]) -> Any:
     if isinstance(node, dict):
         filled = {key: _filled(value, values) for key, value in node.items()}

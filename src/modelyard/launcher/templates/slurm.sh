@@ -1,10 +1,10 @@
 #!/bin/bash
-@DIRECTIVES@
 # Shortly before the time limit, SLURM sends SIGUSR1 to this script (B:): the run saves, and the job is requeued.
 # A job that is cancelled, preempted or requeued by someone else gets SIGTERM: the run saves, and SLURM does the rest.
 #SBATCH --signal=B:USR1@@GRACE_SECS@
 #SBATCH --requeue
 #SBATCH --open-mode=append
+@DIRECTIVES@
 
 cd @WORKDIR@ || exit 2
 # Only processes that know the secret join the run. It is made here, and srun passes it on in the environment.
@@ -36,13 +36,30 @@ await() {
     done
 }
 
-# The status of srun is the highest of its tasks. A user error (2) becomes 250, to outrank the failures that follow from it.
+# The status of srun is the highest of its tasks, so the cause of a failure must outrank what follows from it:
+# a user error (2) becomes 250, a crash 249, a kill from outside 248. A kill by the kernel for lack of memory is a crash.
 # Tasks are not killed when one fails: they notice it by themselves, and can finish saving.
-task='trap : TERM; "$@"; status=$?; [ $status -eq 2 ] && status=250; exit $status'
+# In a heterogeneous job, tasks without a GPU of their own do not use those of others.
+task='trap : TERM
+memory_kills() { grep -s "^oom_kill " /proc/vmstat; }
+if [ -n "${SLURM_HET_SIZE:-}" ]; then export CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES:--1}"; fi
+before=$(memory_kills)
+"$@"; status=$?
+how="exited with status $status" rank=249
+case $status in
+    0 | 75 | 130 | 143) exit $status ;;
+    2) exit 250 ;;
+    137) how="was killed by SIGKILL"
+        if [ -z "$before" ]; then how="$how (from outside, or out of memory)"
+        elif [ "$(memory_kills)" != "$before" ]; then how="$how: out of memory"
+        else how="$how from outside (not for lack of memory)" rank=248; fi ;;
+esac
+echo "task ${SLURM_PROCID:-} on $(uname -n) $how" >&2
+exit $rank'
 
-restarts=0
+restarts=0 kills=0
 while :; do
-    srun --kill-on-bad-exit=0 --wait=0 --distribution=block bash -c "$task" task \
+    srun @GROUPS@--kill-on-bad-exit=0 --wait=0 --distribution=block bash -c "$task" task \
         @COMMAND@ &
     await $!
     case $status in
@@ -52,13 +69,17 @@ while :; do
     if [ -n "$terminated" ]; then exit 143; fi
     if [ -n "$time_is_up" ]; then break; fi
     if [ "$status" -eq 143 ] || [ "$status" -eq 130 ]; then exit "$status"; fi
-    if [ "$restarts" -ge "$max_restarts" ]; then
+    if [ "$status" -eq 248 ] && [ "$max_restarts" -gt 0 ]; then
+        kills=$((kills + 1)) what="a task was killed from outside: restart"
+    elif [ "$restarts" -ge "$max_restarts" ]; then
         echo "status $status after $restarts restarts: giving up" >&2
+        if [ "$status" -ge 248 ]; then exit 1; fi
         exit "$status"
+    else
+        restarts=$((restarts + 1)) what="status $status: restart $restarts of $max_restarts"
     fi
-    restarts=$((restarts + 1))
-    delay=$((restarts < 6 ? 2 ** restarts : 60))
-    echo "status $status: restart $restarts of $max_restarts in $delay s" >&2
+    delay=$((restarts + kills < 6 ? 2 ** (restarts + kills) : 60))
+    echo "$what in $delay s" >&2
     sleep "$delay" & nap=$!
     await "$nap"
     nap=''
