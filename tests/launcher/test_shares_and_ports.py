@@ -135,7 +135,7 @@ def test_the_run_folder_is_in_the_command_once(
     [
         ([], None, "no command to launch"),
         (["evaluate", "run"], None, "'evaluate' can't be run by several processes"),
-        (["--xla", "train"], None, "must be one of: train"),
+        (["--xla", "train"], None, "the command is missing before --xla"),
         (["train", "--model_dir", "one"], "two", "two run folders are given, one and two"),
         (["resume", "one"], "two", "two run folders"),
         (["train", "--model_dir"], None, "--model_dir needs a value"),

@@ -218,6 +218,16 @@ def test_a_job_at_its_time_limit_is_requeued_and_resumes(
     assert final_state(folder) == final_state(undisturbed)
 
 
+def test_a_frozen_process_is_killed_and_the_job_goes_on(slurm: SlurmCluster, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    job = submit(slurm, folder, options=[*OPTIONS, "--peer_timeout_secs", "8"])
+    slurm.wait("some steps", lambda: newest_step(folder) >= 300, 200)
+    os.kill(_process(folder, "worker 1"), signal.SIGSTOP)
+    assert end(slurm, job, folder) == "COMPLETED"
+    assert "has been silent for 8 s" in log_of(folder)
+    assert "status 137: restart 1 of 10" in log_of(folder)
+
+
 def test_a_cancelled_job_saves_and_is_not_requeued(slurm: SlurmCluster, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     job = submit(slurm, folder)

@@ -70,7 +70,7 @@ def run_script(text: str, srun: str, tmp_path: Path, **more: str) -> subprocess.
     """Runs a batch script with stand-ins for SLURM's commands."""
     for name, code in (
         ("srun", srun),
-        ("scancel", ": > signalled"),
+        ("scancel", 'echo "$@" >> scancel.txt; : > signalled'),
         ("scontrol", 'echo "$@" >> scontrol.txt'),
         ("sleep", ":"),
     ):
@@ -428,6 +428,21 @@ def test_a_task_tells_how_it_ended(tmp_path: Path, code: str, memory_kills: list
     assert int(Path("rank").read_text()) == rank
     told = [line for line in done.stderr.splitlines() if line.startswith("task 3 on ")]
     assert [line.split(" ", 4)[4] for line in told] == ([how] if how else [])
+
+
+@pytest.mark.parametrize("status", [75, 1, 2])
+def test_a_task_that_fails_has_the_rest_killed_later_and_one_that_ends_well_has_not(
+    tmp_path: Path, status: int
+) -> None:
+    """One that is frozen would never exit, and srun waits for all."""
+    tool("ends", f"echo x >> ends; [ $(wc -l < ends) = 1 ] && exit {status}; exit 0")
+    text = dry("slurm", MINE, resources={"python": str(tmp_path / "bin" / "ends")}).text
+    srun = 'while [ "$1" != bash ]; do shift; done; "$@"; exit $?'
+    run_script(text, srun, tmp_path)
+    assert Path("scancel.txt").read_text().splitlines().count("--quiet --batch --signal=USR2 7") == 1
+    Path("scancel.txt").unlink()
+    run_script(text, f"kill -USR2 $PPID; until grep -q KILL scancel.txt 2> {os.devnull}; do :; done; exit 0", tmp_path)
+    assert Path("scancel.txt").read_text() == "--quiet --signal=KILL 7\n"
 
 
 @pytest.mark.parametrize(("number", "requeued"), [("USR1", True), ("TERM", False)])

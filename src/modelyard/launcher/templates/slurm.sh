@@ -16,7 +16,7 @@ export MODELYARD_PS=@PS@ MODELYARD_EVALUATOR=@EVALUATOR@ PYTHONUNBUFFERED=1
 if [ -n "${SLURM_CPUS_PER_TASK:-}" ]; then export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK; fi # srun no longer inherits it
 max_restarts=@MAX_RESTARTS@
 
-time_is_up='' terminated='' signalled='' nap=''
+time_is_up='' terminated='' signalled='' nap='' killer=''
 # The signal does not go to srun itself, which would kill its tasks.
 forward() {
     signalled=1
@@ -25,6 +25,13 @@ forward() {
 }
 trap 'time_is_up=1; forward' USR1
 trap 'terminated=1; forward' TERM
+# A task sends SIGUSR2 when it fails. The others exit by themselves; one that is frozen is killed.
+kill_the_rest() {
+    sleep 60 & rest=$!
+    trap 'kill "$rest"' TERM
+    wait "$rest" && scancel --quiet --signal=KILL "$SLURM_JOB_ID"
+}
+trap 'signalled=1; if [ -z "$killer" ]; then kill_the_rest & killer=$!; fi' USR2
 
 # A trapped signal ends `wait` early, so this waits again.
 await() {
@@ -47,18 +54,21 @@ before=$(memory_kills)
 "$@"; status=$?
 how="exited with status $status" rank=249
 case $status in
-    0 | 75 | 130 | 143) exit $status ;;
-    2) exit 250 ;;
+    0 | 130 | 143) exit $status ;;
+    2) rank=250 ;;
+    75) rank=75 ;;
     137) how="was killed by SIGKILL"
         if [ -z "$before" ]; then how="$how (from outside, or out of memory)"
         elif [ "$(memory_kills)" != "$before" ]; then how="$how: out of memory"
         else how="$how from outside (not for lack of memory)" rank=248; fi ;;
 esac
-echo "task ${SLURM_PROCID:-} on $(uname -n) $how" >&2
+case $status in 2 | 75) ;; *) echo "task ${SLURM_PROCID:-} on $(uname -n) $how" >&2 ;; esac
+scancel --quiet --batch --signal=USR2 "$SLURM_JOB_ID"
 exit $rank'
 
 restarts=0 kills=0
 while :; do
+    if [ -n "$killer" ]; then kill "$killer" 2>/dev/null; killer=''; fi
     srun @GROUPS@--kill-on-bad-exit=0 --wait=0 --distribution=block bash -c "$task" task \
         @COMMAND@ &
     await $!
