@@ -180,6 +180,8 @@ def test_the_secret_is_in_the_manifest_once_and_new_every_time() -> None:
     assert secrets[0] != secrets[1]
     own = manifest({**LITTLE, "env": {"MODELYARD_CLUSTER_SECRET_FILE": "/secrets/run"}})
     assert "MODELYARD_CLUSTER_SECRET" not in variables_of(own)
+
+
 def test_only_roles_that_compute_get_gpus_and_each_role_is_a_job_then() -> None:
     """All pods of a Job are equal."""
     gpus = {**LITTLE, "gpus": 2}
