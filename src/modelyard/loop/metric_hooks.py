@@ -77,6 +77,8 @@ class KeepBest(Hook):
                 f"{folder} holds the best models of another run. Name another --best_model_dir, or move them away."
             )
         remove_partial(folder)
+        for path in list_best(folder)[loop.config.keep_best :]:  # a killed process had already written a better one
+            remove_folder(path)
         for path in list_best(folder):
             best = read_loop_state(path)["best"]
             self._kept.append((float(best["value"]), int(best["step"])))
