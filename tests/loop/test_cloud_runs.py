@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from conftest import COMMAND, TESTS, environment, last_json
 from modelyard import storage
+from modelyard.run.remote_lock import RemoteLock
 from modelyard.run.weights.read import load_weights
 from object_store import BUCKET, object_store
+from waiting import PATIENCE, wait_until
 
 STEPS = 80
 OPTIONS = (
@@ -38,7 +40,7 @@ def start(*words: str, cache: Path) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
-    out, errors = process.communicate(timeout=120)
+    out, errors = process.communicate(timeout=PATIENCE)
     return subprocess.CompletedProcess(process.args, process.returncode, out, errors)
 
 
@@ -56,14 +58,6 @@ def committed(url: str, kind: str = "checkpoints") -> list[int]:
     """The steps whose state.json is there."""
     names = storage.names_below(f"{url}/{kind}")
     return [int(name[5:13]) for name in names if name.endswith("/state.json")]
-
-
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def rows(text: bytes) -> list[dict[str, Any]]:
@@ -103,7 +97,7 @@ def killed(beside: object, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A run that was killed, ended by SIGTERM on a second machine, and went on to its end on a third."""
     first, second, third = (tmp_path_factory.mktemp(name) / "cache" for name in ("first", "second", "third"))
     process = train(RUN, first)
-    wait_for(lambda: max(committed(RUN), default=0) >= 20, process)
+    wait_until(lambda: max(committed(RUN), default=0) >= 20, process=process)
     process.kill()
     assert finish(process).returncode == -signal.SIGKILL
     reached = max(committed(RUN))
@@ -112,7 +106,7 @@ def killed(beside: object, tmp_path_factory: pytest.TempPathFactory) -> str:
     for name in WEIGHTS:
         storage.write_bytes(f"{RUN}/checkpoints/step-00000079/{name}", b"half")
     process = start("resume", RUN, "--log_every", "10", cache=second)
-    wait_for(lambda: max(committed(RUN)) >= reached + 10, process)
+    wait_until(lambda: max(committed(RUN)) >= reached + 10, process=process)
     process.send_signal(signal.SIGTERM)
     done = finish(process)
     assert done.returncode == 143, done.stderr
@@ -193,6 +187,57 @@ def test_a_new_run_gets_a_name_under_a_remote_runs_dir(killed: str, tmp_path: Pa
     assert committed(where) == [0, 2]
     assert f"\ncheckpoint_path: {killed}\n" in storage.read_bytes(f"{where}/config.yaml").decode()
     assert not Path("s3:").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(3))
+def test_of_two_commands_that_start_at_the_same_moment_one_runs_and_one_is_refused(number: int, tmp_path: Path) -> None:
+    where = f"s3://{BUCKET}/runs/twice-{number}"
+    long = ("--train_steps", "1000000")
+    both = [train(where, tmp_path / name, *long) for name in ("a", "b")]
+    try:
+        wait_until(lambda: any(process.poll() is not None for process in both), "the end of one")
+        refused, running = sorted(both, key=lambda process: process.poll() is None)
+        assert finish(refused).returncode == 2
+        wait_until(lambda: committed(where) != [], "a checkpoint of the other", running)
+        running.send_signal(signal.SIGTERM)
+        assert finish(running).returncode == 143
+    finally:
+        for process in both:
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.slow
+def test_a_stopped_run_that_wakes_up_after_a_take_over_changes_nothing_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    top, where = f"s3://{BUCKET}/sleeping", f"s3://{BUCKET}/sleeping/one"
+    process = train(
+        where, tmp_path / "cache", "--train_steps", "1000000", "--save_every", "60 min", "--eval_every", "1000000"
+    )
+    try:
+        wait_until(lambda: storage.exists(f"{top}/training_log.md"), "the end of the first upload", process)
+        process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED, "the stop", process)
+        following = RemoteLock(f"{where}/.lock", where)
+        with monkeypatch.context() as patch:
+            patch.setattr("modelyard.run.remote_lock.STALE_SECONDS", -1)
+            following.acquire()
+        before = {name: storage.read_version(f"{top}/{name}") for name in storage.names_below(top)}
+        process.send_signal(signal.SIGCONT)
+        process.send_signal(signal.SIGTERM)  # it saves, uploads, and removes its lock
+        done = finish(process)
+        assert done.returncode == 2
+        assert "this process lost its lock" in done.stderr
+        after = {name: storage.read_version(f"{top}/{name}") for name in storage.names_below(top)}
+        own = "one/.lock-evaluation"  # nobody took that one over
+        assert {name for name in before if before[name] != after.get(name)} <= {own}
+        assert after.keys() <= before.keys()
+        following.release()
+    finally:
+        process.kill()
+        process.communicate()
 
 
 @pytest.mark.parametrize(
