@@ -333,6 +333,20 @@ def test_launch_passes_trust_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [words.count("--trust") for words in started] == [1, 1]
 
 
+def test_submit_passes_trust_on(capsys: pytest.CaptureFixture[str]) -> None:
+    """The machine that runs the job does not know what the user has used on this one."""
+    mine = plugin("mine.py")
+    run_of_a_stranger("run", str(mine))
+    submit = ["submit", "slurm", "--dry_run", "--", "resume", "run"]
+    assert status_of(*submit) == 2
+    load_config(plugins=str(mine), model="mlp")
+    capsys.readouterr()
+    assert status_of(*submit) == 0
+    assert "resume run --trust" in capsys.readouterr().out
+    assert status_of(*submit, "--plugins", "mine.py") == 0
+    assert "--trust" not in capsys.readouterr().out
+
+
 def test_a_matrix_passes_trust_on() -> None:
     """The processes of the cells get the configs of a plan, which need not be the user's."""
     mine = plugin("mine.py")

@@ -7,7 +7,7 @@ import logging
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -240,8 +240,8 @@ def submit(
         show(result, [], as_json=True)
 
 
-def _check_job(job: Job, target: Target) -> None:
-    """Reports what is wrong with a command before it waits in a queue.
+def _check_job(job: Job, target: Target) -> Job:
+    """Reports what is wrong with a command before it waits in a queue. Returns the job to submit.
 
     What may exist only where the job runs, such as a plugin in an image, is a warning.
 
@@ -251,7 +251,7 @@ def _check_job(job: Job, target: Target) -> None:
     from modelyard.cli.options import normalize
     from modelyard.cluster.description import Cluster
     from modelyard.distributed.agreement import config_in_cluster
-    from modelyard.launcher.job import RESUME, named_files
+    from modelyard.launcher.job import RESUME, named_files, option
     from modelyard.storage import is_remote
 
     words = normalize(job.words)
@@ -261,12 +261,12 @@ def _check_job(job: Job, target: Target) -> None:
         missing.append(job.model_dir)
     if elsewhere and missing:
         log.warning("%s is not here, so the options are not checked; it must exist %s", ", ".join(missing), elsewhere)
-        return
+        return job
     try:
         config = _config_of(words)
     except StorageError as error:
         log.warning("the options are not checked: %s", error)
-        return
+        return job
     except ConfigError as error:
         if not elsewhere:
             raise
@@ -278,7 +278,7 @@ def _check_job(job: Job, target: Target) -> None:
         log.warning("%s It must exist %s; what it registers is not checked", plugins[0].message, elsewhere)
         checked = _config_without_plugins(words)
         if checked is None:
-            return
+            return job
         config = checked
     # The machine that submits need not have an engine.
     engine = "tensorflow" if config.engine == "auto" else config.engine
@@ -288,6 +288,12 @@ def _check_job(job: Job, target: Target) -> None:
     )
     if not elsewhere:
         _warn_of_missing_paths(config)
+    # What a run names and the user trusts here: the list of that is not where the job runs.
+    trusts = config.plugins or config.cache_dir
+    opens_run = words[0] == RESUME or option(words, "config_file") is not None
+    if trusts and opens_run and "--trust" not in words and option(words, "plugins") is None:
+        return replace(job, words=(*job.words, "--trust"))
+    return job
 
 
 def _config_without_plugins(words: list[str]) -> Config | None:

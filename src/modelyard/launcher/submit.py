@@ -51,7 +51,7 @@ def submit(
     output: str | Path | None = None,
     dry_run: bool = False,
     force: bool = False,
-    check: Callable[[Job, Target], None] | None = None,
+    check: Callable[[Job, Target], Job] | None = None,
     **options: Any,
 ) -> Submission:
     """Writes a script or manifest for a run of several processes, and submits it if the target's tool is installed.
@@ -68,7 +68,8 @@ def submit(
         output: the file to write; by default named after the job.
         dry_run: whether to write and submit nothing.
         force: whether to replace an existing file.
-        check: called with the job and its target before anything is written; raises if the command is wrong.
+        check: called with the job and its target before anything is written; returns the job to submit, and raises if
+            the command is wrong.
         **options: single resources, which take precedence over the file.
 
     Example:
@@ -83,7 +84,7 @@ def submit(
     chosen = read_resources(_target(target), resources, options)
     job = make_job(words, name, workers, ps, evaluator, chosen.runs_folder)
     if check is not None:
-        check(job, chosen)
+        job = check(job, chosen)
     if template is None:
         text = chosen.render(job, template_text(target), chosen.template)
     else:
