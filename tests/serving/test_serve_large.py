@@ -131,6 +131,29 @@ def test_an_image_of_too_many_pixels_is_not_decoded_at_all(client: TestClient, m
     assert "25,000,000" in refused.json()["error"] or "5000×5000" in refused.json()["error"]
 
 
+@pytest.mark.parametrize("form", ["PNG", "GIF", "WEBP", "TIFF", "BMP", "PPM", "JPEG"])
+def test_images_that_are_much_larger_than_their_files_are_refused(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    monkeypatch.setattr(ImageSpec, "decode", lambda *_: pytest.fail("it decodes"))
+    out = io.BytesIO()
+    Image.new("1" if form == "TIFF" else "L", (5000, 5000)).save(out, form, **FLAT.get(form, {}))
+    file = out.getvalue()[:200_000]  # the header is enough
+    refused = client.post(f"{BASE}:upload", content=file)
+    assert (refused.status_code, "20,000,000 (--max_pixels)" in refused.json()["error"]) == (413, True), refused.text
+
+
+FLAT: dict[str, dict[str, Any]] = {"TIFF": {"compression": "group4"}}
+
+
+def test_only_the_first_frame_of_an_animation_is_decoded(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    frames = [Image.new("L", (30, 30), 255 - n % 2) for n in range(500)]
+    out = io.BytesIO()
+    frames[0].save(out, "GIF", save_all=True, append_images=frames[1:])
+    monkeypatch.setattr("PIL.GifImagePlugin.GifImageFile.seek", lambda *_: pytest.fail("it looks at more frames"))
+    assert client.post(f"{BASE}:upload", content=out.getvalue()).json()["predictions"][0]["class"] == 2
+
+
 def test_a_jpeg_of_many_scans_is_refused(client: TestClient) -> None:
     file = file_of((50, 50, 3), "JPEG", progressive=True)
     assert client.post(f"{BASE}:upload", content=file).status_code == 200

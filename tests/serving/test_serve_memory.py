@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import json
 import os
@@ -87,3 +88,28 @@ def test_memory_stays_flat_under_requests_of_strangers(run_folder: Path) -> None
         print("statuses", statuses, "MB after each round", [round(m) for m in memory], "slow clients", len(slow))
         assert {200, 400, 413} <= set(statuses)
         assert memory[-1] < memory[len(memory) // 2] * 1.1 + 10
+
+
+@pytest.mark.slow
+def test_memory_stays_flat_when_nobody_reads_the_responses(run_folder: Path) -> None:  # noqa: F811
+    """Requests that are sent at once, without an end, of both kinds."""
+    body = b'{"instances":[]}'
+    get = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    post = (
+        b"POST /v1/models/digits:predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    )
+    with serving("--model_dir", str(run_folder), "--name", "digits") as (base, process):
+        host, port = base.removeprefix("http://").strip("/").split(":")
+        before = resident_mb(process.pid)
+        open_: list[socket.socket] = []
+        for number in range(200):
+            open_.append(socket.create_connection((host, int(port))))
+            open_[-1].setblocking(False)
+            with contextlib.suppress(OSError):  # it reads no more, or hangs up
+                for _ in range(100):
+                    open_[-1].send((get, post)[number % 2] * 1000)
+        with httpx.Client(base_url=base, timeout=600) as client:
+            assert client.get("/healthz").status_code == 200
+        assert resident_mb(process.pid) < before + 200, "it was gigabytes"
+        for each in open_:
+            each.close()

@@ -25,8 +25,6 @@ import numpy as np
 from modelyard.serving.http.json_tensors import ReadRequest, RequestReader
 from modelyard.serving.http.limits import WORKERS, RequestError
 
-_NICE = 5
-"""The server itself goes first."""
 _KILL_AGAIN_SECONDS = 0.1
 _LENGTHS = struct.Struct(">QQ")
 _CODE = (
@@ -155,12 +153,12 @@ def main() -> None:
     """Reads requests from standard input until it is closed."""
     for number in (signal.SIGINT, signal.SIGTERM):  # of the group: the server answers what it has, then closes the pipe
         signal.signal(number, signal.SIG_IGN)
-    os.nice(_NICE)
     with contextlib.suppress(OSError, ValueError):  # not on every system
         resource.setrlimit(resource.RLIMIT_DATA, (int(sys.argv[2]),) * 2)
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is not an answer
     gc.disable()  # JSON has no cycles
+    gc.freeze()
     while True:
         try:
             head, body = _receive(sys.stdin.buffer)
