@@ -19,6 +19,7 @@ from groups import LONG, InThread, LocalCluster, fails_with, is_closed, nothing_
 
 from modelyard.cluster.description import Member
 from modelyard.distributed import authentication
+from modelyard.distributed import follower as followers
 from modelyard.distributed.authentication import (
     COORDINATOR,
     DIFFERS,
@@ -31,7 +32,7 @@ from modelyard.distributed.authentication import (
     proof,
 )
 from modelyard.distributed.coordinator import Coordinator
-from modelyard.errors import ClusterError
+from modelyard.errors import ClusterError, PeerLostError
 from modelyard.system.network import connect, listen
 
 DEEP = '{"kind": "hello", "role": "worker", "index": 0, "start_info": ' + '{"a":' * 900 + "1" + "}" * 900 + "}"
@@ -251,17 +252,22 @@ def test_a_proof_is_for_one_role_one_connection_and_one_secret() -> None:
     assert {len(each) for each in made} == {PROOF_BYTES}
 
 
-@pytest.mark.parametrize("theirs", [b"another secret of the tests", b""])
+@pytest.mark.parametrize(
+    ("theirs", "words"),
+    [(b"another secret of the tests", "does not have the secret of this process"), (b"", "this process has none")],
+)
 def test_a_process_with_a_wrong_secret_says_so_and_the_run_goes_on(
-    peers: LocalCluster, theirs: bytes, caplog: pytest.LogCaptureFixture
+    peers: LocalCluster, theirs: bytes, words: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(followers, "_OTHER_RUN_SECONDS", 0.1)
     right = peers.secret
     with peers.coordinator(lr=0.1) as coordinator:
         for _ in range(2):
             peers.secret = theirs
-            with fails_with(ClusterError, r"the chief at .* has a secret \(MODELYARD_CLUSTER_SECRET\)") as caught:
+            with fails_with(ClusterError, rf"the chief at .*{words}.*") as caught:
                 peers.follower("worker", 1, lr=0.1).join()
             assert type(caught.value) is ClusterError  # status 2: a restart would repeat it
+            assert "MODELYARD_CLUSTER_SECRET" in str(caught.value)
         peers.secret = right
         assert len(warnings(caplog)) == 1
         assert "MODELYARD_CLUSTER_SECRET" in warnings(caplog)[0]
@@ -395,6 +401,21 @@ def test_one_who_claims_to_be_a_member_that_is_there_changes_nothing(peers: Loca
         coordinator.broadcast("train")
     for part in parts:
         assert [next_command.kind for next_command in part.result()] == ["train", "end"]
+
+
+def test_a_process_waits_for_the_coordinator_of_an_earlier_start_to_exit(
+    peers: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(followers, "_OTHER_RUN_SECONDS", LONG)
+    with peers.coordinator() as earlier:
+        peers.secret = b"that of the next start"
+        joining = [peers.start_follower("worker", index) for index in (0, 1)]
+        wait_until(lambda: bool(earlier._door._reported), "one was not let in")
+        earlier.fail(PeerLostError("it is exiting"))
+        earlier.__exit__(None, PeerLostError("it is exiting"), None)
+    with peers.coordinator() as coordinator:
+        coordinator.wait_for_all()
+    assert [part.result()[-1].kind for part in joining] == ["end", "end"]
 
 
 def test_a_cluster_without_a_secret_forms(peers: LocalCluster) -> None:

@@ -29,6 +29,8 @@ from modelyard.system.network import connect
 
 log = logging.getLogger("modelyard")
 _FLUSH_SECONDS = 2.0
+_OTHER_RUN_SECONDS = 20.0
+"""How long a coordinator with another secret may be there: one of an earlier start may still be exiting."""
 _ANSWER_SECONDS = 1.0
 """How long a running coordinator may take to answer."""
 
@@ -64,7 +66,7 @@ class Follower(ConnectedGroup):
         """
         coordinator, address = self.cluster.coordinator, self.cluster.address(self.cluster.coordinator)
         log.info("%s; waiting for %s at %s", self.cluster.describe(), coordinator, address)
-        why = "no process listens there"
+        why, last = "no process listens there", 0.0
         for left in polling(time.monotonic() + self._start_timeout):
             if unless():
                 return None
@@ -75,10 +77,13 @@ class Follower(ConnectedGroup):
                 why = f"no process answers there ({str(error) or 'the connection was closed'})"
                 continue
             except WrongSecretError:
-                mine = "another one" if self._secret else "none"
+                last = last or time.monotonic() + _OTHER_RUN_SECONDS
+                if time.monotonic() < last:
+                    continue
+                what = f"does not have the secret of this process ({SECRET})"
+                what = what if self._secret else f"has a secret ({SECRET}), and this process has none"
                 raise ClusterError(
-                    f"{coordinator} at {address} has a secret ({SECRET}), and this process has {mine}. Give all "
-                    "processes of the run the same secret, or none."
+                    f"{coordinator} at {address} {what}. Give all processes of the run the same secret, or none."
                 ) from None
             except ProtocolError:
                 why = "another program answers there"
