@@ -126,6 +126,7 @@ def settings(data: Path, url: str | None) -> list[Setting]:
         Case("crash@step=25:worker-1"),
         Case("enospc@save=3"),
         Case("eio@read=0.005"),
+        Case("eio@file=20:worker-0"),
         Case("network@message=20:worker-1"),
         Case("network@join=1, network@join=2, slow@save=300ms"),
         Case("slow@step=200ms:worker-0, kill@time=15s:launch"),

@@ -16,7 +16,8 @@ import pytest
 
 from modelyard import faults, storage
 from modelyard.cli.app import main
-from modelyard.errors import ConfigError, StorageError
+from modelyard.distributed.process_group import describe_error
+from modelyard.errors import UNAVAILABLE, ConfigError, StorageError
 from modelyard.system import files
 
 LOGS = Path("run/runlogs")
@@ -224,13 +225,17 @@ def test_a_failed_read_is_tried_again(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_lost_network_is_storage_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(faults.VARIABLE, "network@upload=1, network@download=1, enospc@download=2, crash@upload=2")
     with faults.injected(LOGS, "chief"):
-        with pytest.raises(StorageError, match=re.escape("can't write memory://a: the storage can't be reached")):
+        with pytest.raises(StorageError, match=re.escape("can't write memory://a: the storage can't be")) as raised:
             storage.write_bytes("memory://a", b"1")
+        assert raised.value.exit_status == UNAVAILABLE
+        assert not describe_error(raised.value)["final"], "the processes of a cluster are restarted"
         with pytest.raises(faults.InjectedCrashError):
             storage.write_bytes("memory://a", b"1")
         storage.write_bytes("memory://a", b"1")
         with pytest.raises(StorageError, match="the storage can't be reached"):
             storage.read_bytes("memory://a")
-        with pytest.raises(StorageError, match="the local disk is full"):
+        with pytest.raises(StorageError, match="the local disk is full") as raised:
             storage.read_bytes("memory://a")
+        assert raised.value.exit_status == 2
+        assert describe_error(raised.value)["final"]
         assert storage.read_bytes("memory://a") == b"1"

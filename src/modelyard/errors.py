@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,10 +12,26 @@ COMMAND_LINE = "command line"
 """Where a problem is: in what was typed."""
 
 
+MAY_PASS = frozenset({
+    errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EBUSY, errno.ENOTCONN, errno.ECONNRESET,
+    errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH,
+})  # fmt: skip
+"""Errors of disks and networks that may be over in a moment."""
+UNAVAILABLE = 74
+"""The exit status (EX_IOERR) after such an error: a restart may help, and nobody needs to correct anything."""
+
+
 class UserError(Exception):
-    """An error that the user can correct. The command line prints it without a traceback and exits with ``status``."""
+    """An error that the user can correct. The command line prints it without a traceback and exits with a status."""
 
     status = 2
+
+    @property
+    def exit_status(self) -> int:
+        """The status of a process that ends with it."""
+        cause = self.__cause__
+        passes = isinstance(cause, OSError) and cause.errno in MAY_PASS
+        return UNAVAILABLE if passes and self.status == UserError.status else self.status
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from modelyard import faults
-from modelyard.errors import StorageError
+from modelyard.errors import UNAVAILABLE, StorageError
 
 Progress = Callable[[int, int], None]
 """Called with the number of bytes received and the total."""
@@ -327,6 +327,12 @@ class _MissingError(StorageError):
     """A remote file does not exist."""
 
 
+class _UnreachableError(StorageError):
+    """The storage can't be reached. It may be a moment later."""
+
+    status = UNAVAILABLE
+
+
 @contextlib.contextmanager
 def _remote(url: str, doing: str) -> Iterator[tuple[Any, str]]:
     """Yields the fsspec file system of ``url`` and the path in it, and explains the errors of its libraries.
@@ -339,7 +345,8 @@ def _remote(url: str, doing: str) -> Iterator[tuple[Any, str]]:
     except (StorageError, faults.InjectedCrashError):
         raise
     except Exception as error:
-        kind = _MissingError if isinstance(error, FileNotFoundError) else StorageError
+        missing, unreachable = isinstance(error, FileNotFoundError), _is_unreachable(error)
+        kind = _MissingError if missing else _UnreachableError if unreachable else StorageError
         raise kind(f"can't {doing} {url}: {_reason(url, error)}") from error
 
 
@@ -391,6 +398,11 @@ def _is_no_bucket(error: Exception) -> bool:
     return "specified bucket" in str(error).lower()
 
 
+def _is_unreachable(error: Exception) -> bool:
+    kind = type(error).__name__
+    return "Connect" in kind or "Timeout" in kind or isinstance(error, TimeoutError | ConnectionError)
+
+
 def _reason(url: str, error: Exception) -> str:
     kind, text = type(error).__name__, " ".join(str(error).split()).rstrip(".")
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -402,7 +414,7 @@ def _reason(url: str, error: Exception) -> str:
         return f"there are no credentials for it ({text}). See {hint}."
     if isinstance(error, PermissionError):
         return f"permission denied ({text}). Check the credentials and their rights."
-    if "Connect" in kind or "Timeout" in kind or isinstance(error, TimeoutError | ConnectionError):
+    if _is_unreachable(error):
         return f"the storage can't be reached ({text}). Check the network and the endpoint."
     return f"{text or kind}."
 

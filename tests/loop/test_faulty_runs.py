@@ -10,7 +10,7 @@ import pytest
 
 import modelyard
 from modelyard import faults
-from modelyard.errors import RunError
+from modelyard.errors import UNAVAILABLE, RunError
 from modelyard.run.checkpoint import list_best, list_checkpoints
 from modelyard.run.metrics import read_metrics
 from modelyard.system import files
@@ -49,15 +49,20 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, two_devices: None) -> 
 
 
 @pytest.mark.parametrize(
-    "fault", ["enospc@save=1", "enospc@save=4", "enospc@file=25", "enospc@file=60", "crash@step=23", "crash@evaluate=2"]
+    "fault", ["enospc@save=1", "enospc@save=4", "enospc@file=25", "eio@file=3", "crash@step=23", "crash@evaluate=2"]
 )
 def test_a_run_that_a_fault_has_ended_is_resumed_exactly(
     fault: str, undisturbed: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(faults.VARIABLE, fault)
-    kind, message = (RunError, "the disk is full: .* Make space") if "enospc" in fault else (Exception, fault)
-    with pytest.raises(kind, match=message):
+    kind, message, status = RunError, "the disk is full: .* Make space", 2  # a person has to do something
+    if "eio" in fault:
+        message, status = "can't write .* Input/output error", UNAVAILABLE
+    elif "crash" in fault:
+        kind, message = faults.InjectedCrashError, fault
+    with pytest.raises(kind, match=message) as raised:
         go("run")
+    assert getattr(raised.value, "exit_status", status) == status
     assert STEPS not in list_checkpoints(Path("run/checkpoints"))
     result = go("run")  # the variable is still set: the fault happens once in a run
     assert result.step == STEPS
@@ -91,5 +96,6 @@ def test_images_that_cannot_be_read_for_a_moment_change_nothing(
     tried = [record for record in caplog.records if "Next try in 0 s" in record.getMessage()]
     assert tried
     monkeypatch.setenv(faults.VARIABLE, "eio@read=1.0")
-    with pytest.raises(modelyard.UserError, match=r"photos.* can't be read: Input/output error"):
+    with pytest.raises(modelyard.UserError, match=r"photos.* can't be read: Input/output error") as raised:
         go("unreadable", **options)
+    assert raised.value.exit_status == UNAVAILABLE

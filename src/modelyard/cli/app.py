@@ -182,7 +182,7 @@ def main(arguments: list[str] | None = None) -> None:
         if isinstance(error, UntrustedPluginError):
             error.hint = f"with --trust:\n  {_trusting(sys.argv[1:] if arguments is None else arguments, name)}"
         _print_error(error)
-        sys.exit(error.status)
+        sys.exit(error.exit_status)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
 

@@ -97,7 +97,7 @@ class ConnectedGroup(ProcessGroup):
     def _exit_in_time(self, failure: UserError) -> None:
         if not self._leaving.wait(self.grace_seconds):
             log.error("%s This process did not exit within %g s and is ended.", failure, self.grace_seconds)
-            os._exit(failure.status)
+            os._exit(failure.exit_status)
 
 
 def peer_lost(who: str, how: str) -> PeerLostError:
@@ -114,7 +114,7 @@ def error_from(fields: dict[str, Any], who: str = "") -> UserError:
 
 def describe_error(error: BaseException) -> dict[str, Any]:
     """Describes an error for the other processes: its text, and whether a restart is pointless."""
-    final = isinstance(error, UserError) and not isinstance(error, PeerLostError)
+    final = isinstance(error, UserError) and error.exit_status == UserError.status
     text = str(error) if isinstance(error, UserError) else ": ".join(filter(None, (type(error).__name__, str(error))))
     return {"message": text[:_MAX_CHARACTERS], "final": final}
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from modelyard import faults
-from modelyard.errors import RunError, UserError
+from modelyard.errors import MAY_PASS, RunError, UserError
 
 PARTIAL = ".partial-"
 """The prefix of unfinished files and folders. The next process that opens the run removes them."""
@@ -22,10 +22,6 @@ PARTIAL = ".partial-"
 _OLD = "old-"
 PAUSES = (0.2, 1.0, 5.0)
 """Seconds before a file is read or written again after an error that may pass."""
-_MAY_PASS = {
-    errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EBUSY, errno.ENOTCONN, errno.ECONNRESET,
-    errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH,
-}  # fmt: skip
 T = TypeVar("T")
 log = logging.getLogger("modelyard")
 
@@ -57,7 +53,7 @@ def retried(path: Path, action: Callable[..., T], *arguments: Any) -> T:
             return action(*arguments)
         except (OSError, UserError) as error:
             cause = error if isinstance(error, OSError) else error.__cause__
-            if tries == len(PAUSES) or not isinstance(cause, OSError) or cause.errno not in _MAY_PASS:
+            if tries == len(PAUSES) or not isinstance(cause, OSError) or cause.errno not in MAY_PASS:
                 raise
             pause, tries = PAUSES[tries], tries + 1
             what = error if cause is not error else f"can't access {path}: {cause.strerror or cause}."
