@@ -9,16 +9,19 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cluster_processes import PARTS, ClusterOfProcesses, cluster, rows, saved_steps
 from conftest import COMMAND, environment, on_engine
 from modelyard import storage
-from modelyard.cluster.description import Cluster
+from modelyard.cluster.description import Cluster, Member
 from modelyard.config import load_config
-from modelyard.errors import ConfigError
+from modelyard.distributed.evaluator import CheckpointEvaluator
+from modelyard.errors import ConfigError, StorageError
 from modelyard.loop.run import _evaluates_elsewhere
-from modelyard.run.directory import EVALUATION_LOCK, RunDirectory
+from modelyard.run.checkpoint import Checkpoint, write_checkpoint
+from modelyard.run.directory import EVALUATION_LOCK, RunDirectory, remote_run_folder, write_config
 from object_store import BUCKET, object_store
 from waiting import PATIENCE, wait_until
 
@@ -98,6 +101,44 @@ def test_a_chief_whose_hooks_need_evaluations_says_so_if_an_evaluator_has_them(t
             assert not _evaluates_elsewhere(config, evaluates, Cluster(), chief)
     evaluator.unlock()
     assert not _evaluates_elsewhere(config, True, Cluster(), chief)
+
+
+def test_storage_that_fails_for_a_while_does_not_end_an_evaluator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("fsspec")
+    monkeypatch.setattr("modelyard.distributed.evaluator._POLL_SECONDS", 0)
+    monkeypatch.setattr("modelyard.run.mirror._REFRESH_SECONDS", 0)
+    url = "memory://failing/run"
+    options = {"model": "mlp", "dataset": "digits", "train_steps": 20, "model_dir": url}
+    config = load_config(**options, cache_dir=str(tmp_path / "cache"))
+    outside = Cluster(Member("evaluator", 0), {"chief": ("127.0.0.1:1",)}, "TF_CONFIG")
+    chief = remote_run_folder(url, tmp_path / "chief")
+    chief.create()
+    with chief:
+        for step in (10, 20):
+            write_checkpoint(chief.checkpoints, Checkpoint(step, {"w": np.ones(2)}, {}, {}))
+        write_config(chief, config)
+        chief.push()
+        evaluator = CheckpointEvaluator(config, outside, None)
+        with evaluator.joined():
+            found = evaluator._checkpoints()
+            for name in ("names_below", "download"):  # while it looks for checkpoints, and while it reads one
+                with monkeypatch.context() as patch:
+                    patch.setattr(storage, name, unreachable)
+                    assert [next(found) for _ in range(3)] == [None] * 3
+                evaluated = next(checkpoint for checkpoint in found if checkpoint is not None)
+                assert evaluated.step == (10 if name == "names_below" else 20)
+                metrics = evaluator.directory.of_evaluator().metrics
+                with open(metrics, "a") as file:
+                    file.write(json.dumps({"step": evaluated.step, "split": "validation"}) + "\n")
+            assert list(found) == []
+    assert caplog.text.count("can't be reached. The evaluator tries again until it can.") == 2
+    assert [row["step"] for row in remote_rows(f"{url}/evaluator/metrics.jsonl")] == [10, 20]
+
+
+def unreachable(*_: Any, **__: Any) -> None:
+    raise StorageError("the storage can't be reached.")
 
 
 @pytest.mark.slow

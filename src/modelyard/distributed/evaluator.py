@@ -59,7 +59,7 @@ class CheckpointEvaluator:
         self._over = False  # whether no checkpoint will come, and those that came can be seen
         self._signal: int | None = None
         self._skipped: set[int] = set()
-        self._storage_fails = False
+        self._reported = ""
 
     @cached_property
     def _dataset(self) -> Dataset:
@@ -174,7 +174,9 @@ class CheckpointEvaluator:
         """Reads a checkpoint; None if it is gone, damaged, or can't be downloaded now."""
         try:
             self.directory.download_weights(path)
-            return read_checkpoint(path)
+            checkpoint = read_checkpoint(path)
+            self._reported = ""
+            return checkpoint
         except StorageError as error:
             if not is_missing(error):
                 self._report_storage(error)
@@ -204,14 +206,12 @@ class CheckpointEvaluator:
         except StorageError as error:
             self._report_storage(error)
             return
-        if self._storage_fails:
-            self._storage_fails = False
-            log.info("the storage answers again")
         self._over = self._ended or (self._group is None and self._is_finished())
 
     def _report_storage(self, error: StorageError) -> None:
-        if not self._storage_fails:
-            self._storage_fails = True
+        """Logs a failure of the storage, once until a checkpoint is read."""
+        if str(error) != self._reported:
+            self._reported = str(error)
             log.warning("%s The evaluator tries again until it can.", error)
 
     def _is_finished(self) -> bool:
