@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -37,11 +38,26 @@ from modelyard.data.sources.files import read_to_predict
 from modelyard.data.sources.npz import read_npz_to_predict
 from modelyard.data.sources.plain_pickle import load_plain_pickle
 from modelyard.errors import DataError, UserError
+from modelyard.serving.exported_model import read_description
 from modelyard.system import untrusted
 from photos import photo_folder
 
 FUZZER = Path(__file__).parents[1] / "fuzz_files.py"
 SMALL = 1 << 16
+
+
+@pytest.fixture(autouse=True)
+def _never_forever() -> Iterator[None]:
+    """What reads a pipe or a device without end fails."""
+
+    def give_up(number: int, frame: Any) -> None:
+        raise TimeoutError("it is still reading")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(600)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture
@@ -400,6 +416,25 @@ def test_facts_that_are_deep_or_long_are_refused(tmp_path: Path) -> None:
         file.truncate(1 << 27)
     with pytest.raises(DataError, match=r"dataset.json has 134,217,728 bytes; such a file may have at most"):
         opened(tmp_path)
+
+
+def test_the_description_of_an_export_is_not_trusted(tmp_path: Path) -> None:
+    facts = {"model": "m", "dataset": "d", "step": 1, "kind": "other", "image": {"shape": [8, 8, 3], "dtype": "uint8"}}
+    path = tmp_path / "modelyard.json"
+    path.write_text(json.dumps(facts))
+    assert read_description(tmp_path).image.shape == (8, 8, 3)
+    for key, value in (("step", 1e999), ("image", []), ("image", {"shape": [1e999], "dtype": "uint8"}), ("classes", 5)):
+        path.write_text(json.dumps({**facts, key: value}))
+        with pytest.raises(DataError, match=r"modelyard\.json is missing or damaged"):
+            read_description(tmp_path)
+    for raw in (b"[" * 100_000, b'{"a":' * 100_000, b"[]", b"\xff"):
+        path.write_bytes(raw)
+        with pytest.raises(DataError, match=r"modelyard\.json is missing or damaged"):
+            read_description(tmp_path)
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(DataError, match=r"modelyard\.json is a link to /dev/zero, which is a device"):
+        read_description(tmp_path)
 
 
 # -- images -----------------------------------------------------------------------------------------------------------

@@ -99,7 +99,7 @@ def read_description(folder: Path) -> ModelInfo:
             finite_numbers(read.get("test") or {}),
             bool(read.get("takes_files", True)),
         )
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise DataError(f"{file} is missing or damaged: {error!r}. Export the model again.") from error
     if read.get("format", "saved_model") != "saved_model":
         raise DataError(f"{folder} is an export as {read['format']}; only a SavedModel can be loaded here.")

@@ -9,10 +9,12 @@ from pathlib import Path
 from modelyard.errors import CheckpointError
 from modelyard.run.weights.match import NamedWeights
 from modelyard.system.protobuf import messages
+from modelyard.system.untrusted import read_regular
 
 STATE_FILE = "checkpoint"
 """The file that TensorFlow writes beside its checkpoints; it names the latest."""
 
+_LARGEST_STATE = 1 << 24  # bytes
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 _NUMBERED = re.compile(r"(?:layer_with_weights-|layer-|_operations/|_layers/|layers/)(\d+)(?:/|$)")
@@ -33,7 +35,7 @@ def find_prefix(path: Path) -> Path | None:
         return None
     state = path / STATE_FILE
     if state.is_file():
-        latest = latest_of(state.read_text(encoding="utf-8", errors="replace"))
+        latest = latest_of(read_regular(state, _LARGEST_STATE, CheckpointError).decode("utf-8", "replace"))
         if latest is not None and (path / f"{latest}.index").is_file():
             return path / latest
     found = sorted(path.glob("*.index"))
