@@ -6,6 +6,7 @@ import base64
 import contextlib
 import io
 import json
+import pickle
 import subprocess
 from collections.abc import Iterator
 from typing import Any
@@ -163,7 +164,8 @@ def test_a_jpeg_of_many_scans_is_refused(client: TestClient) -> None:
 
 
 def test_a_request_that_takes_too_long_ends_with_its_process() -> None:
-    made = service(limits=Limits(timeout=0.001))
+    made = service(limits=Limits(timeout=FOREVER))
+    made._workers._timeout = 0.001
     with TestClient(made.app()) as client:
         late = client.post(f"{BASE}:predict", content=ASKED[0][1] + PADDING)
         assert (late.status_code, late.json()["error"]) == (413, "the request takes more than 0.001 seconds to decode.")
@@ -182,6 +184,20 @@ def test_a_request_that_needs_too_much_memory_is_refused_and_the_next_is_answere
         assert refused.status_code == 413
         assert "memory" in refused.json()["error"]
         assert client.post(f"{BASE}:predict", content=ASKED[0][1] + PADDING).status_code == 200
+
+
+class Mistaken(json_tensors.RequestReader):
+    """Has a mistake."""
+
+    def read(self, kind: str, body: bytes, content_type: str = "") -> Any:
+        raise ZeroDivisionError
+
+
+def test_a_mistake_in_a_worker_is_an_internal_error_of_the_server() -> None:
+    reader = Mistaken(facts(), Limits())
+    _, answer = worker._answer(pickle.dumps((reader, "predict", "")), b"")
+    assert list(answer) == ["traceback"]
+    assert "ZeroDivisionError" in answer["traceback"]
 
 
 def test_a_worker_ends_with_the_server_that_started_it() -> None:

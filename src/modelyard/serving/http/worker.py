@@ -17,6 +17,7 @@ import signal
 import struct
 import subprocess
 import sys
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any
 
@@ -102,6 +103,8 @@ class _Worker:
         answer: dict[str, Any] = json.loads(head)  # no pickle: the process has read what a stranger sent
         if "error" in answer:
             raise RequestError(answer["status"], answer["error"])
+        if "traceback" in answer:
+            raise RuntimeError(f"in the process that reads large requests:\n{answer['traceback']}")
         images = np.frombuffer(data, answer["dtype"]).reshape(answer["shape"])
         return ReadRequest(images, answer["columns"], answer["ids"])
 
@@ -179,6 +182,8 @@ def _answer(head: bytes, body: bytes) -> tuple[bytes | memoryview, dict[str, Any
         return b"", {"status": error.status, "error": error.message}
     except MemoryError:
         return b"", {"status": 413, "error": "the request needs more memory than the server allows."}
+    except Exception:  # a mistake of ours, which the server logs
+        return b"", {"traceback": traceback.format_exc()}
     images = np.ascontiguousarray(read.images)
     answer = {"dtype": images.dtype.str, "shape": images.shape, "columns": read.columns, "ids": read.ids}
     return images.reshape(-1).view(np.uint8).data, answer
