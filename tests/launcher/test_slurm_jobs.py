@@ -195,7 +195,7 @@ def test_a_job_that_is_requeued_warned_and_killed_ends_with_the_same_weights(
     assert log.count("the time limit is reached and the run is saved: requeueing") == 1
     assert re.search(r"task 1 on .* was killed by SIGKILL from outside", log)
     assert "a task was killed from outside: restart in 2 s" in log
-    assert log.count("saving, then exiting") >= 2
+    assert log.count("stopped at step") >= 2  # whichever process the signal reached first
     assert final_state(folder) == final_state(undisturbed)
     assert rows(folder) == rows(undisturbed)
 

@@ -430,19 +430,27 @@ def test_a_task_tells_how_it_ended(tmp_path: Path, code: str, memory_kills: list
     assert [line.split(" ", 4)[4] for line in told] == ([how] if how else [])
 
 
-@pytest.mark.parametrize("status", [75, 1, 2])
-def test_a_task_that_fails_has_the_rest_killed_later_and_one_that_ends_well_has_not(
-    tmp_path: Path, status: int
-) -> None:
-    """One that is frozen would never exit, and srun waits for all."""
-    tool("ends", f"echo x >> ends; [ $(wc -l < ends) = 1 ] && exit {status}; exit 0")
-    text = dry("slurm", MINE, resources={"python": str(tmp_path / "bin" / "ends")}).text
-    srun = 'while [ "$1" != bash ]; do shift; done; "$@"; exit $?'
+@pytest.mark.parametrize(
+    ("status", "rank", "times"), [(75, 3, 1), (2, 3, 1), (1, 0, 1), (1, 3, 0), (143, 0, 0), (0, 0, 0)]
+)
+def test_a_task_tells_when_all_must_restart(tmp_path: Path, status: int, rank: int, times: int) -> None:
+    """Training goes on without an evaluator that crashes, and without a worker of parameter servers."""
+    tool("ends", f"exit {status}")
+    text = dry("slurm", MINE, resources={"python": str(tmp_path / "bin" / "ends"), "max_restarts": 0}).text
+    srun = f'while [ "$1" != bash ]; do shift; done; SLURM_PROCID={rank} "$@"; exit $?'
     run_script(text, srun, tmp_path)
-    assert Path("scancel.txt").read_text().splitlines().count("--quiet --batch --signal=USR2 7") == 1
-    Path("scancel.txt").unlink()
-    run_script(text, f"kill -USR2 $PPID; until grep -q KILL scancel.txt 2> {os.devnull}; do :; done; exit 0", tmp_path)
-    assert Path("scancel.txt").read_text() == "--quiet --signal=KILL 7\n"
+    told = Path("scancel.txt").read_text().splitlines() if Path("scancel.txt").exists() else []
+    assert told == ["--quiet --batch --signal=USR2 7"] * times
+
+
+def test_the_rest_of_a_failed_step_is_killed(tmp_path: Path) -> None:
+    """A task that is frozen would never exit, and srun waits for all."""
+    first = "trap 'exit 143' TERM; kill -USR2 $PPID; while :; do :; done"
+    srun = f"echo x >> sruns; [ $(wc -l < sruns) = 1 ] || exit 0; {first}"
+    done = run_script(dry("slurm", MINE, resources={"max_restarts": 1}).text, srun, tmp_path)
+    assert "a task had not ended 60 s after another had failed: killed" in done.stderr
+    assert "status 137: restart 1 of 1" in done.stderr
+    assert done.returncode == 0
 
 
 @pytest.mark.parametrize(("number", "requeued"), [("USR1", True), ("TERM", False)])

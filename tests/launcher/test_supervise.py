@@ -167,6 +167,7 @@ def test_a_run_that_fails_at_the_same_step_twice_stops_and_says_so() -> None:
         "print(f'Problem{count}Error: x', flush=True)",  # another error
         "if count > 1: sys.exit(2 + count)",  # another status
         "if count % 2: die()",  # killed from outside in between
+        "sys.exit(74)",  # a disk or network that fails may be back soon
     ],
 )
 def test_two_different_failures_are_not_the_same(differs: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from modelyard.errors import PeerLostError, UserError
+from modelyard.errors import UNAVAILABLE, PeerLostError, UserError
 from modelyard.launcher.processes import Process, describe_status
 from modelyard.system.activity import Activity
 
@@ -58,6 +58,8 @@ class Failure:
     def repeats(self, last: Failure | None) -> bool:
         """Returns whether this is the last failure once more: same process, error, step, and nothing new is saved."""
         if last is None or not (self.counts and last.counts) or self.steps is None or last.steps is None:
+            return False
+        if self.status == UNAVAILABLE:  # a disk or network failed, and may be back soon
             return False
         same = (self.name, self.status, self.error, self.saved) == (last.name, last.status, last.error, last.saved)
         return same and self.steps[0] <= last.steps[1] and last.steps[0] <= self.steps[1]

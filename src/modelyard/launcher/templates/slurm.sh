@@ -25,11 +25,11 @@ forward() {
 }
 trap 'time_is_up=1; forward' USR1
 trap 'terminated=1; forward' TERM
-# A task sends SIGUSR2 when it fails. The others exit by themselves; one that is frozen is killed.
+# A task sends SIGUSR2 when all must restart. The others exit by themselves; for one that is frozen, srun is ended, and kills it.
 kill_the_rest() {
     sleep 60 & rest=$!
     trap 'kill "$rest"' TERM
-    wait "$rest" && scancel --quiet --signal=KILL "$SLURM_JOB_ID"
+    wait "$rest" && kill -TERM "$step"
 }
 trap 'signalled=1; if [ -z "$killer" ]; then kill_the_rest & killer=$!; fi' USR2
 
@@ -63,7 +63,9 @@ case $status in
         else how="$how from outside (not for lack of memory)" rank=248; fi ;;
 esac
 case $status in 2 | 75) ;; *) echo "task ${SLURM_PROCID:-} on $(uname -n) $how" >&2 ;; esac
-scancel --quiet --batch --signal=USR2 "$SLURM_JOB_ID"
+# Without the coordinator, or where one has lost another, all end. Training goes on without an evaluator, or a worker of
+# parameter servers.
+case $rank.${SLURM_PROCID:-0} in 75.* | 250.* | *.0) scancel --quiet --batch --signal=USR2 "$SLURM_JOB_ID" ;; esac
 exit $rank'
 
 restarts=0 kills=0
@@ -71,7 +73,12 @@ while :; do
     if [ -n "$killer" ]; then kill "$killer" 2>/dev/null; killer=''; fi
     srun @GROUPS@--kill-on-bad-exit=0 --wait=0 --distribution=block bash -c "$task" task \
         @COMMAND@ &
-    await $!
+    step=$!
+    await "$step"
+    if [ -n "$killer" ] && ! kill -0 "$killer" 2>/dev/null; then
+        echo "a task had not ended 60 s after another had failed: killed" >&2
+        status=137
+    fi
     case $status in
         0) exit 0 ;;
         250) echo "not restarted: a restart would repeat the error above" >&2; exit 2 ;;
