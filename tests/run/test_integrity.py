@@ -191,7 +191,10 @@ def test_every_flipped_bit_of_a_manifest_is_found_or_changes_nothing(
     [
         "", "{", "[]", "5", '{"dataset": 3}', '{"starts": 5}', '{"starts": [5]}', '{"data": []}', '{"run_id": 1}',
         '{"starts": [{"chekcsum": "x"}]}',
-        '{"startr": []}', '{"model": "x"}', "[" * 100_000, "\xff", '{"evaluates": 3}',
+        '{"startr": []}',
+        '{"dataset": {"fingerprint": 1e300}}',
+        '{"dataset": {"sizes": {"train": "x"}}}',
+        '{"starts": [{"versions": 3}]}', '{"model": "x"}', "[" * 100_000, "\xff", '{"evaluates": 3}',
     ],
 )  # fmt: skip
 def test_a_damaged_manifest_is_an_error_that_says_what_to_do(tmp_path: Path, text: str) -> None:

@@ -91,3 +91,19 @@ def test_a_missing_file_has_no_rows_and_needs_no_cut(tmp_path: Path) -> None:
 def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"can't write .*m: No such file"):
         MetricsFile(tmp_path / "nowhere" / "m")
+
+
+def test_a_damaged_line_in_the_middle_hides_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    whole = [json.dumps({"step": step, "split": "train", "loss": 1.0}) + "\n" for step in (10, 20, 30, 40)]
+    odd = [
+        "\x00\x00\n",
+        '{"step": "x"}\n',
+        '{"step": 5, "split": []}\n',
+        '{"step": 5, "seconds": "1"}\n',
+        "[" * 9999 + "\n",
+    ]
+    path.write_text("".join([whole[0], *odd, *whole[1:]]))
+    assert [row["step"] for row in read_metrics(path)] == [10, 20, 30, 40]
+    cut_metrics(path, 30)
+    assert [row["step"] for row in read_metrics(path)] == [10, 20, 30]

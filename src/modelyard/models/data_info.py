@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,6 +21,8 @@ from modelyard.errors import DataError, RunError
 
 _STATISTICS_EXAMPLES = 4096
 _RECORDED_IMAGES = 4
+_MOST_VALUES = 1 << 31
+"""An example that is said to have more values is not memory to ask for."""
 _STATISTICS = ("mean", "spread", "label_mean", "label_spread")
 
 
@@ -216,4 +219,7 @@ def _to_json(feature: Feature) -> dict[str, Any]:
 
 
 def _from_json(recorded: Mapping[str, Any]) -> Feature:
-    return Feature(tuple(int(n) for n in recorded["shape"]), np.dtype(recorded["dtype"]).name)
+    shape = tuple(int(n) for n in recorded["shape"])
+    if min(shape, default=0) < 0 or math.prod(shape) > _MOST_VALUES:
+        raise ValueError(f"shape {shape}")
+    return Feature(shape, np.dtype(recorded["dtype"]).name)

@@ -26,7 +26,11 @@ JOURNAL_TITLE = (
 _FIELDS: dict[str, type] = {
     "run_id": str, "evaluates": bool, "seeds": dict, "dataset": dict, "model": dict, "data": dict, "starts": list,
 }  # fmt: skip
-_START_FIELDS = {"time", "step", "command", "versions", "hardware", "engine", "git_commit", "plugins"}
+_DATASET_FIELDS: dict[str, type] = {"fingerprint": str, "sizes": dict}
+_START_FIELDS: dict[str, type] = {
+    "time": str, "step": int, "command": list, "versions": dict, "hardware": dict, "engine": dict, "git_commit": str,
+    "plugins": dict,
+}  # fmt: skip
 _ALWAYS_LISTED = ("model", "dataset", "train_batch_size", "train_epochs", "train_steps", "learning_rate", "optimizer")
 
 
@@ -90,10 +94,14 @@ def _problem_of(manifest: dict[str, Any]) -> str | None:
     starts = manifest.get("starts") or []
     if not all(isinstance(start, dict) for start in starts):
         return "one of its starts is not an object"
+    parts = [(manifest.get("dataset") or {}, _DATASET_FIELDS), *((start, _START_FIELDS) for start in starts)]
+    wrong = [key for part, kinds in parts for key, kind in kinds.items() if not isinstance(part.get(key), kind | None)]
+    if wrong or not all(isinstance(size, int) for size in (parts[0][0].get("sizes") or {}).values()):
+        return f"its {(wrong or ['sizes'])[0]} is of another type than it should be"
     last = starts[-1] if starts else {}
     given = last.get(CHECKSUM)
     if given is None:  # written by an earlier Modelyard, if nothing is misspelled
-        unknown = (manifest.keys() - _FIELDS.keys()) | (last.keys() - _START_FIELDS)
+        unknown = (manifest.keys() - _FIELDS.keys()) | (last.keys() - _START_FIELDS.keys())
         return f"it has an unknown field {min(unknown)!r}" if unknown else None
     start = {key: value for key, value in last.items() if key != CHECKSUM}
     if given != json_checksum(manifest | {"starts": [*starts[:-1], start]}):

@@ -49,7 +49,7 @@ class MetricsFile:
 
 
 def read_metrics(path: Path) -> list[Row]:
-    """All complete rows."""
+    """All complete rows. Lines that can't be read are left out."""
     return [row for _, row in _rows(path)]
 
 
@@ -83,13 +83,23 @@ def _rows(path: Path, start: int = 0) -> Iterator[tuple[int, Row]]:
         for line in file:
             if not line.endswith(b"\n"):
                 return
+            end += len(line)
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError):
-                return
-            end += len(line)
-            if isinstance(row, dict):
+                continue
+            if _is_row(row):
                 yield end, row
+
+
+def _is_row(row: Any) -> bool:
+    """Whether a value is a row, with the types that all readers rely on."""
+    return (
+        isinstance(row, dict)
+        and isinstance(row.get("step", 0), int)
+        and isinstance(row.get("split", ""), str)
+        and isinstance(row.get("seconds") or 0.0, int | float)
+    )
 
 
 def _plain(value: Any) -> Any:
