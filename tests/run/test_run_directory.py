@@ -1,5 +1,7 @@
 """The run folder: its name, its lock, its config."""
 
+import errno
+import os
 import subprocess
 import sys
 from datetime import datetime
@@ -99,6 +101,20 @@ def test_a_killed_process_leaves_no_lock_behind(tmp_path: Path) -> None:
     finally:
         holder.kill()
         holder.communicate()
+    with RunDirectory(tmp_path):
+        pass
+
+
+def test_a_full_disk_is_explained_and_leaves_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made(tmp_path)
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "ftruncate", full)
+        with pytest.raises(RunError, match="the disk is full"):
+            RunDirectory(tmp_path).lock()
     with RunDirectory(tmp_path):
         pass
 

@@ -232,10 +232,14 @@ class RunDirectory:
         except OSError as error:
             file.close()
             raise RunError(f"{self.path} can't be locked: {error.strerror}.") from error
-        file.seek(0)
-        file.truncate()
-        file.write(f"process {os.getpid()} on {socket.gethostname()}")
-        file.flush()
+        try:
+            with explain(self.path, "write to"):
+                # Without a buffer: on a full disk, it would fail again when the file is closed.
+                os.ftruncate(file.fileno(), 0)
+                os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
+        except RunError:
+            file.close()
+            raise
         return file
 
     def _holder(self, name: str) -> str:

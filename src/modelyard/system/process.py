@@ -183,6 +183,11 @@ class _LogFile(logging.FileHandler):
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name is logging's
         """Ignores a full disk, so that it does not hide the error that is logged."""
 
+    def close(self) -> None:
+        """Closes the file; what a full disk does not take is lost."""
+        with contextlib.suppress(OSError):
+            super().close()
+
 
 def _is_standard_error(file: Path) -> bool:
     try:
