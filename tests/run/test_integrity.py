@@ -228,7 +228,7 @@ def test_a_folder_in_place_of_a_file_is_explained(tmp_path: Path) -> None:
     for file in (directory.manifest, directory.config):
         file.unlink()
         file.mkdir()
-    with pytest.raises(RunError, match=r"can't read .*manifest\.json: Is a directory"):
+    with pytest.raises(RunError, match=r"manifest\.json.*(is a folder|Is a directory)"):
         read_manifest(directory)
-    with pytest.raises(UserError, match=r"is not a run folder|Is a directory"):
+    with pytest.raises(UserError, match=r"is not a run folder|is a folder|Is a directory"):
         open_run_folder(directory.path)
