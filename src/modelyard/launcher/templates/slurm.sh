@@ -32,6 +32,7 @@ kill_the_rest() {
     wait "$rest" && kill -TERM "$step"
 }
 trap 'signalled=1; if [ -z "$killer" ]; then kill_the_rest & killer=$!; fi' USR2
+trap 'if [ -n "$killer" ]; then kill "$killer" 2>/dev/null; fi' EXIT
 
 # A trapped signal ends `wait` early, so this waits again.
 await() {
