@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 
 from modelyard import storage
+from modelyard.config import load_config
 from modelyard.config.yaml_file import CONFIG_VERSION, RUN_CONFIG_KEY
-from modelyard.errors import CheckpointError, Interrupted, RunError, StorageError, UserError
+from modelyard.errors import CheckpointError, ConfigError, Interrupted, RunError, StorageError, UserError
 from modelyard.run.checkpoint import (
     Checkpoint,
     folder_name,
@@ -32,10 +33,15 @@ from modelyard.run.checkpoint import (
 from modelyard.run.directory import (
     JOURNAL,
     RunDirectory,
+    find_run_folder,
     find_runs,
     is_running,
     open_run_folder,
+    recorded_options,
     remote_run_folder,
+    restore_config,
+    run_options,
+    write_config,
 )
 from modelyard.run.integrity import CHECKSUM, json_checksum
 from modelyard.run.manifest import log_result
@@ -469,3 +475,19 @@ def test_views_of_killed_processes_are_removed_after_days(tmp_path: Path) -> Non
 def test_one_machine_holds_a_remote_run_once(tmp_path: Path) -> None:
     with machine(tmp_path / "a"), pytest.raises(RunError, match=f"{URL} is in use by process"):
         machine(tmp_path / "a").lock()
+
+
+def test_a_damaged_remote_config_is_restored_from_the_newest_checkpoint(tmp_path: Path) -> None:
+    with machine(tmp_path / "a") as first:
+        write_config(first, load_config(model="mlp", train_steps=60))
+        write_checkpoint(first.checkpoints, checkpoint(10, config=recorded_options(load_config(model="mlp"))))
+        first.push(KEEP)
+        with pytest.raises(RunError, match="is in use"):
+            restore_config(find_run_folder(URL))
+    whole = storage.read_bytes(f"{URL}/config.yaml")
+    storage.write_bytes(f"{URL}/config.yaml", whole[: whole.index(b"optimizer:")])
+    with pytest.raises(ConfigError, match=f"modelyard resume {URL} --restore_config"):
+        run_options(open_run_folder(URL))
+    restore_config(find_run_folder(URL))
+    assert run_options(open_run_folder(URL))["optimizer"] == "adam"
+    assert whole.startswith(storage.read_bytes(f"{URL}/damaged-config.yaml"))
