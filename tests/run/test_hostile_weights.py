@@ -92,6 +92,7 @@ def test_weights_that_are_not_a_regular_file_are_named(tmp_path: Path, name: str
         load_weights(tmp_path / name)
 
 
+@pytest.mark.usefixtures("two_devices")  # TensorFlow writes it
 def test_a_tensorflow_checkpoint_whose_data_is_a_pipe_is_refused(tmp_path: Path) -> None:
     from weight_files import saver
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import save_file
@@ -82,7 +83,8 @@ def read_hdf5(path: Path, shown: str | None = None, *, seconds: float | None = N
 def main() -> None:
     """Reads the file that the command line names, and writes its weights."""
     path, shown, result, seconds = sys.argv[2:]
-    memory = _MEMORY + 3 * _most(Path(path).stat().st_size)
+    used = psutil.Process().memory_info().vms  # libraries reserve memory for each core
+    memory = used + _MEMORY + 3 * _most(Path(path).stat().st_size)
     # If the first process is killed, this one ends by itself.
     for limit, value in ((resource.RLIMIT_CPU, int(float(seconds)) + 1), (resource.RLIMIT_AS, memory)):
         with contextlib.suppress(OSError, ValueError):  # not on every system
