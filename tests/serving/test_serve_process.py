@@ -229,7 +229,11 @@ def test_a_run_without_a_checkpoint_is_not_served(run_folder: Path, tmp_path: Pa
 def test_without_the_extra_it_says_what_to_install(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = [name for name in sys.modules if name.startswith(("modelyard.serving.", "modelyard.compat.uvicorn"))]
     for name in loaded:
-        if name.rsplit(".", 1)[1] in ("app", "limits", "server", "uvicorn"):
+        package, _, module = name.rpartition(".")
+        if module in ("app", "limits", "server", "uvicorn"):
+            monkeypatch.setattr(
+                sys.modules[package], module, sys.modules[name]
+            )  # restored for the tests after this one
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     from modelyard.errors import UserError

@@ -172,7 +172,7 @@ def serve(
             "or an export: modelyard serve --export FOLDER"
         )
     serve_model(
-        run, export, name=name, host=host, port=port, allowed_host=allowed_host or (), checkpoint=checkpoint,
+        run, export, name=name, host=host, port=port, allowed_host=allowed_host, checkpoint=checkpoint,
         max_batch=max_batch, max_delay_ms=max_delay_ms, max_queue=max_queue, max_body_mb=max_body_mb,
         max_pixels=max_pixels, max_instances=max_instances, max_connections=max_connections,
         timeout_secs=timeout_secs, ready=tell, source=COMMAND_LINE, **options,

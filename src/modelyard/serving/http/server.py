@@ -36,7 +36,7 @@ def serve(
     name: str | None = None,
     host: str = "127.0.0.1",
     port: int = 8501,
-    allowed_host: str | Sequence[str] = (),
+    allowed_host: str | Sequence[str] | None = None,
     checkpoint: str | int | None = None,
     max_batch: int = 32,
     max_delay_ms: float = 5.0,
@@ -106,7 +106,7 @@ def serve(
             "Give another --name."
         )
         raise ConfigError([Problem(source, "name", message)])
-    allowed = _host_names(allowed_host, source)
+    allowed = _host_names(allowed_host or (), source)
     version_source: VersionSource
     if export is not None:
         version_source = ExportSource(export)
