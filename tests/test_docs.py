@@ -120,7 +120,7 @@ def test_the_map_of_architecture_is_complete() -> None:
 
 
 # Options of other programs, of XLA, of a benchmark, and of the model that docs/models.md writes.
-OTHER_OPTIONS = {"--help", "--logdir", "--quick", "--xla_gpu_autotune_level", "--wide_units"}
+OTHER_OPTIONS = {"--help", "--logdir", "--no", "--quick", "--wheel", "--xla_gpu_autotune_level", "--wide_units"}
 
 
 def test_every_option_that_a_page_names_exists() -> None:

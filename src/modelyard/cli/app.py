@@ -13,7 +13,6 @@ from typing import Annotated
 
 import typer
 
-from modelyard import faults
 from modelyard.cli import cluster, comparison, components, data, doctor, serving, training
 from modelyard.cli.output import program
 from modelyard.errors import ConfigError, UntrustedPluginError, UserError, nearest
@@ -174,7 +173,10 @@ def main(arguments: list[str] | None = None) -> None:
             from modelyard.system.console import show_log
 
             show_log()
-            faults.load()
+            if "MODELYARD_FAULTS" in os.environ:
+                from modelyard import faults
+
+                faults.load()
         build_app(None if completing else name)(words, standalone_mode=True)
     except UserError as error:
         if isinstance(error, ConfigError) and command is not None:

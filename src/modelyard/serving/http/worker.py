@@ -122,7 +122,7 @@ class _Worker:
 def _start(memory: int) -> subprocess.Popen[bytes]:
     one_thread = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     return subprocess.Popen(
-        [sys.executable, "-c", _CODE, json.dumps(sys.path), str(memory)],
+        [sys.executable, "-P", "-c", _CODE, json.dumps(sys.path), str(memory)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **one_thread},
     )  # fmt: skip
 
