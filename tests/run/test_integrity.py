@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -232,3 +233,19 @@ def test_a_folder_in_place_of_a_file_is_explained(tmp_path: Path) -> None:
         read_manifest(directory)
     with pytest.raises(UserError, match=r"is not a run folder|is a folder|Is a directory"):
         open_run_folder(directory.path)
+
+
+def test_a_run_that_can_not_be_read_does_not_hide_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = made(tmp_path / "a"), made(tmp_path / "b")
+
+    def denied(self: Path, *arguments: Any, **more: Any) -> Any:
+        if self == one.checkpoints:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return real(self, *arguments, **more)
+
+    real = Path.iterdir
+    monkeypatch.setattr(Path, "iterdir", denied)
+    assert (
+        summarize(one)["status"] == f"damaged: can't read {one.checkpoints}: Permission denied. Check its permissions."
+    )
+    assert summarize(other)["step"] == 20

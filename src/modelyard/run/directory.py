@@ -526,8 +526,17 @@ def find_runs(folder: Path | str) -> list[RunDirectory]:
     folder = Path(folder)
     if not folder.is_dir():
         return []
-    runs = [RunDirectory(path) for path in sorted(folder.iterdir()) if path.is_dir()]
-    return [run for run in runs if run.exists()]
+    with explain(folder, "read"):
+        runs = [RunDirectory(path) for path in sorted(folder.iterdir()) if path.is_dir()]
+    return [run for run in runs if _exists(run)]
+
+
+def _exists(run: RunDirectory) -> bool:
+    try:
+        return run.exists()
+    except PermissionError:  # somebody else's folder
+        log.warning("%s is skipped: it can't be read", run.path)
+        return False
 
 
 def is_running(directory: RunDirectory) -> bool:

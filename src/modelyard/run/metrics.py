@@ -78,7 +78,7 @@ def _rows(path: Path, start: int = 0) -> Iterator[tuple[int, Row]]:
     if not path.is_file():
         return
     end = start
-    with open(path, "rb") as file:
+    with explain(path, "read"), open(path, "rb") as file:
         file.seek(start)
         for line in file:
             if not line.endswith(b"\n"):

@@ -17,9 +17,13 @@ def summarize(directory: RunDirectory) -> dict[str, Any]:
     try:
         if directory.mirror is None:
             directory = open_run_folder(directory.path)  # knows its folder of best models
-        options = run_options(directory)
-    except UserError as error:
+        return _summary(directory)
+    except UserError as error:  # one run that can't be read does not hide the others
         return {"run": directory.name, "status": f"damaged: {error}"}
+
+
+def _summary(directory: RunDirectory) -> dict[str, Any]:
+    options = run_options(directory)
     rows = [*read_metrics(directory.metrics), *read_metrics(directory.evaluations)]
     saved = list_checkpoints(directory.checkpoints)
     step = max(saved, default=0)

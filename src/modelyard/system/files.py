@@ -37,7 +37,8 @@ def explain(path: Path, doing: str, kind: type[UserError] = RunError) -> Iterato
                 f"the disk is full: can't {doing} {path}. Existing files are unchanged. Make space, then start again."
             ) from error
         if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-            raise kind(f"can't {doing} {path}: {error.strerror}. Name a folder you may write to.") from error
+            hint = "Check its permissions." if doing == "read" else "Name a folder you may write to."
+            raise kind(f"can't {doing} {path}: {error.strerror}. {hint}") from error
         raise kind(f"can't {doing} {path}: {error.strerror or error}.") from error
 
 
