@@ -147,7 +147,7 @@ class _Plan:
 
     def timers(self) -> list[threading.Timer]:
         waiting = [fault for fault in self.mine if fault.place == TIME]
-        return [threading.Timer(fault.seconds, self._inject, (fault, 1)) for fault in waiting]
+        return [threading.Timer(fault.seconds, self._inject, (fault, round(fault.seconds))) for fault in waiting]
 
     def _inject(self, fault: Fault, count: int) -> None:
         if fault.happens_once and not self._is_first(f"{fault.text} {count}"):
