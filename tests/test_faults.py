@@ -175,6 +175,20 @@ def test_only_the_named_process_and_run_have_the_fault(monkeypatch: pytest.Monke
     assert not happens("crash@save=1:run=other", "chief")
 
 
+def test_what_happens_once_needs_a_run_to_remember_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a command that is started again would meet it for ever."""
+    monkeypatch.setattr(faults, "_plan", None)
+    for text, found in (
+        ("eio@read=2", []),
+        ("crash@read=1.0", []),
+        ("eio@read=2:always", [2]),
+        ("eio@read=1.0", [1, 2]),
+    ):
+        monkeypatch.setenv(faults.VARIABLE, text)
+        faults.load()
+        assert hits("read", 2) == found
+
+
 def test_steps_end_where_a_fault_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(faults.VARIABLE, "crash@step=30, crash@step=70:worker-1")
     with faults.injected(LOGS, "worker-0"):

@@ -332,6 +332,8 @@ def _read_when(kind: str, place: str, when: str) -> dict[str, int | float | str 
 
 
 def _concerns(fault: Fault, process: str, folder: Path | None) -> bool:
+    if folder is None and fault.happens_once:  # without a memory, it would happen at every start
+        return False
     if fault.run is not None and (folder is None or folder.parent.name != fault.run):
         return False
     if fault.processes:
