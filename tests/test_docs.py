@@ -143,3 +143,12 @@ def test_every_option_that_a_page_names_exists() -> None:
     for page in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]:
         named = set(re.findall(r"(?<![\w-])--[a-z]\w*", page.read_text()))
         assert sorted(named - known) == [], page.name
+
+
+def test_every_test_that_the_security_page_names_exists() -> None:
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "security.md").read_text()))
+    found = {
+        name for path in (ROOT / "tests").rglob("test_*.py") for name in re.findall(r"def (test_\w+)", path.read_text())
+    }
+    assert len(named) > 40
+    assert sorted(named - found) == []

@@ -62,6 +62,22 @@ def build(**options: Any) -> Any:
 
 
 @only_tensorflow
+def test_a_saved_model_is_a_program() -> None:
+    """docs/security.md says so: whoever made it decides what it does here."""
+    import tensorflow as tf
+
+    class Writes(tf.Module):
+        @tf.function(input_signature=[tf.TensorSpec([None, 8, 8, 3], tf.float32)])
+        def __call__(self, images: Any) -> Any:
+            tf.io.write_file("canary", "written by the model")
+            return tf.reduce_mean(images, [1, 2])
+
+    tf.saved_model.save(Writes(), "hub")
+    build()(np.zeros((1, 8, 8, 1), np.uint8))
+    assert Path("canary").read_text() == "written by the model"
+
+
+@only_tensorflow
 @pytest.mark.parametrize("signatures", [True, False])
 def test_bytes_become_floats_from_0_to_1_of_the_size_it_takes(signatures: bool) -> None:
     kernel = save("hub", signatures=signatures)
