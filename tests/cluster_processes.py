@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from conftest import COMMAND, TESTS, environment
+from waiting import PATIENCE
 
 PARTS = ["--plugins", str(TESTS / "parts.py")]
 
@@ -70,7 +71,7 @@ class ClusterOfProcesses:
         """What a process printed."""
         return self.folder / f"{name}.out"
 
-    def wait(self, timeout: float = 240) -> dict[str, int]:
+    def wait(self, timeout: float = PATIENCE) -> dict[str, int]:
         """Exit statuses, when all have ended."""
         deadline = time.monotonic() + timeout
         return {name: p.wait(max(deadline - time.monotonic(), 0.1)) for name, p in self.processes.items()}
@@ -96,15 +97,6 @@ def cluster(folder: Path, **roles: int) -> Iterator[ClusterOfProcesses]:
         yield processes
     finally:
         processes.end()
-
-
-def wait_until(condition: Callable[[], Any], timeout: float = 120, what: str = "the condition") -> Any:
-    """Waits for ``condition`` to be true and returns what it gave."""
-    deadline = time.monotonic() + timeout
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"{what} did not come within {timeout} s"
-        time.sleep(0.02)
-    return value
 
 
 def saved_steps(run: Path) -> list[int]:

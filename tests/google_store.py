@@ -22,6 +22,8 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pytest
 
+from waiting import PATIENCE
+
 BUCKET = "yard"
 _OBJECT = re.compile(r"(?:/download)?/storage/v1/b/([^/]+)/o/(.+)")
 _LIST = re.compile(r"/storage/v1/b/([^/]+)/o")
@@ -210,4 +212,4 @@ def google_store() -> Iterator[GoogleServer]:
             gcsfs.GCSFileSystem.clear_instance_cache()
             server.shutdown()
             server.server_close()
-            thread.join(60)
+            thread.join(PATIENCE)

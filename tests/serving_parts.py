@@ -16,6 +16,7 @@ from modelyard.serving.http.batching import BatchingOptions
 from modelyard.serving.http.limits import Limits
 from modelyard.serving.http.model_versions import Found, ModelVersions, VersionSource
 from modelyard.serving.servable import ModelInfo, Outputs, Servable
+from waiting import PATIENCE
 
 CLASSES = ("dark", "grey", "<b>bright</b>")
 
@@ -37,7 +38,7 @@ class Brightness(Servable):
 
     def predict(self, images: NDArray[Any]) -> Outputs:
         self.asked.set()
-        self.go.wait(30)
+        self.go.wait(PATIENCE)
         self.batches.append(images.copy())
         with np.errstate(all="ignore"):
             mean = images.reshape(len(images), -1).astype(np.float32).mean(axis=1) / 255 + self.shift
@@ -80,7 +81,7 @@ def service(
     used = source or Given(v3=servable or Brightness())
     versions = ModelVersions(used, batching or BatchingOptions(8, 0.001, 64), metrics.batch_done, poll=0.02)
     versions.load_newest()
-    return Service("mine", versions, limits or Limits(timeout=5), metrics)
+    return Service("mine", versions, limits or Limits(timeout=60), metrics)
 
 
 def write_export(folder: Path, bias: float = 0.0, shape: tuple[int, ...] = (4, 4, 1)) -> None:

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from conftest import environment
+from waiting import PATIENCE
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -36,7 +37,7 @@ def test_what_a_page_says_runs(page: Path) -> None:
             continue
         words = [sys.executable, "-c", code] if language == "python" else ["bash", "-euc", code]
         done = subprocess.run(
-            words, env=environment(PATH=path), capture_output=True, text=True, timeout=300, check=False
+            words, env=environment(PATH=path), capture_output=True, text=True, timeout=PATIENCE, check=False
         )
         assert done.returncode == 0, f"{page.name}: {code}\n{done.stdout}\n{done.stderr}"
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from waiting import PATIENCE
+
 HEAVY = ("cv2", "simplejpeg", "google_crc32c", "tensorflow", "PIL")
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs JAX")
 
@@ -24,7 +26,7 @@ def without_them(code: str, *arguments: str) -> str:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stderr

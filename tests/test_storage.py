@@ -17,6 +17,7 @@ from google_store import google_store
 from modelyard import storage
 from modelyard.errors import DataError, RunError, StorageError
 from object_store import BUCKET, object_store
+from waiting import PATIENCE
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +131,7 @@ def test_a_killed_download_is_not_taken_for_the_file(url: str, cache: Path, stor
         "system.get_file = cut\n"
         "storage.local_copy(sys.argv[1], Path(sys.argv[2]))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, f"{url}/a", str(cache)], timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code, f"{url}/a", str(cache)], timeout=PATIENCE, check=False)
     assert done.returncode == -9
     (left,) = cached(cache)
     path = storage.local_copy(f"{url}/a", cache)
@@ -220,7 +221,7 @@ def test_what_others_wrote_meanwhile_is_seen(url: str, store: dict[str, str]) ->
     storage.write_bytes(f"{url}/a", b"1")
     assert storage.list_files(f"{url}/*") == storage.list_files(url) == [f"{url}/a"]
     code = "import sys\nfrom modelyard import storage\nstorage.write_bytes(sys.argv[1], b'1')\n"
-    subprocess.run([sys.executable, "-c", code, f"{url}/b"], timeout=60, check=True)
+    subprocess.run([sys.executable, "-c", code, f"{url}/b"], timeout=PATIENCE, check=True)
     assert storage.list_files(f"{url}/*") == storage.list_files(url) == [f"{url}/a", f"{url}/b"]
 
 
@@ -342,7 +343,7 @@ def test_without_the_packages_it_says_what_to_install(package: str, scheme: str)
         f"import sys\nsys.modules[{package!r}] = None\nfrom modelyard import storage\n"
         f"try:\n    storage.exists('{scheme}://bucket/x')\nexcept storage.StorageError as error:\n    print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert "pip install 'modelyard[cloud]'" in done.stdout
     assert f"{scheme}://bucket/x needs the package" in done.stdout
 
@@ -352,5 +353,5 @@ def test_fsspec_is_not_imported_for_local_paths(tmp_path: Path) -> None:
         "import sys\nfrom modelyard import storage\nfrom modelyard.run import directory\n"
         "storage.list_files('.'), storage.exists('x')\nprint([m for m in sys.modules if m.startswith('fsspec')])\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert done.stdout.strip() == "[]"

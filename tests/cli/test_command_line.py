@@ -17,6 +17,7 @@ from modelyard.cli.app import main
 from modelyard.cli.output import cell
 from modelyard.config import load_config
 from modelyard.run.directory import config_text
+from waiting import PATIENCE
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 HEAVY = ("tensorflow", "jax", "keras", "sklearn", "tensorboard")
@@ -34,7 +35,7 @@ def with_import_times(*words: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         env=environment(),
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
 
@@ -229,7 +230,12 @@ if __name__ == "__main__":
         "--json",
     ]
     done = subprocess.run(
-        [sys.executable, "mine.py", *words], capture_output=True, text=True, env=environment(), timeout=120, check=False
+        [sys.executable, "mine.py", *words],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=PATIENCE,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "how_wide: 3" in Path("run/config.yaml").read_text()
@@ -238,7 +244,7 @@ if __name__ == "__main__":
         capture_output=True,
         text=True,
         env=environment(),
-        timeout=120,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -22,6 +22,7 @@ from conftest import COMMAND, environment
 from modelyard.cli.app import main
 from modelyard.data.sources import fetch as fetching
 from photos import photo_folder, save_photo
+from waiting import PATIENCE
 
 HEAVY = {"tensorflow", "jax", "keras", "sklearn", "cv2", "PIL", "simplejpeg"}
 DATA_COMMANDS = (["convert"], ["data", "fetch"], ["data", "info"], ["data", "verify"], ["data", "show"])
@@ -111,7 +112,7 @@ def test_a_folder_is_converted_checked_trained_on_and_evaluated(command: Any, ph
     assert result["step"] == 6
     again = json.loads(command("evaluate", "run", "--checkpoint", "latest", "--json", **cache).stdout)
     assert again["metrics"] == pytest.approx(result["metrics"])
-    errors = beside.communicate(timeout=120)[1]
+    errors = beside.communicate(timeout=PATIENCE)[1]
     assert beside.returncode == 0, errors
     weights = "checkpoints/step-00000006/weights.safetensors"
     assert Path("straight", weights).read_bytes() == Path("run", weights).read_bytes()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from conftest import COMMAND, environment, on_engine
-from waiting import wait_until
+from waiting import PATIENCE, wait_until
 
 STEPS = 400
 PLAN = f"""
@@ -116,14 +116,14 @@ def test_a_matrix_that_is_killed_twice_has_the_numbers_of_one_that_is_not(tmp_pa
     assert len(done_before) >= 6
 
     ended = start("plan.yaml", "--output", str(folder), "--jobs", "2", *on_engine())
-    _, errors = ended.communicate(timeout=900)
+    _, errors = ended.communicate(timeout=PATIENCE)
     assert ended.returncode == 1, errors
     assert "mlp-broken-seed0: failed" in errors
     assert str(folder / "runlogs" / "mlp-broken-seed0.log") in errors
     assert "mlp-broken-seed1" in (folder / "leaderboard.md").read_text().replace("\\", "").split("Not counted")[1]
 
     whole = start("plan.yaml", "--output", str(plain), "--jobs", "1", *on_engine())
-    assert whole.communicate(timeout=1800)[0] is None
+    assert whole.communicate(timeout=PATIENCE)[0] is None
     assert whole.returncode == 1
     names = sorted(path.name for path in (plain / "cells").glob("*/"))
     assert len(names) == 18
@@ -144,7 +144,7 @@ def test_a_matrix_that_is_killed_twice_has_the_numbers_of_one_that_is_not(tmp_pa
     write_images("broken.npz", 3)
     before = {name: (folder / "cells" / name / "manifest.json").read_bytes() for name in names}
     fixed = start("--output", str(folder), "--jobs", "2")
-    _, errors = fixed.communicate(timeout=300)
+    _, errors = fixed.communicate(timeout=PATIENCE)
     assert fixed.returncode == 0, errors
     assert {name: (folder / "cells" / name / "manifest.json").read_bytes() for name in names} == before
     assert rows(folder / "cells" / "mlp-broken-seed1")[-1]["split"] == "test"

@@ -12,6 +12,7 @@ import pytest
 from modelyard.comparison.matrix_folder import MatrixFolder, merge_plan
 from modelyard.comparison.plan import MatrixRequest, make_cells, read_request
 from modelyard.errors import ConfigError, RunError
+from waiting import PATIENCE
 
 
 def cells(axes: dict[str, Any], **more: Any) -> list[Any]:
@@ -249,7 +250,7 @@ def test_problems_are_found_without_keras_and_leave_no_files() -> None:
         "except modelyard.UserError as error: print(error)\n"
         "assert not {'keras', 'tensorflow', 'jax'} & set(sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
     assert "nosuch" in done.stdout
     assert not Path("m").exists()

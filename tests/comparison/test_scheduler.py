@@ -16,7 +16,7 @@ from made_runs import stand_in
 import modelyard
 from modelyard.comparison.matrix import MatrixResult, cell_table, failure_reason, make_slots
 from modelyard.errors import RunError
-from waiting import wait_until
+from waiting import PATIENCE, wait_until
 
 AXES = {"model": ["mlp", "simple_cnn"], "dataset": ["digits"], "random_seed": [0, 1]}
 MAIN = """
@@ -99,7 +99,7 @@ def test_a_signal_lets_the_cells_save_and_prints_how_to_resume(
     process = start(1, tmp_path)
     wait_until(lambda: noted("mlp-digits-seed0", "hangs"))
     process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == status, errors
     assert len(noted("mlp-digits-seed0", "saved")) == 1
     assert "matrix --output m --jobs 1" in errors
@@ -115,11 +115,11 @@ def test_a_cell_that_finishes_while_the_matrix_stops_counts_as_done_at_the_next_
     process = start(1, tmp_path)
     wait_until(lambda: noted("mlp-digits-seed0", "hangs"))
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 143, errors
     assert "[1/4] mlp-digits-seed0: done" in errors
     assert "stopped with 1 of 4 cells done" in errors
-    _, errors = start(1, tmp_path).communicate(timeout=60)
+    _, errors = start(1, tmp_path).communicate(timeout=PATIENCE)
     assert "1 of 4 cells are done already" in errors
     assert "[2/4] simple_cnn-digits-seed0: done" in errors
     assert "[4/4]" in errors
@@ -135,7 +135,7 @@ def test_a_signal_after_all_cells_have_finished_changes_nothing(tmp_path: Path) 
     process = start(1, tmp_path)
     wait_until(lambda: noted("mlp-digits-seed1", "hangs"))
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, errors
     assert "3 of 4 cells are done already" in errors
     assert "[4/4] mlp-digits-seed1: done" in errors

@@ -16,6 +16,7 @@ import pytest
 from conftest import COMMAND, environment
 from modelyard.config import backend
 from modelyard.errors import UserError
+from waiting import PATIENCE
 
 PS = {"cluster": {"chief": ["a:1"], "worker": ["b:2"], "ps": ["d:4"]}, "task": {"type": "worker", "index": 0}}
 Machine = Callable[..., None]
@@ -199,7 +200,7 @@ choose_engine("auto"), choose_engine("jax"), choose_engine("tensorflow")
 heavy = {"tensorflow", "jax", "jaxlib", "keras"} & set(sys.modules)
 assert not heavy, heavy
 """
-    subprocess.run([sys.executable, "-c", program], check=True, env=environment(), timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment(), timeout=PATIENCE)
 
 
 BLOCKED = """
@@ -215,7 +216,12 @@ def test_a_run_without_its_engine_says_what_to_install_before_anything_is_made(t
     words = ["train", "--model", "mlp", "--dataset", "digits", "--engine", name, "--model_dir", "run"]
     code = BLOCKED.format(name=name)
     done = subprocess.run(
-        [sys.executable, "-c", code, *words], capture_output=True, text=True, env=environment(), timeout=60, check=False
+        [sys.executable, "-c", code, *words],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=PATIENCE,
+        check=False,
     )
     assert done.returncode == 2, done.stderr
     assert f"the engine '{name}' is not installed. Install it: pip install 'modelyard[" in done.stderr
@@ -238,7 +244,7 @@ def test_an_accelerator_that_is_not_there_says_who_looked_and_what_to_do(
     words = ["train", "--model", "mlp", "--dataset", "digits", "--num_gpus", "1", "--model_dir", "run"]
     done = subprocess.run(
         [*COMMAND, *words, "--engine", engine],
-        capture_output=True, text=True, env=environment(), timeout=120, check=False,
+        capture_output=True, text=True, env=environment(), timeout=PATIENCE, check=False,
     )  # fmt: skip
     assert done.returncode == 2, done.stderr
     shown = " ".join(done.stderr.split())
@@ -283,7 +289,7 @@ import modelyard.engine.base
         env={**inherited, "KERAS_BACKEND": "tensorflow"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=True,
     )
     assert done.stdout == "1\n"

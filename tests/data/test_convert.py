@@ -24,6 +24,7 @@ from modelyard.data.records.convert import ConvertReport, convert_examples
 from modelyard.data.records.reader import open_converted, read_dataset_json
 from modelyard.data.records.tfrecord import scan
 from modelyard.errors import DataError
+from waiting import PATIENCE
 
 CLASSES = ("cat", "dog", "emu")
 EXIF_TURNED = 6
@@ -505,7 +506,7 @@ def test_a_script_without_a_guard_can_convert_in_several_processes(tmp_path: Pat
             input=piped,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=PATIENCE,
             check=False,
         )
         assert done.stdout == "{'train': 8}\n", done.stderr

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from conftest import environment
-from waiting import wait_until
+from waiting import PATIENCE, wait_until
 
 SCRIPT = """
 import pathlib, sys
@@ -81,7 +81,7 @@ def start(script: str, *words: object, folder: Path) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str]) -> int:
-    out, errors = process.communicate(timeout=120)
+    out, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, errors
     return int(out)
 

@@ -16,6 +16,7 @@ from modelyard.data.catalog import FlipLeftRightOptions, PadAndCropOptions
 from modelyard.data.dataset import ArrayDataset
 from modelyard.data.draws import HOST, Draws, fold, mix, mix_host
 from modelyard.errors import DataError, UserError
+from waiting import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 Words = NDArray[np.uint32]
@@ -118,7 +119,7 @@ def test_draws_on_the_host_import_no_keras() -> None:
     program = "import sys, numpy as np; from modelyard.data.draws import HOST, Draws; n = np.zeros(1, np.uint32); "
     program += "from modelyard.data.draws import crop_box; crop_box(Draws(0, n, n, ops=HOST).uniform(4)[0], 9, 9); "
     program += "sys.exit('keras' in sys.modules)"
-    assert subprocess.run([sys.executable, "-W", "error", "-c", program], check=False, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-W", "error", "-c", program], check=False, timeout=PATIENCE).returncode == 0
 
 
 def test_a_field_is_one_draw_of_numbers_that_tell_positions_elements_and_draws_apart() -> None:

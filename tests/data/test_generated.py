@@ -25,6 +25,7 @@ from modelyard.data.decoded import DecodedDataset
 from modelyard.data.sources.generated import materialise
 from modelyard.errors import DataError, UserError
 from modelyard.registry import Entry, Options
+from waiting import PATIENCE
 
 Splits = dict[str, Callable[[], Any]]
 
@@ -290,7 +291,7 @@ def process(code: str, cache: Path) -> subprocess.Popen[str]:
 
 def test_killed_in_the_middle_nothing_is_taken_for_whole(tmp_path: Path) -> None:
     killed = process(_KILLED, tmp_path)
-    killed.communicate(timeout=60)
+    killed.communicate(timeout=PATIENCE)
     assert killed.returncode == -signal.SIGKILL
     assert len(left_in(tmp_path)) == 1  # what it had begun
     counted = Counted()
@@ -307,8 +308,8 @@ def test_two_at_once_make_it_once(tmp_path: Path) -> None:
     with open(lock) as file, pytest.raises(BlockingIOError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     second = process(_BOTH, tmp_path)
-    first_out, _ = first.communicate("go\n", timeout=60)
-    second_out, _ = second.communicate("go\n", timeout=60)
+    first_out, _ = first.communicate("go\n", timeout=PATIENCE)
+    second_out, _ = second.communicate("go\n", timeout=PATIENCE)
     assert first_out.splitlines()[-1] == second_out.splitlines()[-1] == "[0, 1, 2, 3, 4]"
     assert (tmp_path / "runs.txt").read_text() == "x"
     assert sorted(path.name for path in left_in(tmp_path)) == ["generated.json", "runs.txt", "train.tfrecord"]

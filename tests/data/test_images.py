@@ -19,6 +19,7 @@ from PIL import Image, ImageOps
 
 from modelyard.data.images import Fit, decode, fill, resize, size_of, upright_size
 from modelyard.errors import DataError
+from waiting import PATIENCE
 
 Pixels = NDArray[Any]
 DICE = np.random.default_rng(0)
@@ -525,7 +526,7 @@ def test_threads_never_see_each_others_pixels() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
     assert not any(thread.is_alive() for thread in threads)
     assert wrong == []
 

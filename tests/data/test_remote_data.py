@@ -27,6 +27,7 @@ from modelyard.errors import DataError
 from modelyard.system import console
 from object_store import BUCKET, object_store
 from photos import photo, photo_folder, save_photo
+from waiting import PATIENCE
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -202,7 +203,7 @@ def test_two_starts_at_once_make_one_tree(files: Path, url: str, cache: Path) ->
         subprocess.Popen([sys.executable, "-c", code, url], env=environment(), stdout=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
-    told = {process.communicate(timeout=100)[0] for process in started}
+    told = {process.communicate(timeout=PATIENCE)[0] for process in started}
     assert told == {opened(url, image_size=8).fingerprint() + "\n"}
     (place,) = (cache / "trees").iterdir()
     assert len([path for path in place.iterdir() if path.is_dir()]) == 1

@@ -7,7 +7,6 @@ import os
 import re
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,10 +23,11 @@ from modelyard.distributed.follower import Follower
 from modelyard.distributed.process_group import polling
 from modelyard.system import network
 from modelyard.system.network import connect, free_port, join_address
+from waiting import PATIENCE, wait_until
 
 T = TypeVar("T")
 OURS = {"accept", "hello", "sender", "commands", "leaving", "loss"}
-LONG = 120.0
+LONG = PATIENCE
 """Longer than anything here takes."""
 
 
@@ -156,13 +156,6 @@ def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     wait_until(lambda: not OURS & {thread.name for thread in threading.enumerate()}, "all threads end")
     assert ended == []
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + LONG
-    while not condition():
-        assert time.monotonic() < deadline, f"never happened: {what}"
-        time.sleep(0.01)
 
 
 def is_closed(connection: socket.socket) -> bool:

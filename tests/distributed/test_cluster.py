@@ -18,6 +18,7 @@ from cluster_processes import (
     wait_until,
 )
 from conftest import on_engine
+from waiting import PATIENCE
 
 COMMON = [*PARTS, *on_engine(), "--threads", "1", "--dataset", "digits", "--peer_timeout_secs", "20"]
 
@@ -117,15 +118,15 @@ def test_a_worker_that_is_gone_is_an_error_within_the_bound(
     tmp_path: Path, victim: str, number: signal.Signals
 ) -> None:
     words = ["train", *COMMON, "--model", "tiny_norm", "--train_steps", "100000", "--save_every", "40 steps"]
-    words += ["--peer_timeout_secs", "4"]
+    words += ["--peer_timeout_secs", "8"]
     run = tmp_path / "run"
     with cluster(tmp_path / "out", worker=2) as both:
         both.start_all(*words, "--model_dir", str(run))
         wait_until(lambda: max(saved_steps(run), default=0) > 0, what="a checkpoint")
         both.processes[victim].send_signal(number)
         other = "worker-0" if victim == "worker-1" else "worker-1"
-        assert both.processes[other].wait(timeout=4 + 20) == 75, both.said()
-        how = "closed the connection unexpectedly" if number == signal.SIGKILL else "has been silent for 4 s"
+        assert both.processes[other].wait(PATIENCE) == 75, both.said()
+        how = "closed the connection unexpectedly" if number == signal.SIGKILL else "has been silent for 8 s"
         assert how in both.output(other).read_text()
         assert victim.replace("-", " ") in both.output(other).read_text()
 
@@ -155,7 +156,7 @@ def test_a_mistake_of_the_coordinator_reaches_those_who_wait_for_it(tmp_path: Pa
     words = ["train", *COMMON, "--model", "tiny_norm", "--resume", "must", "--model_dir", str(tmp_path / "nothing")]
     with cluster(tmp_path / "out", worker=2) as both:
         both.start_all(*words)
-        assert set(both.wait(60).values()) == {2}, both.said()
+        assert set(both.wait(PATIENCE).values()) == {2}, both.said()
         for name in both.processes:
             assert "there is no run in" in both.output(name).read_text()
 
@@ -165,7 +166,7 @@ def test_an_address_in_use_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, cluster(tmp_path / "out", worker=2) as both:
         both.cluster["worker"][0] = f"127.0.0.1:{taken.getsockname()[1]}"
         both.start("worker", 0, "train", *COMMON, "--model_dir", str(tmp_path / "run"))
-        assert set(both.wait(60).values()) == {2}, both.said()
+        assert set(both.wait(PATIENCE).values()) == {2}, both.said()
         assert f"{both.cluster['worker'][0]} is in use by another program" in both.output("worker-0").read_text()
 
 
@@ -192,7 +193,7 @@ def test_an_evaluator_resumes_a_finished_run_that_is_made_longer(tmp_path: Path)
     for steps, again in ((20, False), (20, True), (40, False)):  # the second start finds everything done
         with cluster(tmp_path / f"out-{steps}-{again}", worker=1, evaluator=1) as both:
             both.start_all(*words, "--train_steps", str(steps))
-            assert set(both.wait(60).values()) == {0}, both.said()
+            assert set(both.wait(PATIENCE).values()) == {0}, both.said()
     assert [row["step"] for row in rows(run / "evaluator", "validation")] == saved_steps(run) == [0, 20, 40]
 
 

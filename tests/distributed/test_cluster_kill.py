@@ -16,6 +16,7 @@ import pytest
 
 from cluster_processes import PARTS, learned, rows, saved_steps, wait_until
 from conftest import COMMAND, engine_name, environment, on_engine
+from waiting import PATIENCE
 
 STEPS = 160 if engine_name() == "jax" else 320  # several times as long in two processes on two cores
 WORKERS = ("worker-0", "worker-1")
@@ -49,7 +50,7 @@ def launched(run: Path, faults: str = "") -> Iterator[subprocess.Popen[str]]:
 
 def finish(process: subprocess.Popen[str]) -> str:
     """What it said, when it has ended well."""
-    _, said = process.communicate(timeout=300)
+    _, said = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, said[-4000:]
     return said
 

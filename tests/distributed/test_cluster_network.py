@@ -14,6 +14,7 @@ import pytest
 
 from cluster_processes import PARTS, free_ports, largest_difference, saved_steps, wait_until
 from conftest import COMMAND, environment
+from waiting import PATIENCE
 
 pytestmark = [
     pytest.mark.slow,
@@ -82,5 +83,5 @@ def test_a_pulled_cable_is_reported_within_the_bound_and_the_run_continues(
     steps = max(saved_steps(run)) + 200
     for folder in (run, whole):
         both = start(machines, folder, tmp_path, "--train_steps", str(steps))
-        assert [process.wait(120) for process in both] == [0, 0], (tmp_path / "worker-0.out").read_text()[-3000:]
+        assert [process.wait(PATIENCE) for process in both] == [0, 0], (tmp_path / "worker-0.out").read_text()[-3000:]
     assert largest_difference(run, whole) == 0

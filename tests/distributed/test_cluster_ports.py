@@ -57,7 +57,7 @@ def test_a_local_cluster_listens_on_loopback_only_and_keeps_its_secret(tmp_path:
             [*words, *options], stdout=output, stderr=output, env=environment(), start_new_session=True
         )
         try:
-            wait_until(trains, 300, "a step")
+            wait_until(trains, "a step")
             trains()
         finally:
             launcher.send_signal(signal.SIGKILL)  # the others end with it

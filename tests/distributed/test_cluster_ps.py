@@ -14,6 +14,7 @@ import pytest
 
 from cluster_processes import PARTS, rows, saved_steps, wait_until
 from conftest import COMMAND, environment
+from waiting import PATIENCE
 
 
 def launched(run: Path, *words: str) -> subprocess.Popen[str]:
@@ -41,7 +42,7 @@ def launched(run: Path, *words: str) -> subprocess.Popen[str]:
 def finish(process: subprocess.Popen[str]) -> tuple[dict[str, Any], str]:
     """The chief's result, and what was said."""
     try:
-        out, said = process.communicate(timeout=300)
+        out, said = process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
     assert process.returncode == 0, said[-4000:]

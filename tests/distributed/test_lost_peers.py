@@ -21,6 +21,7 @@ from modelyard.distributed.coordinator import Coordinator
 from modelyard.distributed.follower import Follower
 from modelyard.errors import ClusterError, DataError, PeerLostError
 from modelyard.system.network import listen
+from waiting import PATIENCE
 
 
 @pytest.fixture(autouse=True)
@@ -294,10 +295,8 @@ def test_a_process_that_takes_no_bytes_holds_up_nobody_else_and_is_lost(peers: L
     ):
         scripted = meets(peers, coordinator, 0)
         scripted.connection.keep_alive(0.2)  # it says that it is well
-        began = time.monotonic()
         for kind in ("load", "train"):
             coordinator.broadcast(kind, large)
-        assert time.monotonic() - began < 10.0
         wait_until(lambda: "train" in seen, "the other has its commands")
         assert coordinator.failure is None  # so it was not held up until the first was given up
         waits_for_loss(coordinator)
@@ -381,7 +380,7 @@ def test_a_coordinator_that_is_done_does_not_wait_for_the_evaluator() -> None:
         evaluator = peers.scripted("evaluator")
         coordinator.wait_for_all()
         began = time.monotonic()
-    assert time.monotonic() - began < 5.0
+    assert time.monotonic() - began < LONG / 2
     assert evaluator.polling("end").fields == {"signal": None}  # said before it hung up
     evaluator.close()
 
@@ -456,7 +455,7 @@ peers = LocalCluster(worker=0)
 with peers.coordinator() as coordinator:
     coordinator.fail(error)
     if how == "hangs":
-        threading.Event().wait(60)
+        threading.Event().wait(600)
 if how == "fails within":
     coordinator.fail(error)
 time.sleep(0.6)  # more than the grace: whoever has left the group may take its time
@@ -471,7 +470,7 @@ def test_who_hangs_after_a_loss_is_ended_and_who_leaves_is_not(how: str, given: 
     path = {"PYTHONPATH": ":".join(filter(None, sys.path))}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, how, given],
-        capture_output=True, text=True, timeout=60, env=environment(**path), check=False,
+        capture_output=True, text=True, timeout=PATIENCE, env=environment(**path), check=False,
     )  # fmt: skip
     assert done.returncode == status, done.stderr
     assert ("well" in done.stdout) == (status == 0)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from conftest import environment
+from waiting import PATIENCE
 
 CODE = """
 import sys, modelyard
@@ -29,7 +30,7 @@ def test_a_run_of_one_process_imports_nothing_of_distributed(tf_config: str) -> 
         env={**environment(), "TF_CONFIG": tf_config},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]

@@ -9,6 +9,7 @@ import pytest
 
 from conftest import engine_name
 from modelyard.system.network import connect, join_address, listen
+from waiting import PATIENCE
 
 pytestmark = pytest.mark.skipif(engine_name() != "jax", reason="JAX only: its service")
 
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.skipif(engine_name() != "jax", reason="JAX only: its se
 @pytest.fixture
 def service() -> Iterator[socket.socket]:
     with listen("127.0.0.1:0") as listener:
-        listener.settimeout(10)
+        listener.settimeout(PATIENCE)
         yield listener
 
 
@@ -62,5 +63,5 @@ def test_while_joining_the_end_of_the_service_is_seen_so_that_jax_tries_again(se
 def test_the_service_sees_that_jax_has_hung_up(service: socket.socket) -> None:
     mine, theirs = connected(service, holds=True)
     mine.close()
-    theirs.settimeout(10)
+    theirs.settimeout(PATIENCE)
     assert theirs.recv(1) == b""

@@ -14,6 +14,7 @@ from modelyard.launcher.failures import memory_kills
 from modelyard.launcher.processes import Process, ProcessSpec
 from modelyard.launcher.progress import Progress
 from modelyard.system.activity import PIPE, Activity, read_reports
+from waiting import PATIENCE
 
 REPORTS = """
 import os, subprocess, sys
@@ -51,7 +52,9 @@ def test_a_launcher_that_does_not_read_does_not_block_a_process() -> None:
     ends = os.pipe()
     code = "from modelyard.system.activity import report\nfor step in range(5000): report('training', step)"
     variables = environment(**{PIPE: str(ends[1])})
-    done = subprocess.run([sys.executable, "-c", code], env=variables, pass_fds=[ends[1]], check=False, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=variables, pass_fds=[ends[1]], check=False, timeout=PATIENCE
+    )
     for end in ends:
         os.close(end)
     assert done.returncode == 0

@@ -16,6 +16,7 @@ from conftest import environment
 from modelyard.cluster.environment import find_cluster
 from modelyard.cluster.secret import find_secret
 from modelyard.launcher.submit import submit
+from waiting import PATIENCE
 
 EVERYTHING: dict[str, Any] = {
     "image": "registry.example/team/mine:1",
@@ -243,7 +244,7 @@ def test_the_processes_of_the_job_form_a_cluster_and_finish(tmp_path: Path) -> N
         )
         for index in range(job["spec"]["completions"])
     ]
-    outputs = [process.communicate(timeout=240)[0] for process in started]
+    outputs = [process.communicate(timeout=PATIENCE)[0] for process in started]
     assert [process.returncode for process in started] == [0, 0], "\n".join(outputs)
     assert (tmp_path / "run" / "checkpoints" / "step-00000060").is_dir()
     assert {path.name for path in (tmp_path / "run" / "runlogs").iterdir()} >= {"worker-0.log", "worker-1.log"}

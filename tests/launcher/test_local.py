@@ -10,7 +10,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from conftest import COMMAND, environment
 from modelyard.errors import UserError
 from modelyard.launcher.processes import Process, ProcessSpec
 from modelyard.launcher.progress import Progress
+from waiting import PATIENCE, wait_until
 
 PROGRAM = """
 import os, sys
@@ -91,13 +91,6 @@ def facts(*names: str) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in paths]
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def is_running(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
@@ -107,7 +100,7 @@ def is_running(pid: int) -> bool:
 
 def stop(*words: str, code: int = 0) -> str:
     done = subprocess.run(
-        [*COMMAND, "stop", *words], capture_output=True, text=True, env=environment(), timeout=60, check=False
+        [*COMMAND, "stop", *words], capture_output=True, text=True, env=environment(), timeout=PATIENCE, check=False
     )
     assert done.returncode == code, done.stderr
     return done.stderr
@@ -115,7 +108,7 @@ def stop(*words: str, code: int = 0) -> str:
 
 def test_every_process_gets_the_command_a_role_and_its_cores(launched: Callable[..., subprocess.Popen[str]]) -> None:
     process = launched("--workers", "2", "--ps", "1", "--model-dir", "run", *TRAIN, how="")
-    out, errors = process.communicate(timeout=60)
+    out, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, errors
     assert out == "the result of chief-0\n"
     lines = errors.splitlines()
@@ -139,13 +132,13 @@ def test_every_process_gets_the_command_a_role_and_its_cores(launched: Callable[
 
 def test_processes_can_be_left_unbound(launched: Callable[..., subprocess.Popen[str]]) -> None:
     process = launched("--workers", "2", "--no-pin", "--model_dir", "run", *TRAIN, how="")
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE)
     assert [each["cores"] for each in facts("worker-0", "worker-1")] == [sorted(os.sched_getaffinity(0))] * 2
 
 
 def test_without_a_run_folder_all_share_a_new_one(launched: Callable[..., subprocess.Popen[str]]) -> None:
     process = launched("--workers", "2", *TRAIN, how="")
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, errors
     (folder,) = Path("runs").iterdir()
     assert folder.name.endswith("-mlp-digits")
@@ -157,7 +150,7 @@ def test_stop_stops_the_launcher_which_prints_how_to_resume(launched: Callable[.
     facts("worker-0", "worker-1")
     output = stop("run")
     assert f"launch (process {process.pid}) stopped" in output
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 143
     assert "launch --workers 2 --model_dir run -- train --model mlp" in errors
     assert "Traceback" not in errors
@@ -169,7 +162,7 @@ def test_ctrl_c_ends_with_130(launched: Callable[..., subprocess.Popen[str]]) ->
     process = launched("--model_dir", "run", *TRAIN)
     facts("worker-0")
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert "stopped; no step was trained" in errors
 
@@ -183,7 +176,7 @@ def test_a_killed_launcher_leaves_no_process_behind(launched: Callable[..., subp
     wait_until(lambda: not any(map(is_running, pids)))
     assert "nothing is running" in stop("run")
     process = launched("--workers", "2", "--model_dir", "run", *TRAIN, how="")
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE)
     assert process.returncode == 0
 
 
@@ -191,7 +184,7 @@ def test_force_kills_launcher_and_processes(launched: Callable[..., subprocess.P
     process = launched("--workers", "2", "--model_dir", "run", *TRAIN)
     pids = [each["pid"] for each in facts("worker-0", "worker-1")]
     assert "killed" in stop("run", "--force")
-    assert process.wait(timeout=30) == -signal.SIGKILL
+    assert process.wait(timeout=PATIENCE) == -signal.SIGKILL
     wait_until(lambda: not any(map(is_running, pids)))
 
 
@@ -199,7 +192,7 @@ def test_two_launchers_can_not_share_a_run(launched: Callable[..., subprocess.Po
     first = launched("--model_dir", "run", *TRAIN)
     facts("worker-0")
     second = launched("--model_dir", "run", *TRAIN)
-    _, errors = second.communicate(timeout=60)
+    _, errors = second.communicate(timeout=PATIENCE)
     assert second.returncode == 2
     assert f"is running already: process {first.pid}" in errors
     assert first.poll() is None
@@ -224,11 +217,11 @@ with log_to(Path("run/runlogs"), sys.argv[1]):
     ):
         wait_until(lambda: Path("worker-0.up").exists() and Path("worker-1.up").exists())
         output = stop("run", "--timeout_secs", "0.5", code=1)
-        assert obedient.wait(timeout=10) == -signal.SIGTERM
+        assert obedient.wait(timeout=PATIENCE) == -signal.SIGTERM
         assert f"worker-1 (process {stubborn.pid}) did not exit within" in output
         assert "--force" in output
         assert "killed" in stop("run", "--force")
-        assert stubborn.wait(timeout=10) == -signal.SIGKILL
+        assert stubborn.wait(timeout=PATIENCE) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(
@@ -266,7 +259,7 @@ def test_an_error_is_shown_once_before_anything_is_started(
 def test_a_user_error_in_a_process_leaves_no_folder_behind() -> None:
     words = ["launch", "--model_dir", "run", "--", "train", "--dataset", "nowhere.csv"]
     done = subprocess.run(
-        [*COMMAND, *words], capture_output=True, text=True, env=environment(), timeout=120, check=False
+        [*COMMAND, *words], capture_output=True, text=True, env=environment(), timeout=PATIENCE, check=False
     )
     assert done.returncode == 2
     assert done.stderr.rstrip().splitlines()[-1].startswith("  error:"), done.stderr

@@ -16,6 +16,7 @@ import pytest
 from slurm_cluster import SlurmCluster, install, slurm_cluster
 
 from conftest import COMMAND, TESTS, environment
+from waiting import PATIENCE
 
 pytestmark = pytest.mark.slow
 
@@ -128,7 +129,7 @@ def submit(slurm: SlurmCluster, folder: Path, *words: str, options: list[str] = 
         env=slurm.environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -264,7 +265,7 @@ def test_all_tasks_see_the_same_cluster(slurm: SlurmCluster, layout: str) -> Non
     code += "print(found.me.file_name, found.addresses, found.source, sep='|')"
     counts = ["--export=ALL,MODELYARD_PS=1,MODELYARD_EVALUATOR=1", "-N2", "--ntasks-per-node=3", "-n6"]
     words = ["srun", *counts, f"--distribution={layout}", sys.executable, "-c", code]
-    done = subprocess.run(words, env=slurm.environment, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(words, env=slurm.environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
     lines = [line.split("|") for line in done.stdout.splitlines()]
     assert {me for me, _, _ in lines} == {"chief", "worker-0", "worker-1", "worker-2", "ps-0", "evaluator"}

@@ -23,6 +23,7 @@ from conftest import environment, last_json
 from modelyard.cli.output import program
 from modelyard.errors import ConfigError, RunError, UserError
 from modelyard.launcher.submit import Submission, submit, template_text
+from waiting import PATIENCE
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 MINE = ["train", "--model_dir", "runs/mine"]
@@ -77,7 +78,9 @@ def run_script(text: str, srun: str, tmp_path: Path, **more: str) -> subprocess.
         tool(name, code)
     Path("job.sh").write_text(text)
     environ = {**os.environ, **with_tools(), "SLURM_JOB_ID": "7", **more}
-    return subprocess.run(["bash", "job.sh"], env=environ, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        ["bash", "job.sh"], env=environ, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
 
 
 @pytest.mark.parametrize("target", RESOURCES)
@@ -519,7 +522,7 @@ def container(target: str, **more: Any) -> list[str]:
 def test_a_container_restarts_only_after_a_lost_peer(target: str, status: int, starts: int, returned: int) -> None:
     tool("modelyard", COUNTING.format(ends=3, last=0, status=status))
     tool("sleep", ":")
-    done = subprocess.run(container(target), env={**os.environ, **with_tools()}, timeout=60, check=False)
+    done = subprocess.run(container(target), env={**os.environ, **with_tools()}, timeout=PATIENCE, check=False)
     assert done.returncode == returned
     assert len(Path("starts").read_text().split()) == starts
 
@@ -528,13 +531,13 @@ def test_a_container_gives_up_and_passes_on_sigterm() -> None:
     tool("sleep", ":")
     tool("modelyard", "echo x >> starts; exit 75")
     words = container("kubernetes", resources={"max_restarts": 2})
-    assert subprocess.run(words, env={**os.environ, **with_tools()}, timeout=60, check=False).returncode == 75
+    assert subprocess.run(words, env={**os.environ, **with_tools()}, timeout=PATIENCE, check=False).returncode == 75
     assert len(Path("starts").read_text().split()) == 3
     # The process signals the shell around it, which passes SIGTERM on.
     tool(
         "modelyard", "trap 'echo saved > saved; exit 143' TERM; kill -TERM $PPID; while :; do read -t 0.1 < <(:); done"
     )
-    assert subprocess.run(words, env={**os.environ, **with_tools()}, timeout=60, check=False).returncode == 143
+    assert subprocess.run(words, env={**os.environ, **with_tools()}, timeout=PATIENCE, check=False).returncode == 143
     assert Path("saved").exists()
 
 
@@ -630,7 +633,7 @@ def test_a_missing_separator_is_explained(words: str, text: str, capfd: pytest.C
 
 def test_submitting_imports_nothing_heavy() -> None:
     words = [sys.executable, "-X", "importtime", "-m", "modelyard", "submit", "slurm", "--dry_run", "--", *MINE]
-    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=PATIENCE, check=True)
     lines = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
     imported = {line.rsplit("|", 1)[1].strip().split(".")[0] for line in lines}
     assert "modelyard" in imported

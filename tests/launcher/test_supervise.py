@@ -16,8 +16,9 @@ import pytest
 from stand_ins import QUICK, script, starts, supervise
 
 from modelyard.launcher.supervise import LaunchError, Stopped, Timeouts
+from waiting import wait_until
 
-WAITS = "signal.signal(signal.SIGTERM, leave); mark(f'{name}.up'); time.sleep(60)"
+WAITS = "signal.signal(signal.SIGTERM, leave); mark(f'{name}.up'); time.sleep(600)"
 LOSES_A_PEER = "wait_for('lost'); time.sleep(0.05); sys.exit(75)"
 
 
@@ -46,9 +47,7 @@ def when(*names: str, number: signal.Signals = signal.SIGTERM, delay: float = 0.
     """Signals this process when all files are there."""
 
     def wait() -> None:
-        deadline = time.monotonic() + 30
-        while not all(Path(name).exists() for name in names) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_until(lambda: all(Path(name).exists() for name in names))
         time.sleep(delay)
         os.kill(os.getpid(), number)
 
@@ -277,7 +276,7 @@ def test_processes_that_do_not_exit_after_a_crash_are_killed(caplog: pytest.LogC
         script("worker-0", "if count == 1: wait_for('worker-1.up'); die()", is_coordinator=True),
         script(
             "worker-1",
-            "signal.signal(signal.SIGTERM, signal.SIG_IGN); mark('worker-1.up')\nif count == 1: time.sleep(60)",
+            "signal.signal(signal.SIGTERM, signal.SIG_IGN); mark('worker-1.up')\nif count == 1: time.sleep(600)",
         ),
         timeouts=replace(QUICK, peers=0.3),
     )
@@ -307,7 +306,7 @@ def test_a_worker_that_keeps_failing_ends_the_run_with_its_status() -> None:
     with pytest.raises(LaunchError, match="worker-0 exited with status 9") as caught:
         supervise(
             script("chief", WAITS, is_coordinator=True),
-            script("worker-0", "sys.exit(9)", restarts_alone=True),
+            script("worker-0", "wait_for('chief.up'); sys.exit(9)", restarts_alone=True),
             max_restarts=2,
         )
     assert caught.value.status == 9
@@ -354,7 +353,7 @@ def test_leftovers_are_stopped_when_the_work_is_done(caplog: pytest.LogCaptureFi
     supervise(
         script("worker-0", "wait_for('worker-1.up', 'worker-2.up')", is_coordinator=True),
         script("worker-1", WAITS),
-        script("worker-2", "signal.signal(signal.SIGTERM, signal.SIG_IGN); mark('worker-2.up'); time.sleep(60)"),
+        script("worker-2", "signal.signal(signal.SIGTERM, signal.SIG_IGN); mark('worker-2.up'); time.sleep(600)"),
         timeouts=replace(QUICK, finish=0.3),
     )
     assert "worker-1 has not exited with the others" in caplog.text
@@ -410,7 +409,7 @@ def test_others_are_signalled_too_and_killed_in_the_end(caplog: pytest.LogCaptur
                 "worker-1",
                 "def signalled(*_): mark('signalled'); sys.exit(143)\n" + WAITS.replace("leave", "signalled"),
             ),
-            script("worker-2", "signal.signal(signal.SIGTERM, signal.SIG_IGN); mark('worker-2.up'); time.sleep(60)"),
+            script("worker-2", "signal.signal(signal.SIGTERM, signal.SIG_IGN); mark('worker-2.up'); time.sleep(600)"),
             timeouts=replace(QUICK, coordinator=0.2, stop=0.5),
         )
     assert Path("signalled").exists()
@@ -424,7 +423,7 @@ def test_a_second_signal_kills(caplog: pytest.LogCaptureFixture) -> None:
         supervise(
             script(
                 "worker-0",
-                "signal.signal(signal.SIGTERM, signal.SIG_IGN); mark('worker-0.up'); time.sleep(60)",
+                "signal.signal(signal.SIGTERM, signal.SIG_IGN); mark('worker-0.up'); time.sleep(600)",
                 is_coordinator=True,
             )
         )
@@ -458,12 +457,10 @@ def test_a_signal_in_the_pause_before_a_restart_ends_it() -> None:
 def test_children_of_a_process_are_killed_with_it() -> None:
     code = """
 import subprocess
-other = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
+other = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
 with open(here / "orphan.starts", "w") as file:
     file.write(str(other.pid))
 """
     supervise(script("worker-0", code, is_coordinator=True))
     (orphan,) = starts("orphan")
-    deadline = time.monotonic() + 10
-    while is_running(orphan) and time.monotonic() < deadline:  # init reaps it
-        time.sleep(0.01)
+    wait_until(lambda: not is_running(orphan))  # init reaps it

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from conftest import COMMAND, TESTS, environment, on_engine
+from waiting import PATIENCE, wait_until
 
 STEPS = 240
 OPTIONS = (
@@ -31,7 +32,7 @@ def start(folder: Path, faults: str = "") -> subprocess.Popen[str]:
 
 def run_to_end(folder: Path) -> None:
     process = start(folder)
-    _, errors = process.communicate(timeout=300)
+    _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, errors
 
 
@@ -57,10 +58,7 @@ def newest_step(folder: Path) -> int:
 
 def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
     """Waits until something is so, or the process has ended."""
-    deadline = time.monotonic() + 120
-    while not condition() and process.poll() is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    wait_until(lambda: condition() or process.poll() is not None)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +78,7 @@ def test_killed_run_ends_with_the_same_weights(tmp_path: Path, undisturbed: Path
         if number % 2:
             # Most of the time no file is written, so a random moment seldom hits an operation on one.
             process = start(folder, f"kill@file={dice.randrange(1, 50)}:always")
-            process.wait(timeout=300)
+            process.wait(timeout=PATIENCE)
         else:
             process = start(folder)
             here = newest_step(folder)
@@ -108,13 +106,13 @@ def test_sigterm_and_ctrl_c_save_and_say_how_to_go_on(
     process = start(folder)
     wait_for(lambda: newest_step(folder) >= 60, process)
     process.send_signal(number)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == status, errors
     assert f"modelyard resume {folder}" in errors
     assert "Traceback" not in errors
     stopped_at = int(errors.split("stopped at step ")[1].split(".")[0])
     assert newest_step(folder) == stopped_at < STEPS
-    done = subprocess.run([*COMMAND, "resume", str(folder)], env=environment(), check=False, timeout=300)
+    done = subprocess.run([*COMMAND, "resume", str(folder)], env=environment(), check=False, timeout=PATIENCE)
     assert done.returncode == 0
     assert final_state(folder) == final_state(undisturbed)
     assert rows(folder) == rows(undisturbed)

@@ -11,6 +11,7 @@ from test_kill import newest_step, wait_for
 
 from conftest import COMMAND, environment, on_engine
 from photos import photo_folder
+from waiting import PATIENCE
 
 STEPS = 120
 OPTIONS = (
@@ -40,7 +41,7 @@ def start(photos: Path, folder: Path, threads: int) -> subprocess.Popen[str]:
 
 def run_to_end(photos: Path, folder: Path, threads: int) -> str:
     process = start(photos, folder, threads)
-    _, errors = process.communicate(timeout=300)
+    _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, errors
     return errors
 

@@ -16,6 +16,7 @@ import pytest
 from conftest import TESTS, environment
 from modelyard.run.checkpoint import Checkpoint, read_checkpoint
 from modelyard.run.metrics import read_metrics
+from waiting import PATIENCE
 
 ENGINES = ("tensorflow", "jax")
 FIRST, LAST = 20, 40
@@ -67,7 +68,7 @@ def on_both(orders: dict[str, list[Any]]) -> dict[str, list[Any]]:
         process.stdin.close()
         process.stdin = None
     for engine, process in started.items():
-        out, errors = process.communicate(timeout=300)
+        out, errors = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0, errors
         answers[engine] = json.loads(out.splitlines()[-1])
     return answers

@@ -13,6 +13,7 @@ import pytest
 
 import modelyard
 from conftest import TESTS, environment
+from waiting import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 SHAPES = [(216, 64), (64, 64), (30, 70), (10, 200), (70, 30), (64, 216)]
@@ -117,7 +118,9 @@ def test_jax_makes_all_updates_together_and_the_same() -> None:
     words = [sys.executable, "-c", PROGRAM, str(TESTS / "models")]
     path = os.pathsep.join([str(TESTS.parent / "src"), str(TESTS)])
     extra = {"PYTHONPATH": path, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(words, env=environment(**extra), capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(
+        words, env=environment(**extra), capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
     assert done.returncode == 0, done.stderr
     expected = updated(3, muon_normalize=True, nesterov=False)[1]
     for line, value in zip(done.stdout.strip().splitlines(), expected, strict=True):

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from modelyard.run.checkpoint import BackgroundWriter
+from waiting import PATIENCE
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def test_writes_happen_in_order_on_a_thread_of_their_own(writer: BackgroundWrite
 
 def test_training_continues_during_a_write(writer: BackgroundWriter) -> None:
     gate, done = threading.Event(), threading.Event()
-    writer.submit(lambda: (gate.wait(10), done.set()))
+    writer.submit(lambda: (gate.wait(PATIENCE), done.set()))
     assert not done.is_set()
     gate.set()
     writer.flush()
@@ -34,14 +35,14 @@ def test_training_continues_during_a_write(writer: BackgroundWriter) -> None:
 def test_at_most_one_write_waits(writer: BackgroundWriter) -> None:
     """So that no more than that many copies of the weights are in memory."""
     started, gate, third = threading.Event(), threading.Event(), threading.Event()
-    writer.submit(lambda: (started.set(), gate.wait(10)))
-    started.wait(10)
+    writer.submit(lambda: (started.set(), gate.wait(PATIENCE)))
+    started.wait(PATIENCE)
     writer.submit(lambda: None)
     submitting = threading.Thread(target=lambda: (writer.submit(lambda: None), third.set()))
     submitting.start()
     assert not third.wait(0.2)
     gate.set()
-    assert third.wait(10)
+    assert third.wait(PATIENCE)
     submitting.join()
     writer.close()
 
@@ -64,7 +65,7 @@ def fail() -> None:
 def test_an_error_is_raised_at_the_next_call(writer: BackgroundWriter, later: str) -> None:
     started = threading.Event()
     writer.submit(lambda: (started.set(), fail()))
-    started.wait(10)
+    started.wait(PATIENCE)
     writer._queue.join()
     with pytest.raises(OSError, match="the disk is full"):
         writer.submit(lambda: None) if later == "submit" else getattr(writer, later)()
@@ -74,7 +75,7 @@ def test_an_error_is_raised_at_the_next_call(writer: BackgroundWriter, later: st
 def test_what_waits_behind_a_failed_write_is_not_written(writer: BackgroundWriter) -> None:
     """Pruning that was to follow a checkpoint must not happen when the checkpoint is not there."""
     gate, done = threading.Event(), []
-    writer.submit(lambda: (gate.wait(10), fail()))
+    writer.submit(lambda: (gate.wait(PATIENCE), fail()))
     writer.submit(lambda: done.append("pruned"))
     gate.set()
     with pytest.raises(OSError, match="the disk is full"):

@@ -18,6 +18,7 @@ from modelyard.errors import CheckpointError
 from modelyard.run.weights import hdf5
 from modelyard.run.weights.hdf5 import read_hdf5
 from modelyard.run.weights.read import load_weights
+from waiting import PATIENCE
 
 # Four bytes of it are others than h5py wrote; HDF5 1.14 and 2 read it forever.
 ENDLESS = (
@@ -50,7 +51,9 @@ def test_a_process_that_reads_hdf5_ends_by_itself(
 ) -> None:
     """As after its first process was killed: nobody waits for it."""
     run = hdf5.subprocess.run
-    monkeypatch.setattr(hdf5.subprocess, "run", lambda words, timeout, **options: run(words, timeout=600, **options))
+    monkeypatch.setattr(
+        hdf5.subprocess, "run", lambda words, timeout, **options: run(words, timeout=PATIENCE, **options)
+    )
     with pytest.raises(CheckpointError, match=r"is damaged: HDF5 failed while reading it \(-\d+\)"):
         read_hdf5(endless, seconds=1)
 

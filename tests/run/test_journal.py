@@ -11,6 +11,7 @@ import pytest
 from modelyard.config import load_config
 from modelyard.errors import RunError
 from modelyard.run.manifest import JOURNAL_TITLE, log_result, log_start
+from waiting import PATIENCE
 
 
 @pytest.fixture
@@ -94,7 +95,7 @@ def test_an_entry_waits_until_the_other_run_has_written_its_own(journal: Path) -
         entry.join(0.2)
         assert entry.is_alive()
         other.write("theirs\n")
-    entry.join(10)
+    entry.join(PATIENCE)
     assert journal.read_text().startswith("theirs\n\n**Results of mine**")
 
 

@@ -19,6 +19,7 @@ import pytest
 from conftest import environment
 from modelyard.errors import RunError
 from modelyard.system.process import hold_pid_file, holders, log_to, read_holder
+from waiting import PATIENCE
 
 FILE = Path("worker-0.pid")
 HOLDS = """
@@ -81,7 +82,7 @@ def test_a_living_holder_is_signalled_and_a_stale_pid_never() -> None:
         assert not replace(holder, pid=os.getpid()).signal(signal.SIGTERM)
         assert process.poll() is None
         assert holder.signal(signal.SIGTERM)
-        assert process.wait(timeout=10) == -signal.SIGTERM
+        assert process.wait(timeout=PATIENCE) == -signal.SIGTERM
         assert not holder.signal(signal.SIGTERM)
 
 
@@ -137,7 +138,7 @@ logging.getLogger("modelyard").info("after")
 def test_a_log_that_is_standard_error_too_gets_every_line_once() -> None:
     Path("logs").mkdir()
     with open("logs/worker-0.log", "ab") as file:
-        subprocess.run([sys.executable, "-c", LOGS], stderr=file, env=environment(), check=True, timeout=60)
+        subprocess.run([sys.executable, "-c", LOGS], stderr=file, env=environment(), check=True, timeout=PATIENCE)
     lines = Path("logs/worker-0.log").read_text().splitlines()
     assert [line.split()[-1] for line in lines] == ["once", "only", "raw", "after"]
     assert "INFO" in lines[0]

@@ -22,7 +22,7 @@ from modelyard import storage
 from modelyard.errors import RunError, StorageError
 from modelyard.run.remote_lock import STALE_SECONDS, RemoteLock, _here, is_alive
 from object_store import BUCKET, object_store
-from waiting import wait_until
+from waiting import PATIENCE, wait_until
 
 pytest.importorskip("fsspec")
 URL = "memory://locks/run/.lock"
@@ -49,7 +49,7 @@ def held() -> dict[str, Any]:
 
 def a_dead_pid() -> int:
     process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait(timeout=60)
+    process.wait(timeout=PATIENCE)
     return process.pid
 
 
@@ -157,7 +157,7 @@ def test_a_lock_that_can_not_be_removed_is_let_go(
         patch.setattr(storage, "remove_version", fail)
         mine.release()
     assert "can't be reached. Others have to wait" in caplog.text
-    thread.join(10)
+    thread.join(PATIENCE)
     assert not thread.is_alive()
     lock().acquire()  # the process itself need not wait
 
@@ -204,7 +204,7 @@ def start_together(url: str, count: int = 2) -> tuple[list[RemoteLock], list[str
 
     def start() -> None:
         mine = RemoteLock(url, url)
-        together.wait(120)
+        together.wait(PATIENCE)
         try:
             mine.acquire()
             winners.append(mine)
@@ -215,7 +215,7 @@ def start_together(url: str, count: int = 2) -> tuple[list[RemoteLock], list[str
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join(PATIENCE)
     return winners, refused
 
 

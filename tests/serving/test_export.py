@@ -20,6 +20,7 @@ import modelyard
 from conftest import engine_name, environment
 from modelyard.errors import CheckpointError, RunError, UserError
 from photos import photo, photo_folder
+from waiting import PATIENCE
 
 FORMATS = ("saved_model", "keras", "onnx", "tflite")
 OPTIONS: dict[str, Any] = {"model": "tiny_norm", "train_steps": 6, "train_batch_size": 8, "learning_rate": 0.01}
@@ -142,7 +143,7 @@ def test_plain_tensorflow_serves_it_in_a_fresh_process_without_modelyard(
         env=environment(PYTHONPATH="", KERAS_BACKEND="tensorflow"),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stderr

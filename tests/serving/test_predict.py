@@ -24,6 +24,7 @@ from modelyard.data.records.tfrecord import frame
 from modelyard.errors import CheckpointError, DataError, RunError, UserError
 from modelyard.serving.prediction.predict import _TableWriter
 from photos import photo, photo_folder, save_photo
+from waiting import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 SMALL = {"train_steps": 6, "train_batch_size": 8, "log_every": 6, "save_every": 6, "eval_batch_size": 16}
@@ -277,7 +278,7 @@ def test_a_killed_one_goes_on_and_ends_the_same(home: Path, tmp_path: Path) -> N
     photos = photo_folder(tmp_path / "many", 60)
     words = [sys.executable, "-c", CHILD, str(home / "run"), str(photos)]
     child = subprocess.run(
-        words, env=environment(PYTHONPATH=os.pathsep.join(sys.path)), cwd=tmp_path, timeout=120, check=False
+        words, env=environment(PYTHONPATH=os.pathsep.join(sys.path)), cwd=tmp_path, timeout=PATIENCE, check=False
     )
     assert child.returncode == -signal.SIGKILL
     assert json.loads(Path(".partial-killed.csv.json").read_text())["rows"] == 21

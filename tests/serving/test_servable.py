@@ -12,6 +12,7 @@ from sklearn.datasets import load_digits
 
 import modelyard
 from conftest import engine_name, environment
+from waiting import PATIENCE
 
 CENTRE = """
 import modelyard, numpy as np
@@ -40,7 +41,7 @@ def test_what_a_run_remembers_may_be_asked_before_its_engine(two_devices: None) 
     other = "jax" if engine_name() == "tensorflow" else "tensorflow"
     words = [sys.executable, "-c", ASKED_FIRST, engine_name()]
     extra = environment(KERAS_BACKEND=other, PYTHONPATH=os.pathsep.join(sys.path))
-    done = subprocess.run(words, env=extra, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(words, env=extra, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[-1].lower().startswith(engine_name())
 

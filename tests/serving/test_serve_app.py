@@ -25,6 +25,7 @@ from modelyard.serving.http.app import PAGE, PAGE_POLICY
 from modelyard.serving.http.batching import BatchingOptions
 from modelyard.serving.http.limits import Limits
 from serving_parts import CLASSES, Brightness, facts, service
+from waiting import PATIENCE, wait_until
 
 BASE = "/v1/models/mine"
 PREDICT, CLASSIFY, REGRESS, UPLOAD = (f"{BASE}:{verb}" for verb in ("predict", "classify", "regress", "upload"))
@@ -372,12 +373,10 @@ def test_a_full_queue_and_a_request_that_waits_too_long_may_come_again() -> None
         with concurrent.futures.ThreadPoolExecutor(3) as pool:
             asked = {"json": {"instances": [bright()]}}
             first = pool.submit(client.post, PREDICT, **asked)
-            assert servable.asked.wait(10)
+            assert servable.asked.wait(PATIENCE)
             batcher = made.versions.current.batcher  # type: ignore[union-attr]
-            deadline = time.monotonic() + 10
             second = pool.submit(client.post, PREDICT, **asked)
-            while not batcher.waiting and time.monotonic() < deadline:
-                time.sleep(0.01)
+            wait_until(lambda: batcher.waiting)
             third = client.post(PREDICT, **asked)
             assert (third.status_code, third.headers["retry-after"]) == (429, "1")
             time.sleep(0.3)
@@ -505,11 +504,11 @@ def test_a_request_that_waits_holds_its_numbers_once() -> None:
             asking = threading.Thread(target=lambda: client.post(PREDICT, content=body))
             before = tracemalloc.get_traced_memory()[0]
             asking.start()
-            assert servable.asked.wait(20)
+            assert servable.asked.wait(PATIENCE)
             held = tracemalloc.get_traced_memory()[0] - before
         finally:
             tracemalloc.stop()
             servable.go.set()
-        asking.join(20)
+        asking.join(PATIENCE)
     arrays = 2 * 16 * 20_000 * 4  # of the request, and of its batch
     assert held < len(body) + arrays + 2_000_000, "lists of Python's numbers would be 10 MB more"

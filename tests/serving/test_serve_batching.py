@@ -18,6 +18,9 @@ from modelyard.serving.http.batching import (
     batch_sizes,
 )
 from serving_parts import Brightness, facts
+from waiting import PATIENCE
+
+FOREVER = 3600.0
 
 
 def images(*values: int) -> Any:
@@ -25,18 +28,18 @@ def images(*values: int) -> Any:
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
-    return asyncio.run(asyncio.wait_for(work, 20))
+    return asyncio.run(asyncio.wait_for(work, PATIENCE))
 
 
 def started(servable: Brightness, *settings: Any) -> Batcher:
     batcher = Batcher(lambda: servable, BatchingOptions(*settings))
-    batcher.start().result(10)
+    batcher.start().result(PATIENCE)
     servable.batches.clear()
     return batcher
 
 
 def far() -> float:
-    return time.monotonic() + 20
+    return time.monotonic() + FOREVER
 
 
 def test_requests_that_wait_together_share_a_batch_in_order_of_arrival() -> None:
@@ -50,21 +53,16 @@ def test_requests_that_wait_together_share_a_batch_in_order_of_arrival() -> None
     assert [round(float(answer["values"][0]) * 255) for answer in answers] == [10, 20, 30]
     assert [batch[:, 0, 0, 0].tolist() for batch in servable.batches] == [[10, 20, 30, 0]]  # filled up to 4
     batcher.close()
-    assert batcher.join(5)
+    assert batcher.join(PATIENCE)
 
 
 def test_a_full_batch_does_not_wait_and_a_lonely_request_waits_no_longer_than_the_delay() -> None:
-    servable = Brightness()
-    batcher = started(servable, 2, 0.5, 64)
-
-    async def timed(*requests: Any) -> float:
-        began = time.monotonic()
+    async def answered(batcher: Batcher, *requests: Any) -> None:
         await asyncio.gather(*(batcher.submit(each, far()) for each in requests))
-        return time.monotonic() - began
+        batcher.close()
 
-    assert run(timed(images(1), images(2))) < 0.4
-    assert 0.45 < run(timed(images(1))) < 2
-    batcher.close()
+    run(answered(started(Brightness(), 2, FOREVER, 64), images(1), images(2)))
+    run(answered(started(Brightness(), 2, 0.05, 64), images(1)))
 
 
 def test_large_requests_are_cut_and_put_together_again() -> None:
@@ -130,7 +128,7 @@ def test_a_model_that_fails_fails_its_requests_and_goes_on() -> None:
 
 def test_a_closed_batcher_answers_what_it_has() -> None:
     servable = Brightness()
-    batcher = started(servable, 2, 5.0, 64)
+    batcher = started(servable, 2, FOREVER, 64)
 
     async def work() -> Any:
         waiting = batcher.submit(images(0), far())
@@ -139,10 +137,8 @@ def test_a_closed_batcher_answers_what_it_has() -> None:
             batcher.submit(images(0), far())
         return await waiting
 
-    began = time.monotonic()
-    assert run(work())["class"][0] == 0
-    assert time.monotonic() - began < 4  # it does not wait for company that can't come
-    assert batcher.join(5)
+    assert run(work())["class"][0] == 0  # it does not wait for company that can't come
+    assert batcher.join(PATIENCE)
 
 
 def test_few_sizes_are_computed_and_all_are_warmed_up() -> None:
@@ -152,7 +148,7 @@ def test_few_sizes_are_computed_and_all_are_warmed_up() -> None:
     assert batch_sizes(12, 3) == [3, 6, 12]
     servable = Brightness()
     batcher = Batcher(lambda: servable, BatchingOptions(6))
-    batcher.start().result(10)
+    batcher.start().result(PATIENCE)
     assert [len(batch) for batch in servable.batches] == [1, 2, 4, 6]
     batcher.close()
 
@@ -162,4 +158,4 @@ def test_a_model_that_does_not_load_says_why() -> None:
         raise ValueError("no weights")
 
     with pytest.raises(ValueError, match="no weights"):
-        Batcher(load, BatchingOptions()).start().result(10)
+        Batcher(load, BatchingOptions()).start().result(PATIENCE)

@@ -22,9 +22,9 @@ from modelyard.serving.http.app import Service
 from modelyard.serving.http.batching import BatchingOptions
 from modelyard.serving.servable import Outputs
 from serving_parts import Brightness, facts, service
-from waiting import wait_until
+from waiting import PATIENCE, wait_until
 
-PATIENCE = 0.25
+UNREAD_SECONDS = 0.25
 FOREVER = 600
 BODY = json.dumps({"instances": [[0]] * 64}).encode()
 REQUEST = f"POST /v1/models/mine:predict HTTP/1.1\r\nHost: x\r\nContent-Length: {len(BODY)}\r\n\r\n".encode() + BODY
@@ -58,17 +58,17 @@ def listening(made: Service, timeout: float = FOREVER, **limits: int) -> Iterato
         wait_until(lambda: server.started)
         yield server
         server.should_exit = server.force_exit = True
-        thread.join(60)
+        thread.join(PATIENCE)
 
 
 @pytest.fixture
 def server() -> Iterator[uvicorn.Server]:
-    with listening(talkative(), PATIENCE) as made:
+    with listening(talkative(), UNREAD_SECONDS) as made:
         yield made
 
 
 def connect(server: uvicorn.Server, *pieces: bytes) -> socket.socket:
-    connection = socket.create_connection(server.servers[0].sockets[0].getsockname(), timeout=120)
+    connection = socket.create_connection(server.servers[0].sockets[0].getsockname(), timeout=PATIENCE)
     for piece in pieces:
         connection.sendall(piece)
     return connection
@@ -104,10 +104,10 @@ def test_an_answer_that_nobody_reads_is_dropped(server: uvicorn.Server) -> None:
         wait_until(lambda: not server.server_state.connections)
 
 
-def test_an_answer_that_is_read_late_is_whole(server: uvicorn.Server) -> None:
-    with asking(server) as connection:
+def test_an_answer_that_is_read_late_is_whole() -> None:
+    with listening(talkative()) as server, asking(server) as connection:
         wait_until(lambda: server.server_state.total_requests == 1)
-        time.sleep(PATIENCE)
+        time.sleep(UNREAD_SECONDS)
         answer = http.client.HTTPResponse(connection)
         answer.begin()
         assert len(json.load(answer)["predictions"]) == 64
@@ -176,7 +176,7 @@ def test_idle_connections_give_way_to_new_ones_and_busy_ones_stay() -> None:
         body = json.dumps({"instances": [np.zeros((4, 4, 3), int).tolist()]}).encode()
         head = f"POST /v1/models/mine:predict HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
         busy = open_.enter_context(connect(server, head.encode() + body))
-        assert model.asked.wait(120)
+        assert model.asked.wait(PATIENCE)
         idle = [open_.enter_context(connect(server, b"GET /hea")) for _ in range(10)]
         wait_until(lambda: sum(map(is_closed, idle)) == 8)
         with connect(server, HEALTH) as healthy:
@@ -194,7 +194,7 @@ def test_a_connection_is_refused_in_words_when_all_others_are_busy() -> None:
         body = json.dumps({"instances": [np.zeros((4, 4, 3), int).tolist()]}).encode()
         head = f"POST /v1/models/mine:predict HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
         open_.enter_context(connect(server, head.encode() + body))
-        assert model.asked.wait(120)
+        assert model.asked.wait(PATIENCE)
         refused = http.client.HTTPResponse(open_.enter_context(connect(server)))
         refused.begin()
         assert (refused.status, refused.headers["retry-after"]) == (503, "1")

@@ -23,7 +23,7 @@ from modelyard.serving.http import json_tensors, worker
 from modelyard.serving.http.app import Service
 from modelyard.serving.http.limits import SMALL_BODY, SMALL_PIXELS, WORKERS, Limits
 from serving_parts import Brightness, facts, service
-from waiting import wait_until
+from waiting import PATIENCE, wait_until
 
 BASE = "/v1/models/mine"
 PADDING = " " * (SMALL_BODY + 1)
@@ -218,7 +218,7 @@ def test_a_worker_that_dies_is_replaced(client: TestClient, made: Service) -> No
         if each._process is not None:
             each._process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                each._process.wait(60)
+                each._process.wait(PATIENCE)
     assert ask() == 200
 
 

@@ -18,6 +18,8 @@ import pytest
 from PIL import Image
 from test_serve_process import run_folder, serving  # noqa: F401 - a fixture
 
+from waiting import PATIENCE
+
 ROUNDS = int(os.environ.get("MODELYARD_FUZZ_ROUNDS", "6"))
 PER_ROUND = 500
 
@@ -65,7 +67,7 @@ def test_memory_stays_flat_under_requests_of_strangers(run_folder: Path) -> None
         host, port = base.removeprefix("http://").strip("/").split(":")
         memory, statuses = [], dict[int, int]()
         slow: list[socket.socket] = []
-        with httpx.Client(base_url=base, timeout=20) as client:
+        with httpx.Client(base_url=base, timeout=PATIENCE) as client:
             for _ in range(ROUNDS):
                 for number in range(PER_ROUND):
                     verb, body, kind = request(random_, good)
@@ -108,7 +110,7 @@ def test_memory_stays_flat_when_nobody_reads_the_responses(run_folder: Path) -> 
             with contextlib.suppress(OSError):  # it reads no more, or hangs up
                 for _ in range(100):
                     open_[-1].send((get, post)[number % 2] * 1000)
-        with httpx.Client(base_url=base, timeout=600) as client:
+        with httpx.Client(base_url=base, timeout=PATIENCE) as client:
             assert client.get("/healthz").status_code == 200
         assert resident_mb(process.pid) < before + 200, "it was gigabytes"
         for each in open_:

@@ -24,7 +24,7 @@ from modelyard.serving.exported_model import ExportedServable
 from modelyard.serving.http.batching import BatchingOptions
 from modelyard.serving.http.model_versions import ExportSource, ModelVersions, RunSource, retry_pause
 from serving_parts import Brightness, Given, facts, service, write_export
-from waiting import wait_until
+from waiting import PATIENCE, wait_until
 
 STATUS, PREDICT = "/v1/models/mine", "/v1/models/mine:predict"
 BLACK = {"instances": [np.zeros((4, 4, 3), int).tolist()]}
@@ -99,12 +99,12 @@ def test_the_old_version_finishes_what_it_has() -> None:
         thread = threading.Thread(target=lambda: answers.append(client.post(PREDICT, json=BLACK)))
         old.asked.clear()
         thread.start()
-        assert old.asked.wait(10)
+        assert old.asked.wait(PATIENCE)
         source.servables[2] = Brightness(shift=1.0)
         wait_until(lambda: states(client) == {"2": "AVAILABLE", "1": "UNLOADING"})
         assert client.post(PREDICT, json=BLACK).json()["predictions"][0]["class"] == 2  # of the new one
         old.go.set()
-        thread.join(10)
+        thread.join(PATIENCE)
         assert answers[0].json()["predictions"][0]["class"] == 0
         assert answers[0].headers["modelyard-version"] == "1"
         wait_until(lambda: states(client)["1"] == "END")
@@ -119,7 +119,7 @@ class SlowToDecode(ImageSpec):
 
     def decode(self, data: bytes, name: str) -> Any:
         self.decoding.set()
-        self.decoded.wait(20)
+        self.decoded.wait(PATIENCE)
         return super().decode(data, name)
 
 
@@ -133,12 +133,12 @@ def test_a_request_that_was_not_in_the_queue_yet_is_answered_by_the_version_it_c
         upload = "/v1/models/mine:upload"
         thread = threading.Thread(target=lambda: answers.append(client.post(upload, content=file.getvalue())))
         thread.start()
-        assert slow.decoding.wait(10)
+        assert slow.decoding.wait(PATIENCE)
         source.servables[2] = Brightness()
         wait_until(lambda: states(client) == {"2": "AVAILABLE", "1": "UNLOADING"})
         time.sleep(0.1)  # it would be gone by now
         slow.decoded.set()
-        thread.join(10)
+        thread.join(PATIENCE)
         assert (answers[0].status_code, answers[0].headers["modelyard-version"]) == (200, "1")
 
 

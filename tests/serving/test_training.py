@@ -15,6 +15,7 @@ from modelyard.comparison.matrix_folder import is_finished
 from modelyard.errors import ConfigError, UserError
 from modelyard.run.directory import RunDirectory
 from modelyard.serving.exporting import export as exporting
+from waiting import PATIENCE
 
 OPTIONS: dict[str, Any] = {
     "model": "tiny_norm", "dataset": "digits", "train_steps": 30, "eval_every": "10 steps", "train_batch_size": 32,
@@ -118,7 +119,7 @@ def test_in_a_cluster_one_process_exports(tmp_path: Path, members: dict[str, int
     for start in ("first", "again"):
         with cluster(tmp_path / start, **members) as both:
             both.start_all(*words, "--model_dir", str(run), "--export_at_end", "keras")
-            assert set(both.wait(100).values()) == {0}, both.said()
+            assert set(both.wait(PATIENCE).values()) == {0}, both.said()
             assert both.said().count("exported: ") == 1
         best = [int(path.name.removeprefix("step-")) for path in (run / "best").iterdir()]
         assert steps_of(run / "export-keras") == {"1": best[0]}
