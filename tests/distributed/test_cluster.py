@@ -9,16 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster_processes import (
-    PARTS,
-    cluster,
-    largest_difference,
-    rows,
-    saved_steps,
-    wait_until,
-)
+from cluster_processes import PARTS, cluster, largest_difference, rows, saved_steps
 from conftest import on_engine
-from waiting import PATIENCE
+from waiting import PATIENCE, wait_until
 
 COMMON = [*PARTS, *on_engine(), "--threads", "1", "--dataset", "digits", "--peer_timeout_secs", "20"]
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cluster_processes import PARTS, learned, rows, saved_steps, wait_until
+from cluster_processes import PARTS, learned, rows, saved_steps
 from conftest import COMMAND, engine_name, environment, on_engine
-from waiting import PATIENCE
+from waiting import PATIENCE, wait_until
 
 STEPS = 160 if engine_name() == "jax" else 320  # several times as long in two processes on two cores
 WORKERS = ("worker-0", "worker-1")

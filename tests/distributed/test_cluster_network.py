@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster_processes import PARTS, free_ports, largest_difference, saved_steps, wait_until
+from cluster_processes import PARTS, free_ports, largest_difference, saved_steps
 from conftest import COMMAND, environment
-from waiting import PATIENCE
+from waiting import PATIENCE, wait_until
 
 pytestmark = [
     pytest.mark.slow,

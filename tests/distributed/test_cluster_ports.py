@@ -12,9 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cluster_processes import PARTS, wait_until
+from cluster_processes import PARTS
 from conftest import COMMAND, environment, on_engine
 from modelyard.system.network import is_loopback
+from waiting import wait_until
 
 SYNCHRONOUS = ["--workers", "2", "--evaluator"]
 SERVERS = ["--workers", "1", "--ps", "1", "--evaluator"]

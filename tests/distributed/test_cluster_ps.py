@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from cluster_processes import PARTS, rows, saved_steps, wait_until
+from cluster_processes import PARTS, rows, saved_steps
 from conftest import COMMAND, environment
-from waiting import PATIENCE
+from waiting import PATIENCE, wait_until
 
 
 def launched(run: Path, *words: str) -> subprocess.Popen[str]:

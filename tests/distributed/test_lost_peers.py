@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from groups import LONG, InThread, LocalCluster, ScriptedMember, fails_with, nothing_is_left, wait_until
+from groups import LONG, InThread, LocalCluster, ScriptedMember, fails_with, nothing_is_left
 
 from conftest import environment
 from modelyard.cluster.description import Member
@@ -21,7 +21,7 @@ from modelyard.distributed.coordinator import Coordinator
 from modelyard.distributed.follower import Follower
 from modelyard.errors import ClusterError, DataError, PeerLostError
 from modelyard.system.network import listen
-from waiting import PATIENCE
+from waiting import PATIENCE, wait_until
 
 
 @pytest.fixture(autouse=True)

@@ -9,13 +9,14 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from groups import LONG, InThread, LocalCluster, fails_with, nothing_is_left, wait_until
+from groups import LONG, InThread, LocalCluster, fails_with, nothing_is_left
 
 from modelyard.cluster.description import Member, ProcessGroup
 from modelyard.distributed import coordinator as coordinators
 from modelyard.errors import ClusterError, DataError, Interrupted, PeerLostError
 from modelyard.system import network
 from modelyard.system.network import check_free, listen
+from waiting import wait_until
 
 
 @pytest.fixture(autouse=True)

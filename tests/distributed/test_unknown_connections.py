@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 
 import psutil
 import pytest
-from groups import LONG, InThread, LocalCluster, fails_with, is_closed, nothing_is_left, wait_until
+from groups import LONG, InThread, LocalCluster, fails_with, is_closed, nothing_is_left
 
 from modelyard.cluster.description import Member
 from modelyard.distributed import authentication
@@ -34,6 +34,7 @@ from modelyard.distributed.authentication import (
 from modelyard.distributed.coordinator import Coordinator
 from modelyard.errors import ClusterError, PeerLostError
 from modelyard.system.network import connect, listen
+from waiting import wait_until
 
 DEEP = '{"kind": "hello", "role": "worker", "index": 0, "start_info": ' + '{"a":' * 900 + "1" + "}" * 900 + "}"
 MEMORY = 32 << 20
