@@ -13,6 +13,7 @@ from groups import LONG, InThread, LocalCluster, fails_with, nothing_is_left
 
 from modelyard.cluster.description import Member, ProcessGroup
 from modelyard.distributed import coordinator as coordinators
+from modelyard.distributed.connection import Connection
 from modelyard.errors import ClusterError, DataError, Interrupted, PeerLostError
 from modelyard.system import network
 from modelyard.system.network import check_free, listen
@@ -305,6 +306,25 @@ def test_a_coordinator_that_fails_before_anyone_came_reports_it_to_late_processe
         assert str(error) == "the chief failed: there is no folder /x"
         assert type(error) is ClusterError
     assert isinstance(part.error(), DataError)  # as soon as all are informed, not later
+
+
+def test_a_coordinator_that_fails_exits_after_its_report_is_sent(
+    peers: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The report is sent by a thread that ends with the process. A process that missed it would wait for minutes."""
+    finish, sent = Connection.finish, []
+
+    def slow(connection: Connection, seconds: float) -> None:
+        time.sleep(0.2)
+        finish(connection, seconds)
+        sent.append(connection)
+
+    monkeypatch.setattr(Connection, "finish", slow)
+    late = [peers.start_follower("worker", index) for index in (0, 1)]
+    with pytest.raises(DataError), peers.coordinator():
+        raise DataError("there is no folder /x")
+    assert len([connection for connection in sent if not connection._sender.is_alive()]) >= 2
+    assert {str(each.error()) for each in late} == {"the chief failed: there is no folder /x"}
 
 
 def test_a_coordinator_that_fails_does_not_wait_for_ever_for_those_who_do_not_come(

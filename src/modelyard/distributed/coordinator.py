@@ -163,12 +163,14 @@ class Coordinator(ConnectedGroup):
                     log.info("%s has joined", member)
             elif kind == "refused" and self._welcome is None:
                 self._fail_all(ClusterError(why))
-            if kind and self.failure is not None:
-                self._informed.add(member)
             self._changed.notify_all()
         if kind:
             connection.send(kind, message=why, final=kind == "refused")
             connection.finish(_FLUSH_SECONDS)
+            with self._changed:  # not before it is sent: this process exits when all are informed
+                if self.failure is not None:
+                    self._informed.add(member)
+                self._changed.notify_all()
         return not kind
 
     def _refusal_reason(self, member: Member, differences: list[str]) -> tuple[str, str]:
