@@ -47,6 +47,7 @@ def test_the_run_folder_is_as_documented() -> None:
     run = Path("run")
     assert {path.name for path in run.iterdir()} == {
         "config.yaml", "manifest.json", "metrics.jsonl", "events", "checkpoints", "best", "runlogs", ".lock",
+        ".lock-evaluation",
     }  # fmt: skip
     assert list(list_checkpoints(run / "checkpoints")) == [0, 40]
     assert {p.name for p in (run / "checkpoints/step-00000040").iterdir()} == {
