@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import load as load_safetensors
-from safetensors.numpy import save as save_safetensors
 
 from modelyard import faults
 from modelyard.config.durations import RunLength
@@ -24,6 +22,7 @@ from modelyard.distributed.follower import Follower
 from modelyard.engine.base import Engine, State, StepMetrics
 from modelyard.engine.network import Network
 from modelyard.errors import ClusterError
+from modelyard.run.tensors import pack_tensors, unpack_tensors
 from modelyard.system.activity import COMPILING, TRAINING, report
 
 _WEIGHTS, _OPTIMIZER = "weights/", "optimizer/"
@@ -115,8 +114,8 @@ class CoordinatedEngine(Engine):
     def assign(self, weights: dict[str, NDArray[Any]], optimizer: dict[str, NDArray[Any]]) -> None:
         """Sets the named variables in all processes."""
         both = ((_WEIGHTS, weights), (_OPTIMIZER, optimizer))
-        named = {prefix + name: np.ascontiguousarray(a).reshape(a.shape) for prefix, s in both for name, a in s.items()}
-        self.group.broadcast("load", save_safetensors(named))
+        named = {prefix + name: array for prefix, arrays in both for name, array in arrays.items()}
+        self.group.broadcast("load", pack_tensors(named))
         self.local.assign(weights, optimizer)
 
     def profile(self, folder: Path) -> contextlib.AbstractContextManager[Any]:
@@ -162,7 +161,7 @@ def follow(engine: Engine, group: Follower) -> tuple[int, Message]:
             elif command.kind == "gather":
                 engine.state()
             elif command.kind == "load":
-                named = load_safetensors(command.payload)
+                named = unpack_tensors(command.payload, "the state that the coordinator sent")
                 engine.assign(_with_prefix(named, _WEIGHTS), _with_prefix(named, _OPTIMIZER))
             else:
                 raise ClusterError(f"the coordinator sent an unknown command: {command.kind!r}.")
