@@ -23,6 +23,7 @@ from conftest import environment, last_json
 from modelyard.cli.output import program
 from modelyard.errors import ConfigError, RunError, UserError
 from modelyard.launcher.submit import Submission, submit, template_text
+from modelyard.run.remote_lock import STALE_SECONDS
 from waiting import PATIENCE
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -539,6 +540,15 @@ def test_a_container_gives_up_and_passes_on_sigterm() -> None:
     )
     assert subprocess.run(words, env={**os.environ, **with_tools()}, timeout=PATIENCE, check=False).returncode == 143
     assert Path("saved").exists()
+
+
+def test_the_pauses_of_a_container_are_longer_than_the_lock_of_a_dead_process_in_cloud_storage() -> None:
+    tool("sleep", "echo $1 >> pauses")
+    tool("modelyard", "exit 75")
+    subprocess.run(container("vertex"), env={**os.environ, **with_tools()}, timeout=60, check=False)
+    pauses = [int(line) for line in Path("pauses").read_text().split()]
+    assert pauses[0] == 5
+    assert sum(pauses) + 3 * len(pauses) > STALE_SECONDS  # a start takes some seconds, too
 
 
 def test_start_timeout_is_passed_to_the_processes() -> None:

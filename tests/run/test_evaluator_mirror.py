@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from modelyard.errors import RunError
 from modelyard.run.checkpoint import Checkpoint, folder_name, list_best, list_checkpoints, prune, write_checkpoint
 from modelyard.run.directory import RunDirectory, open_run_folder, remote_run_folder
 from modelyard.run.mirror import Mirror, working_folder
-from modelyard.run.remote_lock import RemoteLock
+from modelyard.run.remote_lock import STALE_SECONDS, RemoteLock
 from modelyard.system.files import remove_folder
 
 pytest.importorskip("fsspec")
@@ -133,6 +134,20 @@ def test_one_process_evaluates_a_remote_run_at_a_time(tmp_path: Path) -> None:
         assert not second.take_evaluation()
     assert second.take_evaluation()
     second.unlock()
+
+
+@pytest.mark.parametrize("who", ["the dead process", "another"])
+def test_a_run_evaluates_when_it_replaces_a_dead_process_that_renewed_its_second_lock_later(
+    tmp_path: Path, who: str
+) -> None:
+    def hold(name: str, seconds: float, **holder: Any) -> None:
+        dead = {"host": "elsewhere", "pid_space": "", "pid": 7, "time": time.time() - seconds, "mark": name}
+        storage.write_bytes(f"{URL}/{name}", json.dumps(dead | holder).encode())
+
+    hold(".lock", STALE_SECONDS + 1)
+    hold(".lock-evaluation", STALE_SECONDS - 50, **({} if who == "the dead process" else {"pid": 8}))
+    with chief(tmp_path) as training:
+        assert training.take_evaluation() == (who == "the dead process")
 
 
 def test_an_evaluator_killed_at_any_change_continues_and_ends_the_same(

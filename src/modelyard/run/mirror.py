@@ -139,7 +139,8 @@ class Mirror:
         if self._evaluation_lock in self._held:
             return True
         try:
-            self._evaluation_lock.acquire()
+            # A process renews its locks one after the other: the first of a dead one may be stale, this one not yet.
+            self._evaluation_lock.acquire(dead=self._lock.replaced)
         except HeldError:
             return False
         self._held.append(self._evaluation_lock)

@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 from modelyard import storage
-from modelyard.errors import RunError, StorageError
+from modelyard.errors import PeerLostError, RunError, StorageError
 from modelyard.system.machine import pid_space
 
 STALE_SECONDS = 300
@@ -36,7 +36,9 @@ Holder = dict[str, Any]
 
 
 class HeldError(RunError):
-    """Another process holds the lock."""
+    """Another process holds the lock. It may be dead: then a restart succeeds when the lock is stale."""
+
+    status = PeerLostError.status
 
 
 class RemoteLock:
@@ -50,20 +52,25 @@ class RemoteLock:
     def __init__(self, url: str, owner: str) -> None:
         self.url = url
         self.owner = owner
+        self.replaced: Holder | None = None
+        """The dead holder from whom the lock was taken over."""
         self._mark = uuid.uuid4().hex
         self._stop = threading.Event()
         self._guard = threading.RLock()
         self._renewed = 0.0
 
-    def acquire(self) -> None:
+    def acquire(self, dead: Holder | None = None) -> None:
         """Makes this process the writer.
+
+        Args:
+            dead: a process that is known to have ended, although it may have renewed this lock a moment ago.
 
         Raises:
             HeldError: if another process is the writer, or becomes it at the same moment.
         """
         _marks.add(self._mark)
         try:
-            self._take()
+            self._take(dead)
         except BaseException:  # it may have been written all the same
             with contextlib.suppress(Exception):
                 self.release()
@@ -72,15 +79,16 @@ class RemoteLock:
         self._stop.clear()
         threading.Thread(target=self._renew, name="run-lock", daemon=True).start()
 
-    def _take(self) -> None:
+    def _take(self, dead: Holder | None) -> None:
         for _ in range(_TRIES):
             holder, version = self._read()
             if holder is not None and holder["mark"] == self._mark:  # written by a request whose answer was lost
                 self._renewed = holder["time"]
                 return
-            if holder is not None and is_alive(holder):
+            if holder is not None and is_alive(holder) and not _is_same_process(holder, dead):
                 raise self._in_use(holder)
             if self._write(version):
+                self.replaced = holder
                 if holder is not None:
                     log.info("took over from process %s on %s, which has ended", holder["pid"], holder["host"])
                 return
@@ -192,6 +200,10 @@ def is_alive(holder: Holder) -> bool:
     if holder["pid"] == os.getpid():  # an earlier process may have had the same number
         return holder["mark"] in _marks
     return bool(psutil.pid_exists(holder["pid"]))
+
+
+def _is_same_process(holder: Holder, other: Holder | None) -> bool:
+    return other is not None and all(holder[key] == other[key] for key in ("host", "pid_space", "pid"))
 
 
 def _here() -> dict[str, str]:
