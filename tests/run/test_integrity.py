@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from modelyard.config import Config, load_config
 from modelyard.errors import ConfigError, RunError, UserError
-from modelyard.run.checkpoint import Checkpoint, write_checkpoint
+from modelyard.run.checkpoint import Checkpoint, DamagedError, read_state, write_checkpoint
 from modelyard.run.directory import (
     RunDirectory,
     config_text,
@@ -222,6 +223,16 @@ def test_a_manifest_that_an_earlier_version_continued_is_read(tmp_path: Path) ->
     continued["dataset"]["sizes"] = {"train": 6}
     directory.manifest.write_text(json.dumps(continued))
     assert read_manifest(directory)["dataset"]["sizes"] == {"train": 6}
+
+
+def test_json_of_any_depth_is_read_or_refused_in_words(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path, Checkpoint(20, {}, {}))
+    text = (path / "state.json").read_text().rstrip().removesuffix("}")
+    limit = sys.getrecursionlimit()
+    for depth in (1, *range(limit - 150, limit + 10), 100_000):
+        (path / "state.json").write_text(f'{text}, "deep": {"[" * depth}{"]" * depth}}}')
+        with pytest.raises(DamagedError):
+            read_state(path)
 
 
 def test_a_folder_in_place_of_a_file_is_explained(tmp_path: Path) -> None:

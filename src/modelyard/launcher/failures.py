@@ -46,11 +46,6 @@ class Failure:
     saved: int
 
     @property
-    def is_user_error(self) -> bool:
-        """Whether a person must correct something."""
-        return self.status == USER_ERROR
-
-    @property
     def exit_status(self) -> int:
         """Its status as a shell reports it."""
         return self.status if self.status >= 0 else 128 - self.status

@@ -19,10 +19,18 @@ _LAST_LINE = re.compile(r"# checksum ([0-9a-f]{64})\n")
 
 
 def json_checksum(values: Mapping[str, Any]) -> str:
-    """Returns the SHA-256 of all ``values`` but their field `CHECKSUM`, whatever their order and layout in a file."""
+    """Returns the SHA-256 of all ``values`` but their field `CHECKSUM`, whatever their order and layout in a file.
+
+    Raises:
+        ValueError: if they are nested too deeply. `parse_json` accepts a few levels more.
+    """
     rest = {key: value for key, value in values.items() if key != CHECKSUM}
-    plain = json.loads(json.dumps(rest))  # a key that is a number is text in a file
-    return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    try:
+        plain = json.loads(json.dumps(rest))  # a key that is a number is text in a file
+        text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def parse_json(data: bytes) -> dict[str, Any]:
