@@ -213,7 +213,7 @@ class Door:
         del self._unknown[unknown]
 
     def _close(self, unknown: _Unknown, why: str = "") -> None:
-        del self._unknown[unknown]
+        self._unknown.pop(unknown, None)  # it may be let in already
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(unknown.socket)
         unknown.socket.close()
