@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,16 @@ def test_a_process_tells_its_launcher_what_it_does_and_who_is_silent() -> None:
     process.read_log()
     assert process.activity == Activity("training", 120, 140, 500)
     assert process.silent == ["worker-1"]
+
+
+def test_the_end_of_a_process_is_noticed_without_waitid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "waitid", raising=False)  # as on macOS before Python 3.13
+    ended: queue.Queue[Process] = queue.Queue()
+    process = Process(
+        ProcessSpec("worker-0", (sys.executable, "-S", "-c", "import sys; sys.exit(3)")), Path("logs"), ended.put
+    )
+    assert ended.get(timeout=60) is process
+    assert process.reap() == 3
 
 
 @pytest.mark.parametrize("number", ["", "x", "999", "1"])  # 1 is open, and not a pipe of a launcher

@@ -11,11 +11,14 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
+
+import psutil
 
 from modelyard.system.activity import PIPE, Activity, read_reports
 from modelyard.system.files import explain
@@ -24,6 +27,7 @@ from modelyard.system.machine import gpus
 HOST = "127.0.0.1"
 VISIBLE_GPUS, NO_GPU = "CUDA_VISIBLE_DEVICES", "-1"
 _CHILD = Path(__file__).with_name("child.py")
+_POLL_SECONDS = 0.05
 _KEPT_LINES, _MAX_BYTES = 20, 1 << 18
 _DEBUG = re.compile(rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} DEBUG ")  # only for those who open the file
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
@@ -194,7 +198,12 @@ class Process:
 
     def _wait(self, ended: Callable[[Process], None]) -> None:
         # Not reaped here: until it is, no other process gets its pid, and it can be signalled.
-        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        if hasattr(os, "waitid"):
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        else:  # macOS before Python 3.13
+            with contextlib.suppress(psutil.Error):
+                while psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE:
+                    time.sleep(_POLL_SECONDS)
         ended(self)
 
     def signal(self, number: signal.Signals) -> None:
