@@ -43,7 +43,7 @@ def test_the_end_of_a_process_is_noticed_without_waitid(monkeypatch: pytest.Monk
     process = Process(
         ProcessSpec("worker-0", (sys.executable, "-S", "-c", "import sys; sys.exit(3)")), Path("logs"), ended.put
     )
-    assert ended.get(timeout=60) is process
+    assert ended.get(timeout=PATIENCE) is process
     assert process.reap() == 3
 
 

@@ -545,7 +545,7 @@ def test_a_container_gives_up_and_passes_on_sigterm() -> None:
 def test_the_pauses_of_a_container_are_longer_than_the_lock_of_a_dead_process_in_cloud_storage() -> None:
     tool("sleep", "echo $1 >> pauses")
     tool("modelyard", "exit 75")
-    subprocess.run(container("vertex"), env={**os.environ, **with_tools()}, timeout=60, check=False)
+    subprocess.run(container("vertex"), env={**os.environ, **with_tools()}, timeout=PATIENCE, check=False)
     pauses = [int(line) for line in Path("pauses").read_text().split()]
     assert pauses[0] == 5
     assert sum(pauses) + 3 * len(pauses) > STALE_SECONDS  # a start takes some seconds, too
