@@ -95,6 +95,17 @@ class UntrustedPluginError(UserError):
         return "\n".join([heading, *(f"  {plugin}" for plugin in self.plugins), advice])
 
 
+class UntrustedModelError(UntrustedPluginError):
+    """A SavedModel, which is a program, that a file of somebody else names."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.where} names a SavedModel that you have not used before, or that has changed:\n"
+            f"  {self.plugins[0]}\nIt is a program that TensorFlow runs, and it can read and write files; nothing was "
+            f"loaded. If you trust who made it, repeat this {self.hint}"
+        )
+
+
 class DamagedConfigError(ConfigError):
     """The config.yaml of a run that is not as the run wrote it."""
 

@@ -7,6 +7,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ import modelyard
 from modelyard.cli.app import COMMANDS, main
 from modelyard.comparison.matrix_folder import MatrixFolder
 from modelyard.comparison.plan import MatrixRequest, make_cells
-from modelyard.config import load_config
+from modelyard.config import load_config, trust
 from modelyard.config.plugins import load_plugins
 from modelyard.config.trust import list_file, trust_plugins
 from modelyard.errors import ConfigError, UntrustedPluginError
@@ -131,6 +132,68 @@ def test_no_function_runs_the_code_of_a_run_that_it_opens(verb: Callable[[], obj
     with pytest.raises(UntrustedPluginError, match="trust=True"):
         verb()
     assert not has_run()
+
+
+def run_of_a_stranger_with_a_saved_model() -> Path:
+    """A run folder whose config names a program in it. It is no SavedModel, so nothing can load it unnoticed."""
+    run = run_of_a_stranger()
+    (run / "hub").mkdir()
+    (run / "hub" / "saved_model.pb").write_bytes(b"a program")
+    options = {"model": "saved_model", "saved_model_path": str(run / "hub"), "train_steps": 5}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("XDG_CONFIG_HOME", str(Path("settings_of_the_stranger").absolute()))
+        text = config_text(load_config(**options))
+    trust._trusted_here.clear()  # as in another process
+    (run / "config.yaml").write_text(text)
+    return run
+
+
+@pytest.mark.parametrize("words", RUN_COMMANDS.values(), ids=RUN_COMMANDS)
+def test_the_saved_model_of_a_stranger_is_not_loaded(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["modelyard"])
+    run = run_of_a_stranger_with_a_saved_model()
+    words = [word for word in words if word not in ("--models", "mlp")]
+    words += ["--models", "saved_model"] if words[0] == "matrix" else []
+    assert status_of(*words) == 2
+    message = capsys.readouterr().err
+    assert "theirs/config.yaml:" in message
+    assert f"names a SavedModel that you have not used before, or that has changed:\n  {run / 'hub'}\n" in message
+    assert f"repeat this with --trust:\n  modelyard {' '.join(words)} --trust\n" in message
+
+
+@pytest.mark.parametrize("options", [{"trust": True}, {"saved_model_path": "theirs/hub"}])
+def test_a_saved_model_that_changed_is_asked_for_again(options: dict[str, Any]) -> None:
+    run = run_of_a_stranger_with_a_saved_model()
+    file = str(run / "config.yaml")
+    load_config(config_file=file, **options)
+    trust._trusted_here.clear()
+    assert load_config(config_file=file).component_options["saved_model_path"] == str(run / "hub")
+    (run / "hub" / "saved_model.pb").write_bytes(b"another program")
+    with pytest.raises(UntrustedPluginError, match="names a SavedModel"):
+        load_config(config_file=file)
+
+
+def test_a_saved_model_that_this_process_has_used_is_not_asked_for_without_a_home(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = run_of_a_stranger_with_a_saved_model()
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/dev/null")
+    file = str(run / "config.yaml")
+    with pytest.raises(UntrustedPluginError):
+        load_config(config_file=file)
+    load_config(config_file=file, trust=True)
+    load_config(config_file=file)
+
+
+def test_the_saved_model_of_a_matrix_file_in_a_run_folder_is_not_the_users() -> None:
+    run_of_a_stranger_with_a_saved_model()
+    for text in ("axes: {model: [mlp]}\noptions: {saved_model_path: theirs/hub}\n",
+                 "axes: {model: [saved_model], saved_model_path: [theirs/hub]}\n"):  # fmt: skip
+        Path("theirs/m.yaml").write_text(text)
+        with pytest.raises(UntrustedPluginError, match=r"theirs/m.yaml:\d names a SavedModel"):
+            modelyard.matrix("theirs/m.yaml", output="m")
 
 
 @pytest.mark.parametrize("again", [["--models", "mlp"], []])

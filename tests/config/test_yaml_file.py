@@ -268,6 +268,32 @@ def test_a_bomb_is_one_mistake(file: Path, text: str, monkeypatch: pytest.Monkey
     assert re.search(_LIMITS, message), message
 
 
+_LONG = {
+    "decimal": "9" * 5000,
+    "hexadecimal": "0x" + "f" * 5000,
+    "base 60": "1" + ":59" * 200_000,
+    "base 60 with a fraction": "1" + ":59" * 200_000 + ".5",
+}
+
+
+@pytest.mark.parametrize("number", _LONG.values(), ids=_LONG)
+def test_a_long_number_is_one_mistake(file: Path, number: str) -> None:
+    """Those in base 60 take minutes, and no integer of more than 4,300 digits can be shown."""
+    for text in (
+        f"default: {{train_steps: {number}}}",
+        f"default: {{hooks: [{{early_stop: {{patience: {number}}}}}]}}",
+    ):
+        assert "a number has more than 100 characters" in only_problem(file, text).message
+
+
+@pytest.mark.parametrize("text", ["hooks: ['a{}!']", "hooks: ['{}!']", "eval_every: '1{}!'"])
+def test_a_long_text_is_refused_at_once(file: Path, text: str) -> None:
+    """Blanks that may belong to either of two parts of a pattern take the square of their number: minutes here."""
+    file.write_text("default: {model: mlp, dataset: digits, " + text.format(" " * 500_000) + "}")
+    with pytest.raises(ConfigError, match=r"is not a (name or|duration)"):
+        load_config(config_file=str(file))
+
+
 @pytest.mark.parametrize("bomb", ["merge keys", "lists", "itself by merge keys"])
 def test_no_file_is_read_without_limits(file: Path, bomb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever a file is named: as config, hyperparameters, recipe, matrix, resources, template."""

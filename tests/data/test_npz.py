@@ -53,6 +53,7 @@ def test_a_compressed_file_is_read_too(file: Path) -> None:
     ("arrays", "message"),
     [
         ({"images": X, "labels": Y}, "must hold arrays named x_train and y_train; it holds: images, labels"),
+        ({f"a{n}": Y for n in range(30)}, r"it holds: a0, .*, a19 and 10 more\."),
         ({"x_train": X}, "holds only one of x_train and y_train"),
         ({"x_train": X, "y_train": Y[:-1]}, "20 images but 19 labels for train"),
         ({"x_train": X, "y_train": Y, "x_test": X, "y_test": Y[:3]}, "20 images but 3 labels for test"),

@@ -18,9 +18,9 @@ from typing import Any
 from modelyard import storage
 from modelyard.config import Config, resolve
 from modelyard.config.calls import parse_list
-from modelyard.config.resolve import relative_to_file
+from modelyard.config.resolve import SAVED_MODEL_PATH, relative_to_file
 from modelyard.config.schema import CORE_FIELDS, EXCLUSIVE, TRUST, is_mutable, is_path
-from modelyard.config.trust import is_own_file, trust_plugins
+from modelyard.config.trust import is_own_file, trust_plugins, trust_saved_model
 from modelyard.config.yaml_file import Value, inline, read_sections
 from modelyard.errors import COMMAND_LINE, ConfigError, Problem, nearest, unknown
 from modelyard.loop.start import with_absolute_paths
@@ -92,6 +92,8 @@ def read_request(path: Path, overrides: MatrixRequest) -> MatrixRequest:
             options = {key: value for key, value in options.items() if key not in pair}
     if "plugins" not in {*overrides.options, *overrides.axes}:
         _locate_plugins(path, options, axes, overrides.trust)
+    if not is_own_file(path) and SAVED_MODEL_PATH not in {*overrides.options, *overrides.axes}:
+        _check_saved_models([*options.items(), *axes.items()], overrides.trust)
     exclude = _exclusions(found, problems)
     locations = {"axes": str(path), "exclude": str(path)}
     locations |= {key: value.where for key, value in {**found, **options, **axes}.items()}
@@ -126,6 +128,19 @@ def _locate_plugins(path: Path, options: dict[str, Value], axes: dict[str, Value
             names = [name for value in found for name in value] if is_axis else found
             trust_plugins([str(name) for name in names], where, named_by_user=is_own_file(path), trust=trust)
             section["plugins"] = Value(found, where)
+
+
+def _check_saved_models(given: Sequence[tuple[str, Value]], trust: bool) -> None:
+    """Refuses SavedModels that the plan of somebody else names, even if no cell may use them.
+
+    Raises:
+        UntrustedPluginError: if the user has not trusted them.
+    """
+    for key, value in given:
+        if key == SAVED_MODEL_PATH:
+            for folder in value.value if isinstance(value.value, list) else [value.value]:
+                folder = folder.value if isinstance(folder, Value) else folder
+                trust_saved_model(str(folder), value.where, named_by_user=False, trust=trust)
 
 
 def _options(found: Mapping[str, Value], section: str, problems: list[Problem]) -> dict[str, Value]:

@@ -37,7 +37,7 @@ class Call:
             if not isinstance(arguments, Mapping | None):
                 raise ValueError(f"the arguments of {name!r} must be key: value pairs, got {arguments!r}.")
             return cls(str(name), {str(key): argument for key, argument in (arguments or {}).items()})
-        match = re.fullmatch(r"\s*([+-]?[\w.-]+)\s*(?:\((.*)\))?\s*", str(value), re.DOTALL)
+        match = re.fullmatch(r"([+-]?[\w.-]+)\s*(?:\((.*)\))?", str(value).strip(), re.DOTALL)
         if match is None:
             raise ValueError(f"{value!r} is not a name or name(key=value, …).")
         arguments = {}

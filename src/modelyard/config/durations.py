@@ -58,7 +58,7 @@ class Duration:
         """
         if isinstance(text, Duration):
             return text
-        match = re.fullmatch(rf"\s*({_NUMBER})\s*([a-z%]*)\s*", str(text).lower())
+        match = re.fullmatch(rf"({_NUMBER})\s*([a-z%]*)", str(text).strip().lower())
         unit = _UNIT_OF.get(match[2] or "steps") if match else None
         if match is None or unit is None:
             raise ValueError(

@@ -18,13 +18,15 @@ from modelyard.config.backend import select_engine
 from modelyard.config.calls import Call, validation_message
 from modelyard.config.plugins import load_installed_plugins, load_plugins
 from modelyard.config.schema import COMPONENTS, CORE_FIELDS, EXCLUSIVE, TRUST, Config, registered_name
-from modelyard.config.trust import is_own_file, trust_cache, trust_plugins
+from modelyard.config.trust import is_own_file, trust_cache, trust_plugins, trust_saved_model
 from modelyard.config.weight_groups import read_group, read_phases
 from modelyard.config.yaml_file import CONFIG_VERSION, RUN_CONFIG_KEY, Value, is_run_config, read_flat, read_set
 from modelyard.errors import COMMAND_LINE, ConfigError, Problem, UserError, nearest, unknown
 from modelyard.registry import AUGMENTATIONS, ENGINES, HOOKS, PREPROCESSINGS
 
 DEFAULT_RECIPE = "digits"
+SAVED_MODEL, SAVED_MODEL_PATH = "saved_model", "saved_model_path"
+"""The model whose option names a program."""
 log = logging.getLogger("modelyard")
 
 
@@ -60,7 +62,7 @@ def resolve(
 
     Raises:
         ConfigError: with all errors.
-        UntrustedPluginError: if a file that is not the user's own names plugins.
+        UntrustedPluginError: if a file that is not the user's own names plugins or a SavedModel.
     """
     problems: list[Problem] = []
     top = {key.replace("-", "_"): Value(value, source) for key, value in given.items() if value is not None}
@@ -102,7 +104,7 @@ def _check_trust(
     """Returns the config without a stranger's cache, and with the paths of plugins that may be imported.
 
     Raises:
-        UntrustedPluginError: if one may not.
+        UntrustedPluginError: if one may not, or if a SavedModel may not be loaded.
     """
     # A file that names another one, such as a recipe, may be a stranger's.
     own = own_files and all(level.is_own for level in levels)
@@ -116,6 +118,10 @@ def _check_trust(
         file, by_user = naming("plugins")
         config = config.model_copy(update={"plugins": relative_to_file(config.plugins, file)})
         trust_plugins(config.plugins, merged["plugins"].where, named_by_user=by_user, trust=trust)
+    path = _text(merged, SAVED_MODEL_PATH)
+    if path is not None and config.model == SAVED_MODEL:
+        _, by_user = naming(SAVED_MODEL_PATH)
+        trust_saved_model(path, merged[SAVED_MODEL_PATH].where, named_by_user=by_user, trust=trust)
     if config.cache_dir is not None:
         _, by_user = naming("cache_dir")
         if not trust_cache(config.cache_dir, named_by_user=by_user, trust=trust):

@@ -1,8 +1,8 @@
-"""Decides which plugins may be imported, and which cache used: a stranger's config may name any file or folder.
+"""Decides which plugins may be imported, and which SavedModel and cache used: a stranger's config may name any of them.
 
-Importing a plugin runs its code, and a cache holds compiled programs. Both are trusted if the user names them
-(``--plugins``, Python, their own project.yaml), if they have used them before, or if they say so (``--trust``); plugins
-also if this process has imported them already.
+Importing a plugin runs its code, a SavedModel is a program, and a cache holds compiled programs. All are trusted if the
+user names them (``--plugins``, Python, their own project.yaml), if they have used them before, or if they say so
+(``--trust``); plugins also if this process has imported them already.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from pathlib import Path
 
 from modelyard import storage
 from modelyard.config.yaml_file import is_run_config
-from modelyard.errors import UntrustedPluginError
+from modelyard.errors import UntrustedModelError, UntrustedPluginError
 
 _RUN_CONFIG = "config.yaml"
 _ANY_CONTENT = "-"
+_trusted_here: set[tuple[Path, str]] = set()
+"""SavedModels that this process may load, and their digests."""
 
 
 def trust_plugins(names: Sequence[str], where: str, *, named_by_user: bool, trust: bool) -> None:
@@ -59,6 +61,24 @@ def trust_cache(folder: str, *, named_by_user: bool, trust: bool) -> bool:
         _remember({path: _ANY_CONTENT})
         return True
     return path == storage.cache_folder().resolve() or _ANY_CONTENT in _remembered().get(str(path), ())
+
+
+def trust_saved_model(folder: str, where: str, *, named_by_user: bool, trust: bool) -> None:
+    """Returns if a SavedModel may be loaded, and remembers its content if the user trusts it, also in a run folder.
+
+    Raises:
+        UntrustedModelError: if it may not.
+    """
+    for named in {Path(folder), Path(folder).expanduser()}:  # a run makes it absolute; what only reads the run does not
+        path = (named / "saved_model.pb").resolve()
+        if not path.is_file():
+            continue  # an error later
+        digest = _digest(path)
+        if named_by_user or trust:
+            _trusted_here.add((path, digest))
+            _remember({path: digest}, also_in_runs=True)
+        elif (path, digest) not in _trusted_here and digest not in _remembered().get(str(path), ()):
+            raise UntrustedModelError(where, [str(path.parent)])
 
 
 def _may_run(name: str, path: Path | None) -> bool:
@@ -150,13 +170,15 @@ def _is_known(path: Path | None, known: dict[str, set[str]]) -> bool:
     return _ANY_CONTENT in digests or (bool(digests) and _digest(path) in digests)
 
 
-def _remember(files: dict[Path, str]) -> None:
-    """Adds files to the list. Files in a run folder are not added: what is there may be replaced with the run."""
+def _remember(files: dict[Path, str], *, also_in_runs: bool = False) -> None:
+    """Adds files to the list. Plugins in a run folder are not added: what is there may be replaced with the run."""
     list_path, known = list_file(), _remembered()
     lines = [
         f"{digest} {path}\n"
         for path, digest in files.items()
-        if digest not in known.get(str(path), ()) and len(str(path).splitlines()) == 1 and not _is_in_run(path)
+        if digest not in known.get(str(path), ())
+        and len(str(path).splitlines()) == 1
+        and (also_in_runs or not _is_in_run(path))
     ]
     if not lines or list_path is None:
         return

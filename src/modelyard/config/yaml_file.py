@@ -16,6 +16,8 @@ MAX_BYTES = 1 << 20
 MAX_VALUES = 100_000
 """In a file, after its anchors are replaced by what they stand for. The plan of a large matrix has 70,000."""
 MAX_DEPTH = 50
+MAX_DIGITS = 100
+"""Characters of a number. YAML has numbers in base 60, whose time grows with the square of their length."""
 _NULL, _MERGE = "tag:yaml.org,2002:null", "tag:yaml.org,2002:merge"
 CONFIG_VERSION = 1
 RUN_CONFIG_KEY = "config_version"
@@ -59,6 +61,20 @@ class LimitedLoader(yaml.SafeLoader):
         sizes = [self._sizes[child] for child in children]
         return 1 + sum(values for values, _ in sizes), 1 + max((levels for _, levels in sizes), default=0)
 
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        """Returns an integer that can be shown: Python converts no more than 4,300 digits to text."""
+        self._check_digits(node)
+        return super().construct_yaml_int(node)
+
+    def construct_yaml_float(self, node: yaml.ScalarNode) -> float:
+        """Returns a number."""
+        self._check_digits(node)
+        return super().construct_yaml_float(node)
+
+    def _check_digits(self, node: yaml.ScalarNode) -> None:
+        if len(str(node.value)) > MAX_DIGITS:
+            raise TooLargeError(problem=f"a number has more than {MAX_DIGITS} characters.")
+
     def _check(self, values: int, levels: int) -> None:
         if values > MAX_VALUES:
             raise TooLargeError(problem=f"it has more than {MAX_VALUES:,} values, with those that anchors stand for.")
@@ -81,6 +97,10 @@ for _class in (_Loader, _Dumper):
         re.compile(r"^[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?[eE][-+]?[0-9]+$"),
         list("-+0123456789"),
     )
+
+
+for _kind in ("int", "float"):
+    LimitedLoader.add_constructor(f"tag:yaml.org,2002:{_kind}", getattr(LimitedLoader, f"construct_yaml_{_kind}"))
 
 
 @dataclass(frozen=True)

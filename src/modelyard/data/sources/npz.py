@@ -44,7 +44,7 @@ def read_npz_to_predict(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
         names = file.names()
         name = next((name for name in _TO_PREDICT if name in names), next(iter(names), ""))
         if len(names) > 1 and name not in _TO_PREDICT:
-            raise DataError(f"{path} must hold images named x or image; it holds: {', '.join(names)}.")
+            raise DataError(f"{path} must hold images named x or image; it holds: {_shown(names)}.")
         images: NDArray[Any] = file.read(name) if name else np.empty(0)
         label = "label" if name in ("image", "images") else "y" + name[1:]
         labels = file.read(label) if label in names else None
@@ -79,6 +79,12 @@ def read_npy_folder(folder: Path, context: DataContext) -> ArrayDataset:
 
     present = [name for name in _ARRAYS if os.path.lexists(folder / f"{name}.npy")]  # a link may lead nowhere
     return _dataset(folder, present, read, context)
+
+
+def _shown(names: Sequence[str], most: int = 20) -> str:
+    """Returns the first of the names that a file has; it may have any number of them."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return f"{', '.join(name[:100] for name in names[:most])}{more}" if names else "nothing"
 
 
 class _Npz:
@@ -156,9 +162,7 @@ def _dataset(
             if f"x_{name}" in arrays:
                 splits[split] = {"image": arrays[f"x_{name}"], "label": arrays[f"y_{name}"]}
     if TRAIN not in splits:
-        raise DataError(
-            f"{path} must hold arrays named x_train and y_train; it holds: {', '.join(names) or 'nothing'}."
-        )
+        raise DataError(f"{path} must hold arrays named x_train and y_train; it holds: {_shown(names)}.")
     if "classes" in arrays and arrays["classes"].ndim != 1:
         raise DataError(f"{path}: classes must be a list of names, got shape {arrays['classes'].shape}.")
     if "classes" in arrays and len(arrays["classes"]) > _MOST_CLASSES:
