@@ -69,7 +69,7 @@ def test_the_examples_of_the_docs_are_read() -> None:
         ("kill@stop=3", "there is no place 'stop'. Did you mean 'step'?"),
         ("eio@save", "is not a fault."),
         ("enospc@read=1", "Places of enospc: save, file, download."),
-        ("crash@time=5s", "there is no place 'time'"),
+        ("crash@time=5s", "there is no crash at time. Places of crash: step"),
         ("kill@step=0", "'0' must be a step from 1 on, or a probability such as 0.01."),
         ("eio@read=1.5", "'1.5' must be a count"),
         ("eio@read=-1", "'-1' must be a count"),

@@ -87,7 +87,8 @@ class UntrustedPluginError(UserError):
 
     def __str__(self) -> str:
         one = len(self.plugins) == 1
-        heading = f"{self.where} names {'a plugin' if one else 'plugins'} that you have not used before:"
+        named = "a plugin" if one else "plugins"
+        heading = f"{self.where} names {named} that you have not used before, or that changed since:"
         advice = (
             f"Importing {'it' if one else 'them'} would run {'its' if one else 'their'} code; nothing was imported. "
             f"Read {'it' if one else 'them'} first. To import {'it' if one else 'them'}, repeat this {self.hint}"

@@ -295,7 +295,9 @@ def _fault(entry: str) -> Fault:
             raise ValueError(f"has no steps. Give a time instead: {kind}@time=30s:{place}-0.")
         arguments, place, when = [place if place == "chief" else f"{place}-{int(when)}", *arguments], STEP, "1"
     if place not in _PLACES[kind]:
-        raise ValueError(f"{unknown('place', place, _PLACES[kind])} Places of {kind}: {', '.join(_PLACES[kind])}.")
+        known = any(place in places for places in _PLACES.values())
+        problem = f"there is no {kind} at {place}." if known else unknown("place", place, _PLACES[kind])
+        raise ValueError(f"{problem} Places of {kind}: {', '.join(_PLACES[kind])}.")
     values = _read_when(kind, place, when)
     processes: list[str] = []
     for argument in arguments:

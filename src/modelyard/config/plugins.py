@@ -84,7 +84,7 @@ def plugin_module(name: str) -> str:
 def _import_file(name: str) -> None:
     path = Path(name).resolve()
     if not path.is_file():
-        raise UserError(f"there is no plugin file {name!r}.")
+        raise UserError(f"there is no plugin file {name!r}; --plugins PATH names another.")
     module_name = plugin_module(name)
     loaded = sys.modules.get(module_name)
     if loaded is not None and getattr(loaded, "__file__", None) == str(path):

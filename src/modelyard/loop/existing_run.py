@@ -81,7 +81,9 @@ def evaluate(
     loaded = read_checkpoint(path)
     dataset = load_dataset(config)
     known = read_manifest(directory).get("dataset", {}).get("fingerprint")
-    if known != dataset.fingerprint():
+    if known is None:
+        log.warning("%s does not say which data the run was trained on: it is not checked", directory.manifest)
+    elif known != dataset.fingerprint():
         log.warning("the data of %s is not the data this run was trained on", config.dataset)
     dataset.size(split)
     engine = create_engine(config)

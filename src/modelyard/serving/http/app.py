@@ -217,7 +217,7 @@ class Service:
     async def _regress(self, request: Request, version: LoadedVersion) -> dict[str, Any]:
         info = version.servable.info
         if info.task_type != "regression":
-            raise RequestError(400, f"this model is not a regression ({info.task_type}). Use :predict or :classify.")
+            raise RequestError(400, f"this model is no regression (task {info.task_type}). Use :predict or :classify.")
         _, outputs = await self._outputs(request, version, tensors.CLASSIFY)
         results = tensors.as_rows({"values": outputs["values"]})
         return {"results": results, "result": results}

@@ -102,9 +102,8 @@ def predict(
     if not target.parent.is_dir():
         raise UserError(f"there is no folder {target.parent} for the output.")
     if bool(sources) == (split is not None):
-        raise UserError(
-            "nothing to predict. Give either files or a folder, or --split for a split of the run's own data."
-        )
+        found = f"got both --split {split} and {' '.join(map(str, sources))}" if sources else "nothing to predict"
+        raise UserError(f"{found}. Give either files or a folder, or --split for a split of the run's own data.")
     columns = {key: options.pop(key) for key in _COLUMNS if options.get(key) is not None}
     run = _open_model(model_dir, checkpoint, split, source, options)
     if split is not None and isinstance(run, OpenRun):
