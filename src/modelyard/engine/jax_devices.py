@@ -204,7 +204,7 @@ def _leave(group: ProcessGroup) -> None:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
-        os._exit(group.failure.status)
+        os._exit(group.failure.exit_status)
     drop_distributed_state()
 
 
