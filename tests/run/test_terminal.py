@@ -11,6 +11,8 @@ import sys
 import termios
 from pathlib import Path
 
+import pytest
+
 from conftest import COMMAND, environment, on_engine
 
 BAR = re.compile("[━╸╺]")
@@ -48,12 +50,13 @@ class Screen:
     def _control(self, name: str, numbers: str) -> None:
         line = self.lines[self.row]
         if name == "A":
-            self.row = max(self.row - int(numbers or 1), 0)
+            self.row = max(self.row - max(int(numbers or 1), 1), 0)
         elif name == "J":
             assert numbers in ("", "0")
             del line[self.column :], self.lines[self.row + 1 :]
         elif name == "K":
-            del line[self.column if numbers in ("", "0") else 0 :]
+            at = min(self.column, self.columns - 1)  # after a full line the cursor is still on its last character
+            del line[at if numbers in ("", "0") else 0 :]
         elif name in "hl" and numbers == "?7":
             self.wraps = name == "h"
         else:
@@ -205,3 +208,16 @@ def test_every_logged_line_of_a_run_is_on_the_terminal_once() -> None:
     others = [line[3] for line in logged if line[2] != "DEBUG"]
     assert [line for line in others if without_spaces(line) not in joined] == []
     assert [line for line in lines if BAR.search(line) and "/300" in line] == []
+
+
+@pytest.mark.parametrize("ends", ["os._exit(0)", "pass"], ids=["while it is shown", "after its end"])
+def test_a_table_as_wide_as_the_terminal_is_whole(ends: str) -> None:
+    lines = [letter * 80 for letter in "abc"]
+    program = f"""
+import os
+from modelyard.system.console import live_table
+with live_table() as show:
+    show({chr(10).join(lines)!r})
+    {ends}
+"""
+    assert [line for line in shown([sys.executable, "-c", program]) if line.strip()] == lines

@@ -80,6 +80,10 @@ def test_predictions_are_those_of_the_evaluation(tmp_path: Path) -> None:
         assert [float(row[name]) for name in ("probability", "probability_2", "probability_3")] == listed[:3]
         assert float(row[f"p({row['label_2']})"]) == listed[1]
     assert json.loads(Path("predictions.metrics.json").read_text())["accuracy"] == found.metrics["accuracy"]
+    whole = Path("predictions.csv").read_bytes()
+    Path("run/manifest.json").unlink()  # what it says of the data is asked of the data
+    modelyard.predict("run", split="test", top=3, probabilities=True, output="without.csv")
+    assert Path("without.csv").read_bytes() == whole
     losses = -np.mean([np.log(float(row[f"p({row['truth']})"])) for row in rows])
     assert losses == pytest.approx(expected["loss"], abs=1e-4), "averages and views, as evaluation has them"
 

@@ -58,14 +58,19 @@ class OpenRun:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the classes. Imports no engine."""
+        """Names of the classes. Imports no engine, if the manifest has them."""
         manifest = read_manifest(self.directory)
-        return tuple(str(name) for name in (manifest.get("data") or manifest.get("dataset") or {}).get("classes", []))
+        recorded = manifest.get("data") or manifest.get("dataset")
+        names = self.recorded_data().data.classes if recorded is None else recorded.get("classes", [])
+        return tuple(str(name) for name in names)
 
     @property
     def label(self) -> Feature:
-        """Shape and type of a stored label. Imports no engine."""
-        label = (read_manifest(self.directory).get("data") or {}).get("stored", {}).get(LABEL)
+        """Shape and type of a stored label. Imports no engine, if the manifest has it."""
+        recorded = read_manifest(self.directory).get("data")
+        if recorded is None:
+            return self.recorded_data().features.get(LABEL, Feature((), "int32"))
+        label = recorded.get("stored", {}).get(LABEL)
         return Feature(tuple(label["shape"]), label["dtype"]) if label else Feature((), "int32")
 
     def recorded_data(self) -> RecordedData:

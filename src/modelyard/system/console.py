@@ -163,9 +163,10 @@ class _Region:
         yield _control("\x1b[?7l")  # a line that is too long since the window was resized is cut, not wrapped
         for line in lines:
             yield Segment.line()
+            yield _control("\x1b[K")  # before the line: after one of full width it would erase its last character
             yield from line
-            yield _control("\x1b[K")
-        yield _control(f"\x1b[{len(lines)}A\r\x1b[?7h")
+        up = f"\x1b[{len(lines)}A" if lines else ""  # "0 lines up" is one
+        yield _control(f"{up}\r\x1b[?7h")
 
 
 class _Display(RenderHook):
