@@ -17,8 +17,8 @@ import pytest
 from modelyard import faults, storage
 from modelyard.cli.app import main
 from modelyard.distributed.process_group import describe_error
-from modelyard.errors import UNAVAILABLE, ConfigError, StorageError
-from modelyard.system import files
+from modelyard.errors import UNAVAILABLE, ConfigError, DataError, StorageError
+from modelyard.system.untrusted import read_regular
 
 LOGS = Path("run/runlogs")
 REACH = """
@@ -226,14 +226,14 @@ def test_a_failed_read_is_tried_again(tmp_path: Path, monkeypatch: pytest.Monkey
     path.write_bytes(b"here")
     monkeypatch.setenv(faults.VARIABLE, "eio@read=1, eio@read=2, eio@read=3")
     with faults.injected(LOGS, "chief"):
-        assert files.read_file(path) == b"here"
+        assert read_regular(path, 100, DataError) == b"here"
     monkeypatch.setenv(faults.VARIABLE, "eio@read=1.0")
     with faults.injected(LOGS, "chief"), pytest.raises(OSError, match="eio@read") as raised:
-        files.read_file(path)
+        read_regular(path, 100, DataError)
     assert raised.value.errno == errno.EIO
     monkeypatch.setattr(time, "sleep", None)
     with pytest.raises(FileNotFoundError):  # does not come back
-        files.read_file(tmp_path / "missing")
+        read_regular(tmp_path / "missing", 100, DataError)
 
 
 def test_a_lost_network_is_storage_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:

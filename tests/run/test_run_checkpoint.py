@@ -174,6 +174,17 @@ def test_the_first_bit_that_matters_was_a_step(tmp_path: Path) -> None:
         read_checkpoint(path)
 
 
+@pytest.mark.parametrize("name", [STATE, "weights.safetensors", "optimizer.safetensors"])
+def test_a_file_of_a_checkpoint_that_is_not_a_regular_file_is_damaged(tmp_path: Path, name: str) -> None:
+    """A link to /dev/zero filled the memory, and a pipe was waited for."""
+    path = small(tmp_path)
+    for make in (lambda file: file.symlink_to("/dev/full"), os.mkfifo):  # it has no end
+        (path / name).unlink()
+        make(path / name)
+        with pytest.raises(DamagedError, match=f"{name} is a .*; only regular files are read"):
+            read_checkpoint(path)
+
+
 def test_a_damaged_format_version_is_not_taken_for_a_newer_one(tmp_path: Path) -> None:
     path = small(tmp_path)
     text = (path / STATE).read_text()

@@ -15,6 +15,7 @@ import math
 import os
 import queue
 import re
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,7 +26,8 @@ from modelyard import faults
 from modelyard.errors import CheckpointError
 from modelyard.run.integrity import CHECKSUM, json_checksum, parse_json
 from modelyard.run.tensors import Arrays, pack_tensors, unpack_tensors
-from modelyard.system.files import explain, read_file, remove_folder, whole_folder
+from modelyard.system.files import explain, remove_folder, whole_folder
+from modelyard.system.untrusted import read_regular
 
 FORMAT_VERSION = 1
 WEIGHTS, OPTIMIZER, STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
@@ -201,7 +203,7 @@ _LOOP_STATE_TYPES: dict[str, Callable[[Any], bool]] = {
 
 def _read(path: Path) -> bytes:
     try:
-        return read_file(path)
+        return read_regular(path, sys.maxsize, DamagedError)  # a stranger's may be a link to /dev/zero, or a pipe
     except FileNotFoundError as error:
         raise DamagedError(f"{path} is missing.") from error
     except OSError as error:

@@ -62,16 +62,6 @@ def retried(path: Path, action: Callable[..., T], *arguments: Any) -> T:
             time.sleep(pause)
 
 
-def read_file(path: Path) -> bytes:
-    """Returns the content of a file; reads again after an error that may pass."""
-    return retried(path, _read_file, path)
-
-
-def _read_file(path: Path) -> bytes:
-    faults.reach(faults.READ)
-    return path.read_bytes()
-
-
 def write_text(path: Path, text: str, mode: int = 0o644) -> None:
     """Replaces the content of ``path`` atomically; ``mode`` says who may read it."""
     with explain(path, "write"), whole_file(path, mode) as file:
