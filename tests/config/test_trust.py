@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import re
+import shutil
 import stat
 import sys
 from collections.abc import Callable, Iterator
@@ -240,6 +241,18 @@ def test_a_run_folder_as_working_folder_has_no_file_of_the_user(monkeypatch: pyt
     Path("theirs/project.yaml").write_text("default:\n  plugins: evil.py\n")
     monkeypatch.chdir("theirs")
     assert (status_of("config"), has_run(".")) == (2, False)
+
+
+def test_a_copy_of_a_runs_config_does_not_make_a_project_a_strangers() -> None:
+    """The first lines of a run's config say that it may be used for new runs."""
+    run = run_of_a_stranger()
+    Path("mine").mkdir()
+    plugin("mine/my_model.py")
+    shutil.copy(run / "config.yaml", "mine/config.yaml")
+    Path("mine/project.yaml").write_text("default:\n  plugins: my_model.py\n")
+    load_config(config_file="mine/project.yaml")
+    with pytest.raises(UntrustedPluginError):
+        load_config(config_file="mine/config.yaml")
 
 
 @pytest.mark.parametrize("name", ["my_setup", "my_package.part", "my_package"])

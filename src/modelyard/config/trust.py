@@ -22,6 +22,7 @@ from modelyard.config.yaml_file import is_run_config
 from modelyard.errors import UntrustedModelError, UntrustedPluginError
 
 _RUN_CONFIG = "config.yaml"
+_OF_A_RUN = ("manifest.json", "checkpoints")
 _ANY_CONTENT = "-"
 _trusted_here: set[tuple[Path, str]] = set()
 """SavedModels that this process may load, and their digests."""
@@ -135,7 +136,12 @@ def _described(name: str, path: Path | None) -> str:
 
 
 def _is_in_run(path: Path) -> bool:
-    return any(is_run_config(folder / _RUN_CONFIG) for folder in path.resolve().parents)
+    return any(map(_is_run, path.resolve().parents))
+
+
+def _is_run(folder: Path) -> bool:
+    """Whether a folder is a run's. A project may have a copy of a run's config, for new runs."""
+    return is_run_config(folder / _RUN_CONFIG) and any((folder / name).exists() for name in _OF_A_RUN)
 
 
 # -- what the user has used before --------------------------------------------------------------------------------
