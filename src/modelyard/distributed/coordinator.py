@@ -95,7 +95,7 @@ class Coordinator(ConnectedGroup):
                 if left <= 0:
                     names = ", ".join(f"{m} ({self.cluster.address(m)})" for m in missing)
                     raise PeerLostError(  # they may join after a restart
-                        f"{names} did not join within {self._start_timeout:g} s. Were they started, and can they "
+                        f"{names} did not join within {self._start_timeout:g} s. Was each started, and can it "
                         f"reach {self.cluster.address(self.cluster.me)}? start_timeout_secs gives them more time."
                     )
                 self._changed.wait(min(left, 1.0))
