@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 from datetime import datetime
@@ -203,3 +204,37 @@ def test_an_export_that_is_half_copied_is_not_called_a_strange_run(tmp_path: Pat
     (tmp_path / "1" / left).write_bytes(b"")
     with pytest.raises(RunError, match=r"is not a run folder.*It looks like an export.*variables"):
         open_run_folder(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "events/train/events.out.tfevents.1", "runlogs/chief.log", ".lock"])
+@pytest.mark.parametrize("kind", ["link", "link to nothing", "pipe"])
+def test_a_run_does_not_write_through_links(name: str, kind: str) -> None:
+    """A stranger's run could append to the user's files, cut them, or wait for ever."""
+    directory = RunDirectory(Path("run"))
+    directory.create()
+    (directory.path / name).parent.mkdir(parents=True, exist_ok=True)
+    mine = Path("mine").absolute()
+    if kind == "pipe":
+        os.mkfifo(directory.path / name)
+    else:
+        (directory.path / name).symlink_to(mine)
+    if kind == "link":
+        mine.write_text("mine")
+    with pytest.raises(RunError, match=rf"{name} is (a link to .*mine|no regular file), and a run writes"):
+        directory.lock()
+    assert not mine.exists() if kind != "link" else mine.read_text() == "mine"
+
+
+def test_folders_of_a_run_that_are_links_are_refused_and_its_checkpoints_may_be_elsewhere() -> None:
+    directory = RunDirectory(Path("run"))
+    directory.create()
+    for name in ("large-disk", "events-of-mine"):
+        Path(name).mkdir()
+    shutil.rmtree(directory.checkpoints, ignore_errors=True)
+    directory.checkpoints.symlink_to(Path("large-disk").absolute())
+    with directory:
+        pass
+    shutil.rmtree(directory.events, ignore_errors=True)
+    directory.events.symlink_to(Path("events-of-mine").absolute())
+    with pytest.raises(RunError, match=r"events is a link to .*events-of-mine"):
+        directory.lock()

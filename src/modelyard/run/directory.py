@@ -163,6 +163,7 @@ class RunDirectory:
         Raises:
             RunError: if another process holds the folder.
         """
+        self._check_own_files()
         deadline = time.monotonic() + _LOCK_SECONDS
         while (file := self._try_lock(LOCK)) is None:
             if time.monotonic() > deadline:
@@ -180,6 +181,24 @@ class RunDirectory:
             except BaseException:
                 self._let_go()
                 raise
+
+    def _check_own_files(self) -> None:
+        """Checks that what is appended to and cut is in this folder: a stranger's links may lead to the user's files.
+
+        Raises:
+            RunError: if there is a link or a pipe. Checkpoints may be elsewhere: only whole ones are written.
+        """
+        files = [self.path / name for name in (LOCK, EVALUATION_LOCK)] + [self.config, self.manifest, self.metrics]
+        folders = [self.events, self.logs, self.evaluations.parent]
+        with explain(self.path, "read"):
+            for path in [*files, *folders, *(inside for folder in folders for inside in folder.rglob("*"))]:
+                if not path.is_symlink() and (not path.exists() or path.is_file() or path.is_dir()):
+                    continue
+                what = f"a link to {path.resolve()}" if path.is_symlink() else "no regular file"
+                raise RunError(
+                    f"{path} is {what}, and a run writes to files of its own folder only. Put a copy of the file in "
+                    "its place, or remove it."
+                )
 
     def is_in_place(self) -> bool:
         """Whether the folder at the path is still the one that this process opened to write."""
