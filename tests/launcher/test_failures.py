@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import queue
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from conftest import environment
 from modelyard.launcher.failures import memory_kills
@@ -139,3 +141,24 @@ def test_speed_and_time_left_are_those_of_training() -> None:
         "step 400 of 10,000 (4%)",
         "step 410 of 10,000 (4%), 2.5 steps/s, 1 h 4 min left",
     ]
+
+
+def test_the_table_says_who_has_reported_nothing_for_long() -> None:
+    process = Process(
+        ProcessSpec("worker-1", (sys.executable, "-S", "-c", "import time; time.sleep(600)")), Path("logs"), print
+    )
+    now = 0.0
+    progress, console = Progress(0, lambda: now), Console(file=io.StringIO(), width=100)
+    try:
+        for seconds, activity in [(0, Activity("compiling")), (100, Activity("training", 5)), (9, None), (14, None)]:
+            now += seconds
+            process.activity = activity or process.activity
+            progress.update([process], {})
+            console.print(progress.table())
+    finally:
+        process.kill("the test is over")
+        process.reap()
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert shown.count("compiling ") == 1
+    assert shown.count("training (step 5) ") == 2
+    assert shown.count("training (step 5), no news for 23 s") == 1

@@ -11,12 +11,14 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from modelyard.launcher.processes import Process, describe_status
-from modelyard.system.activity import COMPILING, Activity
+from modelyard.system.activity import COMPILING, TRAINING, Activity
 
 _TIMESTAMP = re.compile(r"^\d{4}-\d\d-\d\d (\d\d:\d\d:\d\d),\d+ [A-Z]+ +")
 """Date, fractions of seconds and level are left out of the table: the line needs the room."""
 _WINDOW_SECONDS = 30.0
 """The speed is that of the last seconds."""
+_QUIET_SECONDS = 10.0
+"""A process that trains reports every half second. After so long without a report, the table says so."""
 DONE = "done"
 
 
@@ -33,6 +35,7 @@ class Progress:
         self._processes: list[Process] = []
         self._waiting: Mapping[str, str] = {}
         self._steps: deque[tuple[float, int]] = deque()
+        self._news: dict[str, tuple[Activity, float]] = {}
         self._told: dict[str, str] = {}
         self._told_at = -changes
 
@@ -40,6 +43,9 @@ class Progress:
         """Takes what the processes are doing now; ``waiting`` has those that wait for a restart, by name."""
         self._processes, self._waiting = list(processes), waiting
         activity, now = self._leader(), self._clock()
+        for process in self._processes:
+            if self._news.get(process.spec.name, (None,))[0] != process.activity:
+                self._news[process.spec.name] = process.activity, now
         if activity.doing == COMPILING or (self._steps and (activity.step or 0) < self._steps[-1][1]):
             self._steps.clear()  # compiling is not speed, and another start is not slowness
         if (
@@ -58,7 +64,7 @@ class Progress:
         table = Table("process", Column("pid", justify="right"), doing, last, expand=True, title_justify="left")
         table.title = self.summary() or None
         for process in self._processes:
-            text = self._doing(process)
+            text = self._doing(process) + self._quiet(process)
             style = "bold green" if text == DONE else "green" if process.is_alive else "red"
             lines = process.last_lines
             line = _TIMESTAMP.sub(r"\1  ", lines[-1]) if lines else ""
@@ -105,6 +111,12 @@ class Progress:
     def _doing(self, process: Process) -> str:
         word, step = self._word(process), process.activity.step
         return word if step is None or not process.is_alive else f"{word} (step {step:,})"
+
+    def _quiet(self, process: Process) -> str:
+        """Returns for how long a process that trains has reported nothing; it or another may be frozen."""
+        activity, since = self._news.get(process.spec.name, (process.activity, self._clock()))
+        seconds = self._clock() - since
+        return f", no news for {_duration(seconds)}" if activity.doing == TRAINING and seconds > _QUIET_SECONDS else ""
 
     def _word(self, process: Process) -> str:
         """Returns what a process does, without numbers."""
