@@ -46,6 +46,10 @@ class Problem:
         return f"{self.where}: {self.key}: {self.message}" if self.key else f"{self.where}: {self.message}"
 
 
+_MOST_SHOWN = 100
+"""Mistakes in one message. A file that is no config may have many thousands."""
+
+
 class ConfigError(UserError):
     """All mistakes in a config."""
 
@@ -63,7 +67,9 @@ class ConfigError(UserError):
     def __str__(self) -> str:
         count = len(self.problems)
         heading = self.heading or f"{count} mistake{'s' if count != 1 else ''} in the config:"
-        return "\n".join([heading, *(f"  {problem}" for problem in self.problems), *self.hints])
+        shown = [f"  {problem}" for problem in self.problems[:_MOST_SHOWN]]
+        more = [f"  … and {count - _MOST_SHOWN:,} more"] if count > _MOST_SHOWN else []
+        return "\n".join([heading, *shown, *more, *self.hints])
 
 
 class ChangedConfigError(ConfigError):

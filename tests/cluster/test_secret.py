@@ -35,7 +35,7 @@ def test_only_a_cluster_on_loopback_does_without() -> None:
     assert find_secret(REMOTE, True, {}) == b""
     with pytest.raises(ConfigError) as caught:
         find_secret(REMOTE, False, {})
-    for words in ("TF_CONFIG: MODELYARD_CLUSTER_SECRET: is not set", "openssl rand -hex 32", "--insecure_cluster"):
+    for words in ("environment: MODELYARD_CLUSTER_SECRET: is not set", "openssl rand -hex 32", "--insecure_cluster"):
         assert words in str(caught.value)
     assert caught.value.status == 2
 

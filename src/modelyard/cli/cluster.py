@@ -214,6 +214,8 @@ def submit(
     from modelyard.launcher.dockerfile import dockerfile
     from modelyard.system.console import console
 
+    if print_dockerfile and target == "slurm":
+        raise UserError("--print_dockerfile has no effect with slurm: its processes use the Python of the machines.")
     if print_template or print_dockerfile:
         text = submission.template_text(target) if print_template else dockerfile(words or [], bool(gpus))
         sys.stdout.write(text)

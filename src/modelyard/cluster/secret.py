@@ -39,12 +39,11 @@ def find_secret(cluster: Cluster, insecure: bool, environ: Mapping[str, str] | N
             with open(Path(file).expanduser(), "rb") as opened:
                 given = opened.read(_MOST + 1).strip()
         except OSError as error:
-            raise _wrong(cluster, name, f"{file!r} can't be read: {error.strerror or error}.") from error
+            raise _wrong(name, f"{file!r} can't be read: {error.strerror or error}.") from error
         if not given:
-            raise _wrong(cluster, name, f"{file!r} is empty.")
+            raise _wrong(name, f"{file!r} is empty.")
     if not given and not cluster.is_local and not insecure:
         raise _wrong(
-            cluster,
             name,
             "is not set. This cluster has other machines, and without a secret, whoever reaches its ports can join the "
             "run. Make one (openssl rand -hex 32), and set it in the environment of every process, or the path of a "
@@ -52,9 +51,9 @@ def find_secret(cluster: Cluster, insecure: bool, environ: Mapping[str, str] | N
         )
     if given and not _LEAST <= len(given) <= _MOST:
         message = f"has {len(given)} characters; it needs {_LEAST} to {_MOST}. Make a new one: openssl rand -hex 32."
-        raise _wrong(cluster, name, message.replace(f"{_MOST + 1} ", f"more than {_MOST} "))
+        raise _wrong(name, message.replace(f"{_MOST + 1} ", f"more than {_MOST} "))
     return given
 
 
-def _wrong(cluster: Cluster, name: str, message: str) -> ConfigError:
-    return ConfigError([Problem(cluster.source or "environment", name, message)])
+def _wrong(name: str, message: str) -> ConfigError:
+    return ConfigError([Problem("environment", name, message)])

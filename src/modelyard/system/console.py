@@ -181,12 +181,20 @@ class _Display(RenderHook):
             TimeElapsedColumn,
             TimeRemainingColumn,
         )
+        from rich.table import Column
 
         self.console, self.is_shown = screen, True
         self.tables: list[list[RenderableType]] = []
         text, note = (TextColumn(f"{{task.{field}}}", markup=False) for field in ("description", "fields[note]"))
         time = TimeElapsedColumn(), TextColumn("/"), TimeRemainingColumn()
-        self.bars = Progress(text, BarColumn(), MofNCompleteColumn(), note, *time, console=screen, auto_refresh=False)
+        columns = (
+            text,
+            BarColumn(None, table_column=Column(ratio=1)),
+            MofNCompleteColumn(),
+            note,
+            *time,
+        )  # the bar takes the room that is left
+        self.bars = Progress(*columns, console=screen, auto_refresh=False, expand=True)
         self._ended = threading.Event()
         self._streams = (sys.stdout, sys.stderr)
         # What is printed elsewhere goes above the display, too. Standard output may be a file.
