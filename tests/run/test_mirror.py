@@ -45,6 +45,7 @@ from modelyard.run.directory import (
 )
 from modelyard.run.integrity import CHECKSUM, json_checksum
 from modelyard.run.manifest import log_result
+from modelyard.system import files
 from modelyard.system.files import remove_folder
 from modelyard.system.process import hold_pid_file, holders
 
@@ -313,15 +314,22 @@ def test_a_local_disk_error_does_not_make_the_checkpoint_damaged(
 
 def broken(patch: pytest.MonkeyPatch, file: str) -> None:
     """A local file of that name can't be read, once it is where it belongs."""
-    real = io.open
+    real, real_handle = io.open, os.open
 
     def refuse(path: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
         if "r" in mode and str(path).endswith(f"{folder_name(10)}/{file}"):
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
         return real(path, mode, *arguments, **named)
 
+    def refuse_handle(path: Any, flags: int, *arguments: Any, **named: Any) -> int:
+        if not flags & (os.O_WRONLY | os.O_RDWR) and str(path).endswith(f"{folder_name(10)}/{file}"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return real_handle(path, flags, *arguments, **named)
+
     patch.setattr(io, "open", refuse)  # for pathlib
     patch.setattr(builtins, "open", refuse)
+    patch.setattr(os, "open", refuse_handle)
+    patch.setattr(files, "PAUSES", (0.0, 0.0, 0.0))
 
 
 def test_a_local_folder_that_vanishes_does_not_make_the_checkpoint_damaged(

@@ -296,6 +296,7 @@ def test_a_stopped_holder_that_wakes_up_after_a_take_over_leaves_the_lock_alone(
             patch.setattr("modelyard.run.remote_lock.STALE_SECONDS", -1)
             mine.acquire()
         before = storage.read_bytes(url)
+        time.sleep(0.05)  # it slept for longer than _RENEW_SECONDS: whoever takes a lock over waits for much longer
         sleeper.send_signal(signal.SIGCONT)
         said = []
         for _ in range(3):
