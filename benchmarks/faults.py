@@ -85,7 +85,7 @@ class Setting:
 
 @dataclass
 class Outcome:
-    """What became of a case."""
+    """The result of a case."""
 
     injected: int = 0
     delays: int = 0

@@ -159,7 +159,7 @@ class Process:
         self.log = logs / f"{spec.name}.log"
         self.status: int | None = None
         self.activity = Activity()
-        """What it has reported last."""
+        """The last activity that it reported."""
         self.silent: list[str] = []
         """Processes that do not answer, as this one has reported."""
         self.why_killed = ""

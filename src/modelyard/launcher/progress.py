@@ -1,4 +1,4 @@
-"""What the processes of a cluster are doing: a table for a terminal, and a line after a change for a log."""
+"""Shows the activity of the processes of a cluster: a table for a terminal, and a line after a change for a log."""
 
 from __future__ import annotations
 

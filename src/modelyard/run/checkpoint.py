@@ -130,7 +130,7 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def _problem_of(state: dict[str, Any], path: Path) -> str | None:
-    """What is wrong with the content of a state.json; None if nothing is."""
+    """Returns the first problem in the content of a state.json, or None."""
     version, given = state.get("format_version"), state.get(CHECKSUM)
     if not _is_count(version) or not version:
         return f"its format_version is {_shown(version)}"

@@ -87,7 +87,7 @@ def read_manifest(directory: RunDirectory) -> dict[str, Any]:
 
 
 def _problem_of(manifest: dict[str, Any]) -> str | None:
-    """What is wrong with the content of a manifest; None if nothing is."""
+    """Returns the first problem in the content of a manifest, or None."""
     wrong = [key for key, kind in _FIELDS.items() if not isinstance(manifest.get(key), kind | None)]
     if wrong:
         return f"its {wrong[0]} is of another type than it should be"

@@ -1,4 +1,4 @@
-"""What this process is doing, told to the launcher that started it: so that it can show it, and knows who hangs.
+"""Reports the activity of this process to its launcher, which shows it and notices processes that hang.
 
 One JSON object per line goes into a pipe, whose number is in the environment. Without a launcher nothing is written.
 """
@@ -21,7 +21,7 @@ COMPILING, TRAINING = "compiling", "training"
 
 @dataclass(frozen=True)
 class Activity:
-    """What a process is doing.
+    """The activity of a process.
 
     Args:
         doing: in words, such as training.
