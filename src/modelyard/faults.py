@@ -1,7 +1,8 @@
 """Faults on purpose: kills, hangs, full disks, failing reads, slow storage, lost networks.
 
 ``MODELYARD_FAULTS="kill@step=100, eio@read=0.01"`` turns them on; docs/failures.md has the table. Without the variable,
-`reach` does nothing. Which of many reads fail is a hash of a seed and a count, so a campaign can be repeated.
+`reach` does nothing. Which of many reads fail is a hash of a seed, a count and the number of the start, so a campaign
+can be repeated and a restart meets other errors.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ _NUMBER, _CHANCE = re.compile(r"\d{1,12}"), re.compile(r"0?\.\d{1,12}|1\.0+")
 _PROCESS = re.compile(rf"(?:{'|'.join((*_ROLES, *_SUPERVISORS))})(?:-\d{{1,6}})?")
 _FORM = "A fault is FAULT@PLACE=WHEN, such as kill@step=100 or eio@read=0.01:worker-1."
 _SCANNED = 1000
+_STARTED = "started "
 log = logging.getLogger("modelyard")
 
 
@@ -91,11 +93,14 @@ class Fault:
         """Whether it happens once per run at a count; errors with a probability happen again after a restart."""
         return not self.always and self.kind != SLOW and (self.chance is None or self.kind in _FINAL)
 
-    def hits(self, count: int, process: str) -> bool:
-        """Returns whether it happens at this count of its place."""
+    def hits(self, count: int, process: str, start: int) -> bool:
+        """Returns whether it happens at this count of its place, in this start of the process."""
         if self.chance is None:
             return self.number is None or self.number == count
-        digest = hashlib.blake2b(f"{self.seed}/{self.text}/{process}/{count}".encode(), digest_size=8).digest()
+        text = f"{self.seed}/{self.text}/{process}/{count}"
+        if not self.happens_once:  # what does is remembered: each restart gets farther
+            text += f"/{start}"
+        digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little") < self.chance * 2.0**64
 
 
@@ -119,20 +124,23 @@ class _Plan:
         if self._memory is not None:
             with contextlib.suppress(OSError):
                 self._done = set(self._memory.read_text(encoding="utf-8").splitlines())
+        self._start = 1 + sum(line.startswith(_STARTED) for line in self._done)
+        if any(fault.chance is not None for fault in self.mine):
+            self._is_first(f"{_STARTED}{self._start}")
 
     def reach(self, place: str) -> None:
         with self._lock:
             self._counts[place] += 1
             count = self._counts[place]
         for fault in self.mine:
-            if fault.place == place and fault.hits(count, self.process):
+            if fault.place == place and fault.hits(count, self.process, self._start):
                 self._inject(fault, count)
 
     def trained(self, step: int, count: int) -> None:
         for fault in self.mine:
             if fault.place == STEP:
                 for at in range(step + 1, step + count + 1):
-                    if fault.hits(at, self.process):
+                    if fault.hits(at, self.process, self._start):
                         self._inject(fault, at)
 
     def next_step(self, step: int) -> int | None:
@@ -142,7 +150,7 @@ class _Plan:
                 found.append(fault.number)
             elif fault.place == STEP and fault.number is None:
                 ahead = range(step + 1, step + _SCANNED)
-                found.append(next((at for at in ahead if fault.hits(at, self.process)), step + _SCANNED))
+                found.append(next((at for at in ahead if fault.hits(at, self.process, self._start)), step + _SCANNED))
         return min(found, default=None)
 
     def timers(self) -> list[threading.Timer]:

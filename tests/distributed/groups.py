@@ -111,11 +111,18 @@ class LocalCluster:
         return ScriptedMember(self.coordinator_address, role, index, start_info, self.secret)
 
 
+def _try_to_connect(address: str) -> socket.socket | None:
+    try:
+        return connect(address, LONG)
+    except ConnectionRefusedError:
+        return None
+
+
 class ScriptedMember:
     """A member that does only what the test says: no heartbeats, nothing read."""
 
     def __init__(self, address: str, role: str, index: int, start_info: dict[str, Any], secret: bytes) -> None:
-        self.socket = connect(address, LONG)
+        self.socket = wait_until(lambda: _try_to_connect(address), "the coordinator listens")
         identify(self.socket, secret, LONG)
         self.connection = Connection(self.socket, most=1 << 40)
         self.connection.set_timeout(LONG)
