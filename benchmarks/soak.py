@@ -85,7 +85,7 @@ def size_mb(folder: Path) -> float:
     for parent, _, names in os.walk(folder):  # unlike a glob, it goes on if a folder vanishes meanwhile
         for name in names:
             with contextlib.suppress(OSError):
-                total += os.stat(os.path.join(parent, name)).st_size
+                total += Path(parent, name).stat().st_size
     return total / 2**20
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import io
 import json
 import pickle
 import subprocess
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -220,6 +222,29 @@ def test_a_worker_that_dies_is_replaced(client: TestClient, made: Service) -> No
             with contextlib.suppress(subprocess.TimeoutExpired):
                 each._process.wait(PATIENCE)
     assert ask() == 200
+
+
+def test_a_request_that_is_cancelled_twice_gives_its_worker_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = threading.Event()
+    monkeypatch.setattr(worker._Worker, "read", lambda *_: ends.wait(PATIENCE))
+
+    async def cancel_twice() -> None:
+        workers = worker.Workers(FOREVER)
+        asked = asyncio.ensure_future(workers.read(json_tensors.RequestReader(facts(), Limits()), "predict", b"", ""))
+        while workers._free.qsize() == WORKERS:
+            await asyncio.sleep(0)
+        for _ in range(2):
+            asked.cancel()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        ends.set()
+        while workers._free.qsize() < WORKERS:
+            await asyncio.sleep(0.001)
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        workers.close()
+
+    asyncio.run(asyncio.wait_for(cancel_twice(), PATIENCE))
 
 
 @given(st.recursive(

@@ -47,6 +47,7 @@ class Workers:
         for worker in self._workers:
             self._free.put_nowait(worker)
         self._threads = ThreadPoolExecutor(WORKERS, "worker")  # they wait for the processes
+        self._ending: set[asyncio.Future[None]] = set()
 
     async def read(self, reader: RequestReader, kind: str, body: bytes, content_type: str) -> ReadRequest:
         """Returns the content of a request; see `RequestReader.read`.
@@ -64,13 +65,21 @@ class Workers:
                 raise RequestError(413, f"the request takes more than {self._timeout:g} seconds to decode.")
             return read.result()
         finally:
-            if not read.done():
-                while not read.done():  # it may be about to start the process
-                    worker.kill()
-                    await asyncio.wait({read}, timeout=_KILL_AGAIN_SECONDS)
-                worker.kill()
-                read.exception()  # it is known
-            self._free.put_nowait(worker)
+            if read.done():
+                self._free.put_nowait(worker)
+            else:
+                ending = asyncio.ensure_future(self._end(worker, read))
+                self._ending.add(ending)
+                ending.add_done_callback(self._ending.discard)
+                await asyncio.shield(ending)  # a request that is cancelled again still gives its worker back
+
+    async def _end(self, worker: _Worker, read: asyncio.Future[ReadRequest]) -> None:
+        while not read.done():  # it may be about to start the process
+            worker.kill()
+            await asyncio.wait({read}, timeout=_KILL_AGAIN_SECONDS)
+        worker.kill()
+        read.exception()  # it is known
+        self._free.put_nowait(worker)
 
     def close(self) -> None:
         """Ends the processes."""
