@@ -7,10 +7,13 @@ import socket
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cluster_processes import PARTS, cluster, largest_difference, rows, saved_steps
 from conftest import on_engine
+from modelyard.run.directory import open_run_folder
+from modelyard.run.examples import read_example_values
 from waiting import PATIENCE, wait_until
 
 COMMON = [*PARTS, *on_engine(), "--threads", "1", "--dataset", "digits", "--peer_timeout_secs", "20"]
@@ -44,7 +47,14 @@ def test_one_two_and_four_workers_learn_the_same(tmp_path: Path, others: dict[st
     options += ["--ema_decay", "0.9"]
     runs = train(tmp_path, {"1": 1, **others}, *options)
     alone = rows(runs["1"], "validation")
+    values = read_example_values(open_run_folder(runs["1"]), "validation")
+    assert values is not None
     for name in others:
+        there = read_example_values(open_run_folder(runs[name]), "validation")
+        assert there is not None
+        assert there.values.keys() == values.values.keys() == {"accuracy", "label", "loss"}
+        for each, array in values.values.items():
+            np.testing.assert_allclose(there.values[each], array, atol=1e-8)
         assert largest_difference(runs["1"], runs[name]) < 1e-9
         for mine, theirs in zip(alone, rows(runs[name], "validation"), strict=True):
             assert abs(mine["loss"] - theirs["loss"]) < 1e-9
@@ -176,6 +186,10 @@ def test_an_evaluator_evaluates_every_checkpoint_and_keeps_the_best(tmp_path: Pa
     best = max(evaluated, key=lambda row: row["accuracy"])
     assert [path.name for path in (run / "best").iterdir()] == [f"step-{best['step']:08d}"]
     assert [row["step"] for row in rows(run / "evaluator", "test")] == [best["step"]]
+    values = read_example_values(open_run_folder(run), "validation")
+    assert values is not None
+    assert values.step == best["step"]
+    assert values.values["accuracy"].mean(dtype=np.float64) == pytest.approx(best["accuracy"], abs=1e-12)
 
 
 @pytest.mark.slow

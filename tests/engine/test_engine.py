@@ -118,19 +118,25 @@ def test_evaluation_does_not_depend_on_batch_size_or_devices(make: Make) -> None
     trained.train(0, 30)
     state = trained.state()
     size = trained.dataset.size("test")
+    labels = trained.dataset.arrays("test")["label"]  # type: ignore[index]
     results = []
     for options in ({"eval_batch_size": n} for n in (1, 7, size, 10 * size)):
         engine = make(**options)
         engine.load(state)
-        results.append(engine.evaluate("test"))
+        results.append(engine.evaluate_examples("test"))
     for batch in (7, size):
         engine = make(eval_batch_size=batch, cpu_devices=2)
         engine.load(state)
-        results.append(engine.evaluate("test"))
+        results.append(engine.evaluate_examples("test"))
+    first = results[0]
     for result in results:
-        assert result["accuracy"] == results[0]["accuracy"]
-        assert result["loss"] == pytest.approx(results[0]["loss"], abs=1e-5)
-    assert 0.5 < results[0]["accuracy"] < 1
+        assert result.metrics["accuracy"] == first.metrics["accuracy"]
+        assert result.metrics["loss"] == pytest.approx(first.metrics["loss"], abs=1e-5)
+        np.testing.assert_array_equal(result.examples["label"], labels)
+        np.testing.assert_array_equal(result.examples["accuracy"], first.examples["accuracy"])
+        np.testing.assert_allclose(result.examples["loss"], first.examples["loss"], atol=1e-4)
+    assert first.examples["accuracy"].mean(dtype=np.float64) == first.metrics["accuracy"]
+    assert 0.5 < first.metrics["accuracy"] < 1
 
 
 def test_evaluation_counts_every_example_once(make: Make) -> None:

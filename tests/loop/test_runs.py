@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,8 +17,11 @@ import yaml
 
 import modelyard
 from conftest import engine_class
+from modelyard.data.open_dataset import load_dataset
 from modelyard.errors import ConfigError, DataError, RunError, TrainingError, UserError
 from modelyard.run.checkpoint import list_best, list_checkpoints, read_checkpoint
+from modelyard.run.directory import open_run_folder
+from modelyard.run.examples import read_example_values
 from modelyard.run.metrics import read_metrics
 
 pytestmark = pytest.mark.usefixtures("two_devices")
@@ -46,8 +50,8 @@ def test_the_run_folder_is_as_documented() -> None:
     result = go(hypothesis="it learns", test_at_end=True)
     run = Path("run")
     assert {path.name for path in run.iterdir()} == {
-        "config.yaml", "manifest.json", "metrics.jsonl", "events", "checkpoints", "best", "runlogs", ".lock",
-        ".lock-evaluation",
+        "config.yaml", "manifest.json", "metrics.jsonl", "events", "checkpoints", "best", "examples", "runlogs",
+        ".lock", ".lock-evaluation",
     }  # fmt: skip
     assert list(list_checkpoints(run / "checkpoints")) == [0, 40]
     assert {p.name for p in (run / "checkpoints/step-00000040").iterdir()} == {
@@ -109,6 +113,42 @@ def test_newest_checkpoints_and_best_models_are_kept() -> None:
     assert sorted(kept) == sorted(-step for _, step in by_loss)
 
 
+def test_values_of_each_example_are_written_with_every_model_that_is_kept() -> None:
+    go(keep_best=2, eval_every="10 steps", eval_batch_size=50, test_at_end=True)
+    run, kept = open_run_folder("run"), list_best(Path("run/best"))
+    names = {f"validation-{path.name.removeprefix('step-')}.safetensors" for path in kept}
+    tested = f"test-{kept[0].name.removeprefix('step-')}.safetensors"
+    assert {path.name for path in Path("run/examples").iterdir()} == {*names, tested}
+    for path in kept:
+        found = read_example_values(run, "validation", int(path.name.removeprefix("step-")))
+        assert found is not None
+        (row,) = [row for row in metrics() if row["split"] == "validation" and row["step"] == found.step]
+        assert found.values["accuracy"].mean(dtype=np.float64) == row["accuracy"]
+        assert found.values["loss"].mean(dtype=np.float64) == pytest.approx(row["loss"], rel=1e-6)
+        assert set(found.values) == {"accuracy", "loss", "label"}
+    best, test = read_example_values(run, "validation"), read_example_values(run, "test")
+    assert best is not None
+    assert test is not None
+    assert best.step == test.step == int(kept[0].name.removeprefix("step-"))
+    stored = load_dataset(modelyard.load_config(**QUICK)).arrays("test")
+    assert stored is not None
+    np.testing.assert_array_equal(test.values["label"], stored["label"])
+
+
+def test_a_run_without_values_of_examples_or_with_damaged_ones_is_read(caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("modelyard").propagate = True
+    go()
+    run = open_run_folder("run")
+    (file,) = Path("run/examples").iterdir()
+    file.write_bytes(file.read_bytes()[:-5])
+    assert read_example_values(run, "validation") is None
+    assert f"{file.name} is skipped" in caplog.text
+    shutil.rmtree("run/examples")
+    assert read_example_values(run, "validation") is None
+    go(train_steps=60)
+    assert list_best(Path("run/best"))
+
+
 def test_a_run_from_its_own_config_gives_the_same_metrics() -> None:
     go(
         "first",
@@ -166,17 +206,18 @@ def test_a_run_restarted_after_its_best_evaluation_still_keeps_that_best() -> No
 
 
 def test_best_is_not_forgotten_when_later_models_are_worse(monkeypatch: pytest.MonkeyPatch) -> None:
-    from modelyard.engine.base import Engine
+    from modelyard.engine.base import Engine, Evaluation
 
-    real = Engine.evaluate
+    real = Engine.evaluate_examples
     scores = {10: 0.9, 20: 0.5, 30: 0.6, 40: 0.7}
     steps: list[int] = []
 
-    def scored(self: Engine, split: str, progress: Any = None) -> dict[str, float]:
+    def scored(self: Engine, split: str, progress: Any = None) -> Evaluation:
         steps.append(10 * (len(steps) + 1))
-        return {**real(self, split, progress), "accuracy": scores[steps[-1]]}
+        found = real(self, split, progress)
+        return Evaluation({**found.metrics, "accuracy": scores[steps[-1]]}, found.examples)
 
-    monkeypatch.setattr(Engine, "evaluate", scored)
+    monkeypatch.setattr(Engine, "evaluate_examples", scored)
     go(train_steps=20, eval_every="10 steps")
     assert list(list_checkpoints(Path("run/best"))) == [10]
     result = go(train_steps=40, eval_every="10 steps")

@@ -19,7 +19,7 @@ from modelyard.data.dataset import Arrays, Dataset
 from modelyard.distributed.connection import Message
 from modelyard.distributed.coordinator import Coordinator
 from modelyard.distributed.follower import Follower
-from modelyard.engine.base import Engine, State, StepMetrics
+from modelyard.engine.base import BatchResult, Engine, State, StepMetrics
 from modelyard.engine.network import Network
 from modelyard.errors import ClusterError
 from modelyard.run.tensors import pack_tensors, unpack_tensors
@@ -91,7 +91,7 @@ class CoordinatedEngine(Engine):
             with contextlib.suppress(ClusterError):  # a process is lost; that is being raised already
                 self.group.broadcast("end_evaluation")
 
-    def evaluate_batch(self, batch: Arrays, weights: NDArray[np.float64]) -> dict[str, Any]:
+    def evaluate_batch(self, batch: Arrays, weights: NDArray[np.float64]) -> BatchResult:
         """Evaluates this process's part of a batch."""
         with self.group.explained():
             return self.local.evaluate_batch(batch, weights)

@@ -4,8 +4,10 @@ An engine trains and evaluates one network on the devices of this process. It kn
 clock. State enters and leaves it as named NumPy arrays.
 
     implement:     variable_scope, set_up, train_chunk, evaluate_batch, predict_batch, state, assign, profile, describe
-    may override:  initialize, prepare, compiles_at, evaluation_batches, evaluation_sums, fetch, run_on_host
-    for callers:   model_scope, build, train, evaluate, metric_names, predict, training_batch, load, close
+    may override:  initialize, prepare, compiles_at, evaluation_batches, evaluation_results, fetch, run_on_host
+    for callers:   model_scope, build, train, evaluate, evaluate_examples, metric_names, predict, training_batch, load,
+                   close
+                   close
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -53,6 +55,28 @@ class State:
 
     weights: dict[str, NDArray[Any]]
     optimizer: dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The result of an evaluation.
+
+    Args:
+        metrics: the metrics over the split.
+        examples: values of each example in storage order, by name: loss, other metrics, the label if it is one number.
+    """
+
+    metrics: dict[str, float]
+    examples: dict[str, NDArray[Any]]
+
+
+class BatchResult(NamedTuple):
+    """The evaluation of one batch, which may still be on the device."""
+
+    sums: dict[str, Any]
+    """Of each statistic times the example's weight, over the parts of all processes."""
+    examples: dict[str, Any]
+    """Values of each example of the whole batch, padding included."""
 
 
 class Engine(ABC):
@@ -140,29 +164,38 @@ class Engine(ABC):
             split: the split.
             progress: called with the number of examples done and of all.
         """
+        return self.evaluate_examples(split, progress).metrics
+
+    def evaluate_examples(self, split: str, progress: Callable[[int, int], None] | None = None) -> Evaluation:
+        """Returns the metrics over ``split``, and the values of each example. Arguments as for `evaluate`."""
         size, batch_size = self.dataset.size(split), self._evaluation_batch_size(split)
         totals: dict[str, NDArray[np.float64]] = {}
-        waiting: deque[dict[str, Any]] = deque()
+        kept: dict[str, list[NDArray[Any]]] = {}
+        waiting: deque[BatchResult] = deque()
 
         def add() -> None:
-            for name, value in self.fetch(waiting.popleft()).items():
+            result = waiting.popleft()
+            for name, value in self.fetch(result.sums).items():
                 totals[name] = totals.get(name, 0.0) + value.astype(np.float64)
+            for name, values in self.fetch(result.examples).items():
+                kept.setdefault(name, []).append(values)
 
-        with closing(self.evaluation_sums(split)) as batches:
-            for number, sums in enumerate(batches, start=1):
-                waiting.append(sums)
+        with closing(self.evaluation_results(split)) as batches:
+            for number, result in enumerate(batches, start=1):
+                waiting.append(result)
                 if len(waiting) > _IN_FLIGHT:
                     add()
                 if progress is not None:
                     progress(min(number * batch_size, size), size)
         while waiting:
             add()
-        return self._summary(totals, size)
+        examples = {name: np.concatenate(values)[:size] for name, values in kept.items()}  # the rest is padding
+        return Evaluation(self._summary(totals, size), examples)
 
     def metric_names(self, split: str) -> list[str]:
         """Returns the names of the metrics of ``split``, from an evaluation of its first batch."""
-        with closing(self.evaluation_sums(split)) as batches:
-            sums = self.fetch(next(batches))
+        with closing(self.evaluation_results(split)) as batches:
+            sums = self.fetch(next(batches).sums)
         size = min(self._evaluation_batch_size(split), self.dataset.size(split))
         return list(self._summary({name: total.astype(np.float64) for name, total in sums.items()}, size))
 
@@ -245,11 +278,11 @@ class Engine(ABC):
         """Trains ``count`` steps of one phase from ``step`` on, on this process's part of their batches."""
 
     @abstractmethod
-    def evaluate_batch(self, batch: Arrays, weights: NDArray[np.float64]) -> dict[str, Any]:
-        """Returns sums over a batch of each statistic times the example's weight; they may still be on the device.
+    def evaluate_batch(self, batch: Arrays, weights: NDArray[np.float64]) -> BatchResult:
+        """Evaluates a batch; the result may still be on the device.
 
-        ``batch`` and ``weights`` are this process's part; the sums are over the parts of all processes. The weight of
-        an example is 1, that of padding is 0.
+        ``batch`` and ``weights`` are this process's part; the result is that of the parts of all processes. The weight
+        of an example is 1, that of padding is 0.
         """
 
     @abstractmethod
@@ -300,8 +333,8 @@ class Engine(ABC):
         """Yields this process's parts of batches in storage order, with weights; the last batch is padded."""
         return self.pipeline.evaluation(split, self._evaluation_batch_size(split), self.process, self.processes)
 
-    def evaluation_sums(self, split: str) -> Generator[dict[str, Any], None, None]:
-        """Yields the sums of one batch after the other."""
+    def evaluation_results(self, split: str) -> Generator[BatchResult, None, None]:
+        """Yields the results of one batch after the other."""
         with closing(self.evaluation_batches(split)) as batches:
             for batch, weights in batches:
                 yield self.evaluate_batch(batch, weights)

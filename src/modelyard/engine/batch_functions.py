@@ -16,7 +16,7 @@ import keras
 from keras import ops
 
 from modelyard.config.schema import Config
-from modelyard.data.dataset import IMAGE
+from modelyard.data.dataset import IMAGE, LABEL
 from modelyard.engine.network import Network
 from modelyard.errors import DataError
 from modelyard.models.task import Batch, Task, Tensor
@@ -102,10 +102,14 @@ class BatchFunctions:
         outputs = self._model(inputs if len(inputs) > 1 else next(iter(inputs.values())), training=training)
         return keras.tree.map_structure(lambda x: ops.cast(x, keras.config.floatx()), outputs)
 
-    def statistics(self, batch: Batch) -> dict[str, Tensor]:
-        """Returns loss and metrics per example of a raw batch, for evaluation."""
+    def evaluation(self, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Returns loss and metrics per example of a raw batch, to be summed; and what is kept of each example."""
         outputs, seen = self._evaluated(batch)
-        return {"loss": self._task.loss(outputs, seen), **self._task.metrics(outputs, seen)}
+        statistics = {"loss": self._task.loss(outputs, seen), **self._task.metrics(outputs, seen)}
+        kept = self._task.example_values(statistics)
+        if LABEL in seen and len(seen[LABEL].shape) == 1:
+            kept = {**kept, LABEL: seen[LABEL]}
+        return statistics, kept
 
     def predictions(self, batch: Batch) -> dict[str, Any]:
         """Returns the task's predictions for a raw batch."""

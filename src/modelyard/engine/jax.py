@@ -27,7 +27,7 @@ from modelyard.compat.keras import drawn_by_numpy, seed_initializers, use_one_pa
 from modelyard.config.schema import Config
 from modelyard.data.dataset import TRAIN, Arrays
 from modelyard.data.draws import fold
-from modelyard.engine.base import Engine, State, StepMetrics, lost_peer, out_of_memory
+from modelyard.engine.base import BatchResult, Engine, State, StepMetrics, lost_peer, out_of_memory
 from modelyard.engine.jax_cache import compile_all, counted_compilations
 from modelyard.engine.jax_devices import set_up_devices
 from modelyard.engine.jax_step import Layout, MetricTable, StepInputs, TrainingStep, TrainState, train_state
@@ -262,13 +262,12 @@ class JaxEngine(Engine):
 
     # -- evaluation -------------------------------------------------------------------------------------------------
 
-    def evaluate_batch(self, batch: Arrays, weights: NDArray[np.float64]) -> dict[str, Any]:
-        """Returns sums over a batch of each statistic times the example's weight; they may still be computed."""
+    def evaluate_batch(self, batch: Arrays, weights: NDArray[np.float64]) -> BatchResult:
+        """Evaluates a batch; the result may still be computed."""
         with self._types(), self._explained_errors():
             placed = self._placed(batch, weights)
             program = self._evaluation_program("evaluate", placed[1].shape[0], *placed)
-            sums: dict[str, Any] = program(*self._state.evaluated, *placed)
-            return sums
+            return BatchResult(*program(*self._state.evaluated, *placed))
 
     def fetch(self, values: dict[str, Any]) -> dict[str, NDArray[Any]]:
         """Copies results to the host; errors of the computation are raised here."""

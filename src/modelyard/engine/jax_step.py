@@ -385,14 +385,17 @@ class TrainingStep:
 
     # -- evaluation -------------------------------------------------------------------------------------------------
 
-    def evaluate(self, trained: Any, statistics: Any, batch: dict[str, Any], weights: Any) -> dict[str, Any]:
-        """Returns sums over a batch of each statistic times the example's weight."""
+    def evaluate(
+        self, trained: Any, statistics: Any, batch: dict[str, Any], weights: Any
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Returns sums over a batch of each statistic times the example's weight, and values of each example."""
         mapping = [*zip(self.trained, trained, strict=True), *zip(self.statistics, statistics, strict=True)]
         with keras.StatelessScope(state_mapping=mapping):
-            values = self._functions.statistics(batch)
-        return {
+            values, examples = self._functions.evaluation(batch)
+        sums = {
             name: jnp.tensordot(weights, value.astype(weights.dtype), axes=[[0], [0]]) for name, value in values.items()
         }
+        return sums, examples
 
     def predict(self, trained: Any, statistics: Any, batch: dict[str, Any]) -> dict[str, Any]:
         """Returns the predictions for each example of a batch."""

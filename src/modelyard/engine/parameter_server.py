@@ -27,7 +27,7 @@ from modelyard.compat.keras import set_precision
 from modelyard.compat.tensorflow import place_next_variable, schedule_python
 from modelyard.config.schema import Config
 from modelyard.data.dataset import TRAIN, Arrays
-from modelyard.engine.base import Engine, State, StepMetrics
+from modelyard.engine.base import BatchResult, Engine, State, StepMetrics
 from modelyard.engine.catalog import parameter_server_problems
 from modelyard.engine.tensorflow import TensorFlowEngine
 from modelyard.engine.tensorflow_strategy import server_at
@@ -171,22 +171,21 @@ class ParameterServerEngine(TensorFlowEngine):
 
     # -- evaluation -------------------------------------------------------------------------------------------------
 
-    def evaluate_batch(self, batch: Arrays, weights: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
-        """Returns sums over a batch of each statistic times the example's weight."""
-        (sums,) = self._evaluated([(batch, weights)])
-        return sums
+    def evaluate_batch(self, batch: Arrays, weights: NDArray[np.float64]) -> BatchResult:
+        """Evaluates a batch."""
+        (result,) = self._evaluated([(batch, weights)])
+        return result
 
-    def evaluation_sums(self, split: str) -> Generator[dict[str, Any], None, None]:
-        """Yields the sums of one batch after the other. Workers compute several at once."""
+    def evaluation_results(self, split: str) -> Generator[BatchResult, None, None]:
+        """Yields the results of one batch after the other. Workers compute several at once."""
         yield from self._evaluated(self.evaluation_batches(split))
 
-    def _evaluated(
-        self, batches: Iterable[tuple[Arrays, NDArray[np.float64]]]
-    ) -> Iterator[dict[str, NDArray[np.float64]]]:
+    def _evaluated(self, batches: Iterable[tuple[Arrays, NDArray[np.float64]]]) -> Iterator[BatchResult]:
         # Copied: batches that are read ahead are overwritten when the next one is read.
         calls = ((_tensors({name: a.copy() for name, a in batch.items()}), tf.constant(w)) for batch, w in batches)
         with self._explained_errors():
-            yield from self._spread(self._evaluate_function.get_concrete_function, calls)
+            for result in self._spread(self._evaluate_function.get_concrete_function, calls):
+                yield BatchResult(*result)
 
     # -- workers and servers ----------------------------------------------------------------------------------------
 

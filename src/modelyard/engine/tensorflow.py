@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from modelyard.compat.tensorflow import local_value
 from modelyard.config.schema import Config
 from modelyard.data.dataset import TRAIN, Arrays
 from modelyard.data.draws import fold
-from modelyard.engine.base import Engine, State, StepMetrics, lost_peer, out_of_memory
+from modelyard.engine.base import BatchResult, Engine, State, StepMetrics, lost_peer, out_of_memory
 from modelyard.engine.network import next_average, seed_states
 from modelyard.engine.tensorflow_strategy import all_reduce, one_machine, set_up_devices, several_machines
 from modelyard.errors import TrainingError, UserError
@@ -299,17 +300,19 @@ class TensorFlowEngine(Engine):
 
     # -- evaluation -------------------------------------------------------------------------------------------------
 
-    def evaluate_batch(self, batch: Arrays, weights: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
-        """Returns sums over a batch of each statistic times the example's weight."""
+    def evaluate_batch(self, batch: Arrays, weights: NDArray[np.float64]) -> BatchResult:
+        """Evaluates a batch."""
         tensors = {name: tf.convert_to_tensor(array) for name, array in batch.items()}
-        sums = self._evaluate_function(tensors, tf.convert_to_tensor(weights))
-        return {name: value.numpy() for name, value in sums.items()}
+        found = self._evaluate_function(tensors, tf.convert_to_tensor(weights))
+        return BatchResult(*({name: value.numpy() for name, value in part.items()} for part in found))
 
-    def _evaluate_on_replicas(self, batch: dict[str, Any], weights: Any) -> dict[str, Any]:
-        sums = self.strategy.run(self._replica_evaluate, args=(batch, weights))
-        return {
-            name: self.strategy.reduce(tf.distribute.ReduceOp.SUM, value, axis=None) for name, value in sums.items()
-        }
+    def _evaluate_on_replicas(self, batch: dict[str, Any], weights: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        sums, examples = self.strategy.run(self._replica_evaluate, args=(batch, weights))
+        total = partial(self.strategy.reduce, tf.distribute.ReduceOp.SUM, axis=None)
+        return (
+            {name: total(value) for name, value in sums.items()},
+            {name: total(value) for name, value in examples.items()},
+        )
 
     def _part_of_replica(self, values: Any) -> Any:
         """Returns the part of each array that belongs to the replica that is traced."""
@@ -317,14 +320,24 @@ class TensorFlowEngine(Engine):
         share = tf.nest.flatten(values)[0].shape[0] // len(self.devices)
         return tf.nest.map_structure(lambda value: value[replica * share : (replica + 1) * share], values)
 
-    def _replica_evaluate(self, batch: dict[str, Any], weights: Any) -> dict[str, Any]:
+    def _replica_evaluate(self, batch: dict[str, Any], weights: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         batch, weights = self._part_of_replica((batch, weights))
         with self._averaged():
-            statistics = self.functions.statistics(batch)
-        return {
+            statistics, examples = self.functions.evaluation(batch)
+        sums = {
             name: tf.tensordot(weights, tf.cast(value, tf.float64), axes=[[0], [0]])
             for name, value in statistics.items()
         }
+        return sums, {name: self._at_their_places(values) for name, values in examples.items()}
+
+    def _at_their_places(self, values: Any) -> Any:
+        """Returns values of this replica's examples within those of the whole batch, 0 for the others.
+
+        The sum over the replicas then has all values, without another kind of message between processes.
+        """
+        replica, share = _replica_number(tf.distribute.get_replica_context()), values.shape[0]
+        ends = [replica * share, (self.replicas - 1 - replica) * share]
+        return tf.pad(values, [ends, *[[0, 0]] * (len(values.shape) - 1)])
 
     def predict_batch(self, batch: Arrays) -> dict[str, NDArray[Any]]:
         """Returns the predictions for each example of a batch."""

@@ -15,6 +15,7 @@ from modelyard.errors import RunError, TrainingError, UserError, unknown
 from modelyard.loop.catalog import EarlyStopOptions, StopAtOptions
 from modelyard.loop.hooks import Hook
 from modelyard.run.checkpoint import Checkpoint, folder_name, list_best, read_loop_state, write_checkpoint
+from modelyard.run.examples import keep_example_values, write_example_values
 from modelyard.system.files import remove_folder, remove_partial, retried
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class KeepBest(Hook):
         for path in list_best(folder):
             best = read_loop_state(path)["best"]
             self._kept.append((float(best["value"]), int(best["step"])))
+        keep_example_values(loop.directory, VALIDATION, [step for _, step in self._kept])
 
     def on_evaluation(self, loop: Trainer, split: str, row: dict[str, Any]) -> None:
         """Keeps this model if it is among the best."""
@@ -103,15 +105,17 @@ class KeepBest(Hook):
         snapshot = loop.snapshot()
         state = {**snapshot.loop_state, "best": best, "metrics": {k: row[k] for k in row if isinstance(row[k], float)}}
         checkpoint = Checkpoint(snapshot.step, snapshot.weights, snapshot.optimizer, state)
-        directory = loop.directory
+        directory, examples, kept = loop.directory, loop.example_values, [step for _, step in self._kept]
 
         def write() -> None:
             directory.check_in_place()
+            retried(directory.examples, write_example_values, directory, VALIDATION, checkpoint.step, examples)
             retried(directory.best, write_checkpoint, directory.best, checkpoint)
             for _, step in dropped:
                 path = directory.best / folder_name(step)
                 if path.is_dir():
                     remove_folder(path)
+            keep_example_values(directory, VALIDATION, kept)
             directory.push()
 
         loop.writer.submit(write)

@@ -26,8 +26,11 @@ from modelyard.errors import CheckpointError, Interrupted, TrainingError, UserEr
 from modelyard.loop.hooks import Hook, stop_rules, stopped_by
 from modelyard.run.checkpoint import BackgroundWriter, Checkpoint, list_best, read_checkpoint
 from modelyard.run.directory import CONFIG_COPY, RunDirectory, recorded_options
+from modelyard.run.examples import write_example_values
+from modelyard.run.tensors import Arrays
 from modelyard.system.activity import COMPILING, TRAINING, report
 from modelyard.system.console import bar
+from modelyard.system.files import retried
 from modelyard.system.process import handle_signals
 
 log = logging.getLogger("modelyard")
@@ -123,6 +126,8 @@ class Trainer:
         self._seconds_before: float = state.get("seconds", 0.0)
         self.evaluated_step: int | None = state.get("evaluated_step")
         self.evaluation_pending: bool = state.get("owes_evaluation", False)
+        self.example_values: Arrays = {}
+        """Values of each example of the last evaluation."""
         self.last_evaluation: dict[str, Any] = dict(state.get("last_evaluation", {}))
         for hook in self.hooks:
             if hook.name in state.get("hooks", {}):
@@ -420,11 +425,15 @@ class Trainer:
                 show(done, size)
 
             faults.reach(faults.EVALUATE)
-            metrics = self.engine.evaluate(split, progress)
+            found = self.engine.evaluate_examples(split, progress)
         self.directory.check_in_place()
+        metrics, self.example_values = found.metrics, found.examples
+        step = self.step if step is None else step
         if split == VALIDATION:
             self.last_evaluation = dict(metrics)
-        self._call_hooks("on_evaluation", split, self._row(split, self.step if step is None else step, metrics))
+        elif split == TEST:  # before the row, which says that nothing more is to be done
+            retried(self.directory.examples, write_example_values, self.directory, split, step, found.examples)
+        self._call_hooks("on_evaluation", split, self._row(split, step, metrics))
         return metrics
 
     def _row(self, split: str, step: int, metrics: dict[str, float]) -> dict[str, Any]:

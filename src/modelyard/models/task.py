@@ -93,6 +93,13 @@ class Task:
         """Returns statistics of each example, first axis the batch; their means are the metrics."""
         return {}
 
+    def example_values(self, statistics: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Returns what is kept of each example of an evaluation, one value each; ``statistics`` are loss and metrics.
+
+        By default it is every statistic with one value per example. Comparisons of models are paired over them.
+        """
+        return {name: values for name, values in statistics.items() if len(values.shape) == 1}
+
     def summarize(self, means: dict[str, Any]) -> dict[str, float]:
         """Returns metrics from means over a split. Override it for metrics such as a root or a ratio of means."""
         return {name: float(value) for name, value in means.items()}

@@ -282,6 +282,13 @@ class Regressor(Task):
             _LABEL_SQUARED: ops.square(label),
         }
 
+    def example_values(self, statistics: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Adds the squared error of each example, averaged over the numbers of a label."""
+        kept = super().example_values(statistics)
+        if _SQUARED in statistics:  # a subclass may have other metrics
+            kept[_SQUARED] = ops.mean(statistics[_SQUARED], axis=-1)
+        return kept
+
     def summarize(self, means: dict[str, Any]) -> dict[str, float]:
         """Returns mae and rmse in the units of the labels, and r2 averaged over the numbers of a label."""
         squared, label, label_squared = (np.asarray(means[k]) for k in (_SQUARED, _LABEL, _LABEL_SQUARED))

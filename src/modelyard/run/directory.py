@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 CONFIG, MANIFEST, METRICS, MARK = "config.yaml", "manifest.json", "metrics.jsonl", ".cluster"
 LOCK, EVALUATION_LOCK = ".lock", ".lock-evaluation"
 """Held by the process that trains and writes, and by the process that evaluates and keeps the best models."""
-EVENTS, CHECKPOINTS, BEST, LOGS, PROFILE, EVALUATOR, EXPORT = (
-    "events", "checkpoints", "best", "runlogs", "profile", "evaluator", "export",
+EVENTS, CHECKPOINTS, BEST, LOGS, PROFILE, EVALUATOR, EXPORT, EXAMPLES = (
+    "events", "checkpoints", "best", "runlogs", "profile", "evaluator", "export", "examples",
 )  # fmt: skip
 JOURNAL = "training_log.md"
 """The journal is beside the run folders."""
@@ -74,6 +74,7 @@ class RunDirectory:
         self.profile = path / PROFILE
         self.mark = path / MARK
         self.evaluations = path / EVALUATOR / METRICS
+        self.examples = path / EXAMPLES
         self.journal = path.parent / JOURNAL
         self._lock: TextIO | None = None
         self._place: os.stat_result | None = None
@@ -83,6 +84,7 @@ class RunDirectory:
         """The same folder for an evaluator process, which has its own metrics and events."""
         own = RunDirectory(self.path, self.best, self.mirror)
         own.metrics, own.events = self.evaluations, self.path / EVALUATOR / EVENTS
+        own.examples = self.path / EVALUATOR / EXAMPLES
         with explain(own.metrics.parent, "make the folder"):
             for folder in (own.metrics.parent, own.best):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -93,6 +95,11 @@ class RunDirectory:
         """The rows of a split, of the process that trains and of an evaluator."""
         files = (self.path / METRICS, self.evaluations)
         return [row for file in files for row in read_metrics(file) if row.get("split") == split]
+
+    @property
+    def all_examples(self) -> tuple[Path, Path]:
+        """The folders with values of examples, of the process that trains and of an evaluator."""
+        return self.path / EXAMPLES, self.path / EVALUATOR / EXAMPLES
 
     def export(self, form: str) -> Path:
         """The folder of the exports of a format. TensorFlow Serving reads that of SavedModels."""
@@ -151,7 +158,7 @@ class RunDirectory:
     def start_over(self) -> None:
         """Removes the files of a start that trained nothing."""
         with explain(self.path, "clear"):
-            for path in (self.checkpoints, self.events, self.evaluations.parent):
+            for path in (self.checkpoints, self.events, self.evaluations.parent, self.examples):
                 shutil.rmtree(path, ignore_errors=True)
             for path in (self.config, self.manifest, self.metrics):
                 path.unlink(missing_ok=True)
@@ -189,7 +196,7 @@ class RunDirectory:
             RunError: if there is a link or a pipe. Checkpoints may be elsewhere: only whole ones are written.
         """
         files = [self.path / name for name in (LOCK, EVALUATION_LOCK)] + [self.config, self.manifest, self.metrics]
-        folders = [self.events, self.logs, self.evaluations.parent]
+        folders = [self.events, self.logs, self.evaluations.parent, self.examples]
         with explain(self.path, "read"):
             for path in [*files, *folders, *(inside for folder in folders for inside in folder.rglob("*"))]:
                 if not path.is_symlink() and (not path.exists() or path.is_file() or path.is_dir()):

@@ -38,6 +38,7 @@ from modelyard.run.directory import (
     EVALUATION_LOCK,
     EVALUATOR,
     EVENTS,
+    EXAMPLES,
     JOURNAL,
     LOCK,
     LOGS,
@@ -50,9 +51,9 @@ from modelyard.run.remote_lock import HeldError, RemoteLock, is_alive
 from modelyard.system.files import explain, remove_folder, whole_folder
 from modelyard.system.process import SUFFIX, holders
 
-_SMALL = (CONFIG, MANIFEST, METRICS, EVENTS, LOGS, PROFILE)
+_SMALL = (CONFIG, MANIFEST, METRICS, EVENTS, LOGS, PROFILE, EXAMPLES)
 """Files and folders that are uploaded before any checkpoint, in this order: a folder with a config is a run."""
-_TO_RESUME = (CONFIG, MANIFEST, METRICS, EVENTS, LOGS)
+_TO_RESUME = (CONFIG, MANIFEST, METRICS, EVENTS, LOGS, EXAMPLES)
 _TO_READ = (CONFIG, MANIFEST, METRICS, f"{EVALUATOR}/{METRICS}")
 _TO_EVALUATE = (CONFIG, MANIFEST, METRICS)
 _REFRESH_SECONDS = 5.0
@@ -255,6 +256,13 @@ class Mirror:
             for name, state in self._read_states(kind, names).items():
                 (self.folder / name).mkdir(parents=True)
                 (self.folder / name / STATE).write_bytes(state)
+
+    def fetch_folder(self, path: Path) -> None:
+        """Downloads the files of a folder that are not here yet."""
+        below = f"{path.relative_to(self.folder).as_posix()}/"
+        for name in self._names():
+            if name.startswith(below) and not (self.folder / name).exists():
+                self._download(name)
 
     def download_weights(self, path: Path) -> None:
         """Downloads the large files of a checkpoint. Through the cache, unless it is one of many to be evaluated."""
