@@ -23,6 +23,7 @@ from conftest import environment
 from modelyard.data.dataset import DataContext, Dataset
 from modelyard.data.decoded import DecodedDataset
 from modelyard.data.sources.generated import materialise
+from modelyard.data.splits import SplitRules, divide
 from modelyard.errors import DataError, UserError
 from modelyard.registry import Entry, Options
 from waiting import PATIENCE
@@ -57,8 +58,9 @@ def load(
     context = DataContext(Path(data_dir), 0, fraction, cache, "")
     entry = Entry("dataset", "counted", target, Options, "")
     dataset = materialise(modelyard.GeneratorDataset(named, **more), entry, options or Options(), context)
-    assert isinstance(dataset, DecodedDataset)
-    return dataset
+    divided = divide(dataset, SplitRules(fraction))
+    assert isinstance(divided, DecodedDataset)
+    return divided
 
 
 def pixels(dataset: Dataset, split: str = "train") -> list[int]:

@@ -15,7 +15,7 @@ from record_files import PLAIN, numbered, payload, write
 from rich.console import Console
 
 from modelyard.config import load_config
-from modelyard.data.open_dataset import open_dataset
+from modelyard.data.open_dataset import open_stored
 from modelyard.data.records import index as record_index
 from modelyard.data.records import reader
 from modelyard.data.records.example import FeatureMap
@@ -190,7 +190,7 @@ def test_people_see_that_an_index_is_being_made(tmp_path: Path, monkeypatch: pyt
     write(tmp_path / "a.tfrecord", [{"image/encoded": payload(n), "image/class/label": n % 3} for n in range(9)])
     config = load_config(dataset=str(tmp_path / "a.tfrecord"), image_size=8, cache_dir=str(tmp_path / "cache"))
     for words in ("indexing records", ""):
-        open_dataset(config, 0.0)
+        open_stored(config)
         assert words in out.getvalue()
         assert bool(words) == bool(out.getvalue())
         out.truncate(0)

@@ -19,7 +19,7 @@ from modelyard import storage
 from modelyard.config.durations import RunLength
 from modelyard.data.dataset import Dataset
 from modelyard.data.inspection import data_info, verify_data
-from modelyard.data.open_dataset import load_dataset, open_dataset
+from modelyard.data.open_dataset import load_dataset, open_stored
 from modelyard.data.pipeline import Pipeline
 from modelyard.data.records.convert import convert
 from modelyard.data.sources.remote import local_tree
@@ -70,7 +70,7 @@ def put(folder: Path, url: str) -> None:
 
 
 def opened(source: str, **options: Any) -> Dataset:
-    return open_dataset(modelyard.load_config(dataset=source, **options), 0.0)
+    return open_stored(modelyard.load_config(dataset=source, **options))
 
 
 def batches(source: str, **options: Any) -> list[dict[str, np.ndarray[Any, Any]]]:
@@ -196,8 +196,8 @@ def test_records_are_indexed_once(files: Path, url: str, monkeypatch: pytest.Mon
 def test_two_starts_at_once_make_one_tree(files: Path, url: str, cache: Path) -> None:
     put(files / "photos", url)
     code = (
-        "import sys, modelyard\nfrom modelyard.data.open_dataset import open_dataset\n"
-        "print(open_dataset(modelyard.load_config(dataset=sys.argv[1], image_size=8), 0.0).fingerprint())\n"
+        "import sys, modelyard\nfrom modelyard.data.open_dataset import open_stored\n"
+        "print(open_stored(modelyard.load_config(dataset=sys.argv[1], image_size=8)).fingerprint())\n"
     )
     started = [
         subprocess.Popen([sys.executable, "-c", code, url], env=environment(), stdout=subprocess.PIPE, text=True)

@@ -1,14 +1,12 @@
 """Derived splits."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modelyard.data.dataset import ArrayDataset, Arrays, DataContext
-from modelyard.data.order import stratified
+from modelyard.data.dataset import ArrayDataset, Arrays, Dataset
+from modelyard.data.splits import SplitRules, divide, stratified
 from modelyard.errors import DataError
 
 relaxed = settings(deadline=None)
@@ -16,8 +14,8 @@ label_lists = st.lists(st.integers(0, 5), min_size=1, max_size=200)
 fractions = st.floats(0.01, 0.99)
 
 
-def with_validation(train: Arrays, fraction: float, seed: int, **others: Arrays) -> ArrayDataset:
-    return ArrayDataset({"train": train, **others}).with_validation(DataContext(Path("data"), seed, fraction))
+def with_validation(train: Arrays, fraction: float, seed: int, **others: Arrays) -> Dataset:
+    return divide(ArrayDataset({"train": train, **others}), SplitRules(fraction, seed=seed))
 
 
 @relaxed
@@ -124,6 +122,9 @@ def test_a_train_split_that_is_not_sound_is_explained(train: dict[str, np.ndarra
         with_validation(train, 0.2, 0)
 
 
-@pytest.mark.parametrize("train", [{"label": np.zeros(1, int)}, {"image": np.zeros((5, 2, 2))}])
-def test_a_train_split_without_labels_or_with_one_example_is_not_divided(train: dict[str, np.ndarray]) -> None:
-    assert with_validation(train, 0.2, 0).sizes() == {"train": len(next(iter(train.values())))}
+def test_a_train_split_with_one_example_is_not_divided() -> None:
+    assert with_validation({"label": np.zeros(1, int)}, 0.2, 0).sizes() == {"train": 1}
+
+
+def test_examples_without_labels_are_divided_by_chance() -> None:
+    assert with_validation({"image": np.zeros((5, 2, 2))}, 0.2, 0).sizes() == {"train": 4, "validation": 1}

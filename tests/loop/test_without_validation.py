@@ -48,15 +48,14 @@ def test_hooks_that_hang_on_evaluations_say_so(hook: str) -> None:
         go(hooks=f"+{hook}")
 
 
-def test_a_dataset_that_lacks_one_by_accident_is_still_an_error() -> None:
+def test_a_plugin_that_has_only_train_gets_one_unless_none_is_wanted() -> None:
     @modelyard.register_dataset("bare")
     def bare(options: Any, context: Any) -> Any:
         """Train only."""
         images, labels = np.zeros((20, 4, 4, 1), np.uint8), np.arange(20) % 2
         return modelyard.ArrayDataset({"train": {"image": images, "label": labels}})
 
-    with pytest.raises(DataError, match="no validation split"):
-        go(dataset="bare", validation_fraction=0.1)
+    assert go(dataset="bare", validation_fraction=0.1, model_dir="cut").split == "validation"
     assert go(dataset="bare").split == "train"
 
 

@@ -55,7 +55,8 @@ class Command:
 
 _ALL = ConfigFlags(None, ("model", "dataset", "optimizer", "learning_rate_schedule"))
 _DATASET = ("plugins", "data_dir", "cache_dir", "split_seed")
-_SHOWN_DATASET = (*_DATASET, "augment", "preprocess", "random_seed")
+_SPLITS = ("validation_fraction", "test_fraction", "split_group", "folds", "fold")
+_SHOWN_DATASET = (*_DATASET, *_SPLITS, "augment", "preprocess", "random_seed")
 _SERVED = ("plugins", "engine", "num_gpus", "gpu_id", "threads", "data_dir", "cache_dir")
 _EXPORTED = ("plugins", "data_dir", "cache_dir", "threads")
 COMMANDS = {
@@ -68,9 +69,9 @@ COMMANDS = {
     "predict": Command(serving.predict, "After training", _ALL),
     "export": Command(serving.export, "After training", ConfigFlags(_EXPORTED)),
     "serve": Command(serving.serve, "After training", ConfigFlags(_SERVED)),
-    "convert": Command(data.convert, "Data", ConfigFlags(_DATASET, ("dataset",))),
+    "convert": Command(data.convert, "Data", ConfigFlags((*_DATASET, "test_fraction", "split_group"), ("dataset",))),
     "data fetch": Command(data.data_fetch, "Data"),
-    "data info": Command(data.data_info, "Data", ConfigFlags(_DATASET, ("dataset",))),
+    "data info": Command(data.data_info, "Data", ConfigFlags((*_DATASET, *_SPLITS), ("dataset",))),
     "data verify": Command(data.data_verify, "Data", ConfigFlags(_DATASET, ("dataset",))),
     "data show": Command(data.data_show, "Data", ConfigFlags(_SHOWN_DATASET, ("dataset",))),
     "launch": Command(cluster.launch, "Cluster"),

@@ -108,6 +108,9 @@ def data_info(options: dict[str, Any], source: Source, json: Json = False) -> No
     classes = table(("class", *found["splits"]), rows, title=source)
     classes.add_section()
     classes.add_row("all", *(f"{split['examples']:,}" for split in found["splits"].values()))
+    groups = [split.get("groups") for split in found["splits"].values()]
+    if any(groups):
+        classes.add_row("groups", *("" if count is None else f"{count:,}" for count in groups))
     text: list[Any] = [classes]
     image, sizes = found["image"], found["sizes"]
     if sizes and sizes[0] != sizes[1]:

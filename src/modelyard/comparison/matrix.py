@@ -26,7 +26,7 @@ from rich.text import Text
 from modelyard import faults
 from modelyard.comparison.leaderboard import Leaderboard, leaderboard
 from modelyard.comparison.matrix_folder import MatrixFolder, is_finished, merge_plan
-from modelyard.comparison.plan import DATASET, MODEL, SEED, Cell, MatrixRequest, read_request
+from modelyard.comparison.plan import DATASET, MODEL, SEED, Cell, MatrixRequest, read_request, with_folds
 from modelyard.config.calls import parse_list
 from modelyard.errors import COMMAND_LINE, ConfigError, Interrupted, Problem, UserError
 from modelyard.launcher.job import TRAIN_AND_EVALUATE
@@ -144,6 +144,7 @@ def matrix(
     request = MatrixRequest(given, exclude, options, source, pick_up_files=source == COMMAND_LINE, trust=trust)
     if file is not None:
         request = read_request(Path(file), request)
+    request = with_folds(request)
     folder = MatrixFolder(output)
     merge_plan(folder, request)  # raises before a folder is made
     folder.create()

@@ -25,10 +25,12 @@ from modelyard.config.yaml_file import Value, inline, read_sections
 from modelyard.errors import COMMAND_LINE, ConfigError, Problem, nearest, unknown
 from modelyard.loop.start import with_absolute_paths
 
-MODEL, DATASET, SEED = "model", "dataset", "random_seed"
+MODEL, DATASET, SEED, FOLDS, FOLD = "model", "dataset", "random_seed", "folds", "fold"
 MAX_CELLS = 5000
 CELL_NAME = re.compile(r"[A-Za-z0-9_][\w.+=,@-]*")
 """A valid name of a cell, which is also the name of its folder."""
+_SHORT = {MODEL: "", DATASET: "", SEED: "seed", FOLD: "fold"}
+"""Axes whose names are shorter in the names of cells."""
 _SECTIONS = ("axes", "exclude", "options")
 _SET_BY_THE_MATRIX = ("model_dir", "runs_dir", "run_name", "resume", "best_model_dir")
 _AFFECT_RESULTS = (
@@ -220,6 +222,20 @@ def make_cells(request: MatrixRequest) -> list[Cell]:
     return cells
 
 
+def with_folds(request: MatrixRequest) -> MatrixRequest:
+    """Returns the request with the axis ``fold``, if all cells have ``folds`` and it does not say which of them."""
+    try:
+        folds = int(request.options.get(FOLDS) or 0)
+    except (TypeError, ValueError):
+        return request  # an error of every cell
+    if not 2 <= folds <= MAX_CELLS or FOLD in {*request.axes, *request.options}:
+        return request
+    axes = {key: values for key, values in request.axes.items() if key != SEED}
+    axes[FOLD] = list(range(1, folds + 1))
+    axes |= {key: values for key, values in request.axes.items() if key == SEED}
+    return replace(request, axes=axes, locations={**request.locations, FOLD: request.where(FOLDS)})
+
+
 def _located(request: MatrixRequest, problem: Problem) -> Problem:
     """Adds the line of its option, if it is in a file."""
     return replace(problem, where=request.where(problem.key)) if problem.where == request.source else problem
@@ -346,7 +362,7 @@ def _cell_names(combinations: list[dict[str, Any]]) -> list[str]:
             if key == DATASET and is_path(text):
                 text = Path(text.rstrip("/")).stem
             text = re.sub(r"[^\w.+=,@-]+", "_", text, flags=re.ASCII).strip("_.-")[:60] or "value"
-            parts.append(text if key in (MODEL, DATASET) else f"seed{text}" if key == SEED else f"{key}={text}")
+            parts.append(f"{_SHORT.get(key, key + '=')}{text}")
         names.append("-".join(parts)[:180].lstrip("-=+,@.") or "cell")
     count = Counter(names)  # a name may be that of files in two folders
     return [

@@ -13,7 +13,7 @@ from typing import Any
 
 from modelyard import storage
 from modelyard.comparison.matrix_folder import PLAN, MatrixFolder, is_finished
-from modelyard.comparison.plan import DATASET, MODEL, SEED, affects_results
+from modelyard.comparison.plan import DATASET, FOLD, MODEL, SEED, affects_results
 from modelyard.config.schema import is_path
 from modelyard.config.yaml_file import inline, is_run_config
 from modelyard.errors import RunError, UserError
@@ -26,7 +26,9 @@ from modelyard.run.summary import summarize
 
 _NOT_METRICS = ("step", "epoch", "split", "seconds")
 _ENDED = ("finished", "stopped early")
-_NOT_DISTINGUISHING = (MODEL, DATASET, SEED, "recipe", "best_model_dir", "best_metric", "test_at_end", "split_seed")
+_NOT_DISTINGUISHING = (
+    MODEL, DATASET, SEED, FOLD, "recipe", "best_model_dir", "best_metric", "test_at_end", "split_seed",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class RunResult:
     """The results of a run that has ended. Its name is its folder, relative to the folder of all runs.
 
     ``scores`` are the metrics of each split, of the best model if one was kept. ``fingerprint`` is that of the data,
-    ``started`` when it was first started, as text that sorts by time.
+    which all folds have in common, ``started`` when it was first started, as text that sorts by time.
     """
 
     name: str
@@ -46,6 +48,12 @@ class RunResult:
     seconds: float | None
     images_per_second: float | None
     started: str
+
+    @property
+    def fold(self) -> int | None:
+        """Which fold its validation split is; None without cross-validation."""
+        fold: int | None = self.options.get(FOLD)
+        return fold
 
 
 @dataclass(frozen=True)
@@ -124,6 +132,7 @@ def _failures(folder: Path, matrices: list[Path]) -> dict[Path, str]:
 
 def _read_result(directory: RunDirectory, name: str) -> RunResult:
     manifest = read_manifest(directory)
+    data = manifest.get("dataset") or {}
     rows = [*read_metrics(directory.metrics), *read_metrics(directory.evaluations)]
     best = list_best(directory.best)
     scores = {}
@@ -142,7 +151,7 @@ def _read_result(directory: RunDirectory, name: str) -> RunResult:
     return RunResult(
         name,
         run_options(directory),
-        str((manifest.get("dataset") or {}).get("fingerprint", "")),
+        str(data.get("undivided") or data.get("fingerprint", "")),
         scores,
         _integer(size.get("parameters")),
         _integer(size.get("flops")),

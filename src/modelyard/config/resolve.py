@@ -289,6 +289,16 @@ def _check_core(merged: Mapping[str, Value], problems: list[Problem]) -> Config:
         refuse("optimizer_groups", message)
     if config.shard_parameters and config.engine == "tensorflow":
         refuse("shard_parameters", "needs the JAX engine. Use --engine jax or --no_shard_parameters.")
+    if config.folds is None and config.validation_fraction + config.test_fraction >= 1:
+        message = f"{config.test_fraction} and validation_fraction {config.validation_fraction} leave nothing to train."
+        refuse("test_fraction", message, "test_fraction" if "test_fraction" in merged else "validation_fraction")
+    if config.folds is None and config.fold is not None and "folds" not in wrong:
+        refuse("fold", "needs folds: the number of folds.")
+    if config.folds is not None and config.fold is None and "fold" not in wrong:
+        message = f"is {config.folds}, but which one is the validation split? Give fold 1 to {config.folds}."
+        refuse("folds", f"{message} `modelyard matrix` runs all of them.")
+    if config.folds is not None and config.fold is not None and config.fold > config.folds:
+        refuse("fold", f"must be 1 to {config.folds}, the number of folds; got {config.fold}.")
     for pair in EXCLUSIVE:
         if not wrong & set(pair) and all(getattr(config, key) is None for key in pair):
             emptied = next(key for key in reversed(pair) if key in merged and "displaced" not in merged[key].where)

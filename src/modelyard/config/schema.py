@@ -90,7 +90,31 @@ def _check_hooks(calls: tuple[Call, ...]) -> tuple[Call, ...]:
     return calls
 
 
+def split_group_of(text: str) -> tuple[str, str | None]:
+    """Splits ``COLUMN:REGEX`` into both. Without a group in parentheses behind the colon, it is the name of a column.
+
+    Raises:
+        ValueError: if the regular expression is not valid.
+    """
+    column, colon, pattern = text.partition(":")
+    if not colon or "(" not in pattern:
+        return text, None
+    try:
+        groups = re.compile(pattern).groups
+    except re.error as error:
+        raise ValueError(f"{pattern!r} is not a valid regular expression: {error}.") from error
+    return (column, pattern) if groups else (text, None)
+
+
+def _check_split_group(text: str) -> str:
+    split_group_of(text)
+    if not text.strip():
+        raise ValueError("is empty; name a column.")
+    return text
+
+
 Names = Annotated[tuple[str, ...], BeforeValidator(parse_list)]
+SplitGroup = Annotated[str, AfterValidator(_check_split_group)]
 Renames = Annotated[Names, AfterValidator(_check_renames)]
 Views = Annotated[tuple[Literal["flip", "shift"], ...], BeforeValidator(parse_list), AfterValidator(_check_repeats)]
 Formats = Annotated[
@@ -167,8 +191,21 @@ class Data(Group):
     validation_fraction: float = option(
         0.1, "fraction of the training split to hold out if a dataset has no validation split; 0: none", ge=0, lt=1
     )
+    test_fraction: float = option(
+        0.0, "fraction of the training split to hold out if a dataset has no test split; 0: none", ge=0, lt=1
+    )
+    split_group: SplitGroup | None = option(
+        None,
+        "keep examples with the same value together in one split or fold: a column, a feature, "
+        "or a part of it such as 'path:([^/_]+)_'",
+    )
+    folds: int | None = option(
+        None, "cross-validation: divide train into so many folds; fold is the validation split, the others train",
+        ge=2, le=1000,
+    )  # fmt: skip
+    fold: int | None = option(None, "which fold is the validation split, from 1; `modelyard matrix` runs all", ge=1)
     split_seed: int = option(
-        0, "seed of the validation split; runs with different random_seed share the split", ge=0, lt=2**63
+        0, "seed of derived splits and folds; runs with different random_seed share them", ge=0, lt=2**63
     )
     augment: CallList = option((), "augmentations for training, in order: pad_and_crop(padding=4), flip_left_right")
     preprocess: CallList = option((), "your own preprocessing for training and evaluation, in order")

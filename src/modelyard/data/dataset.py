@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +20,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from modelyard.data.order import random_parts, stratified
 from modelyard.errors import DataError
 from modelyard.storage import cache_folder
 
@@ -89,6 +88,7 @@ class DataContext:
         validation_fraction: share of train that becomes the validation split, if there is none.
         cache_dir: folder for files that can be created again.
         source: the path of the dataset, if it is given by path.
+        split_group: the column whose equal values stay in one split; a source need not read other columns.
     """
 
     data_dir: Path
@@ -96,22 +96,30 @@ class DataContext:
     validation_fraction: float
     cache_dir: Path = field(default_factory=cache_folder)
     source: str = ""
+    split_group: str = ""
 
 
-def divide_train(
-    labels: NDArray[np.generic], kind: LabelKind, context: DataContext
-) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
-    """Returns the rows that stay in train and those of the derived validation split; None if none is to be derived."""
-    fraction, seed = context.validation_fraction, context.split_seed
-    if fraction <= 0 or len(labels) < 2:
-        return None
-    return stratified(labels, fraction, seed) if kind == "class" else random_parts(len(labels), fraction, seed)
+@dataclass(frozen=True)
+class DerivedSplits:
+    """Splits that are derived from train.
+
+    Args:
+        rows: for each split, train included, the rows of the whole train split, sorted.
+        groups: the number of groups in each split; empty if examples are not grouped.
+        fingerprint: of the dataset before it was divided into folds; empty without folds.
+    """
+
+    rows: Mapping[str, NDArray[np.int64]]
+    groups: Mapping[str, int]
+    fingerprint: str = ""
 
 
 class Dataset(ABC):
     """Examples by split and index. Subclass it for data that does not fit in memory; else use `ArrayDataset`."""
 
     classes: tuple[str, ...]
+    derived: DerivedSplits | None = None
+    """The splits that were derived from train, if any were."""
 
     @property
     @abstractmethod
@@ -164,6 +172,29 @@ class Dataset(ABC):
         return str(index)
 
     @property
+    def declared_splits(self) -> Collection[str]:
+        """The splits that the dataset brings, empty ones included. They are not derived."""
+        return self.sizes()
+
+    @property
+    def columns(self) -> list[str]:
+        """The names that `column` knows."""
+        return sorted(name for name, feature in self.features.items() if not feature.shape)
+
+    def column(self, split: str, name: str) -> NDArray[Any] | None:
+        """Returns one value per example, by which `--split_group` groups them; None if there is no such feature."""
+        feature = self.features.get(name)
+        if feature is None or feature.shape:
+            return None
+        size, at_once = self.size(split), 1024
+        parts = [np.arange(start, min(start + at_once, size)) for start in range(0, size, at_once)]
+        return np.concatenate([np.asarray(self.read(split, rows)[name]) for rows in parts])
+
+    def divided(self, derived: DerivedSplits, drop: Collection[str] = ()) -> Dataset:
+        """Returns the dataset with these splits in place of train, without the features in ``drop``."""
+        return _DividedDataset(self, derived, drop)
+
+    @property
     def stored(self) -> Dataset:
         """The dataset before the user's preprocessing of examples."""
         return self
@@ -174,6 +205,68 @@ class Dataset(ABC):
         if split not in sizes:
             raise DataError(f"the dataset has no {split} split. It has: {', '.join(sizes)}.")
         return sizes[split]
+
+
+class _DividedDataset(Dataset):
+    """Any dataset with splits that are derived from its train split."""
+
+    def __init__(self, whole: Dataset, derived: DerivedSplits, drop: Collection[str]) -> None:
+        self._whole, self.derived, self._drop = whole, derived, drop
+        self._arrays: dict[str, Arrays] = {}
+        self.classes = whole.classes
+
+    @property
+    def features(self) -> dict[str, Feature]:
+        return {name: feature for name, feature in self._whole.features.items() if name not in self._drop}
+
+    @property
+    def crops(self) -> bool:
+        return self._whole.crops
+
+    def sizes(self) -> dict[str, int]:
+        return {**self._whole.sizes(), **{split: len(rows) for split, rows in self._rows.items()}}
+
+    @property
+    def _rows(self) -> Mapping[str, NDArray[np.int64]]:
+        assert self.derived is not None
+        return self.derived.rows
+
+    def _find(self, split: str, indices: NDArray[np.int64]) -> tuple[str, NDArray[np.int64]]:
+        """Returns split and rows in the whole."""
+        return (TRAIN, self._rows[split][indices]) if split in self._rows else (split, indices)
+
+    def read(self, split: str, indices: NDArray[np.int64]) -> Arrays:
+        self.size(split)
+        return {n: a for n, a in self._whole.read(*self._find(split, indices)).items() if n not in self._drop}
+
+    def read_into(self, split: str, indices: NDArray[np.int64], out: Arrays, crop: Crop | None = None) -> None:
+        self._whole.read_into(*self._find(split, indices), out, crop)
+
+    def arrays(self, split: str) -> Arrays | None:
+        if split not in self._arrays:
+            found = self._whole.arrays(TRAIN if split in self._rows else split)
+            if found is None:
+                return None
+            kept = {name: array for name, array in found.items() if name not in self._drop}
+            rows = self._rows.get(split)
+            self._arrays[split] = kept if rows is None else {name: array[rows] for name, array in kept.items()}
+        return self._arrays[split]
+
+    def labels(self, split: str) -> NDArray[np.int32] | None:
+        if split not in self._rows:
+            return self._whole.labels(split)
+        labels = self._whole.labels(TRAIN)
+        return None if labels is None else labels[self._rows[split]]
+
+    def name(self, split: str, index: int) -> str:
+        found, rows = self._find(split, np.array([index]))
+        return self._whole.name(found, int(rows[0]))
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(self._whole.fingerprint().encode())
+        for split, rows in sorted(self._rows.items()):
+            digest.update(split.encode() + np.ascontiguousarray(rows, np.int64).data)
+        return digest.hexdigest()
 
 
 class ArrayDataset(Dataset):
@@ -216,17 +309,16 @@ class ArrayDataset(Dataset):
                 )
         return classes
 
-    def with_validation(self, context: DataContext) -> ArrayDataset:
-        """Returns the dataset with a validation split, derived from train if there is none. Ids are kept."""
+    def divided(self, derived: DerivedSplits, drop: Collection[str] = ()) -> ArrayDataset:
+        """Returns the dataset with these splits in place of train. Ids are kept."""
         train = self._splits[TRAIN]
-        if VALIDATION in self._splits or LABEL not in train:
-            return self
-        parts = divide_train(train[LABEL], label_kind(self.features[LABEL]), context)
-        if parts is None:
-            return self
+        cut = {split: {name: array[rows] for name, array in train.items()} for split, rows in derived.rows.items()}
         divided = copy.copy(self)
-        for split, rows in zip((TRAIN, VALIDATION), parts, strict=True):
-            divided._splits = {**divided._splits, split: {name: array[rows] for name, array in train.items()}}
+        divided.derived = derived
+        divided._splits = {
+            split: {name: array for name, array in arrays.items() if name not in drop}
+            for split, arrays in {**self._splits, **cut}.items()
+        }
         return divided
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -15,13 +15,11 @@ from modelyard.data.dataset import (
     IMAGE,
     LABEL,
     TRAIN,
-    VALIDATION,
     Arrays,
     Crop,
-    DataContext,
     Dataset,
+    DerivedSplits,
     Feature,
-    divide_train,
     empty_arrays,
 )
 from modelyard.data.image_spec import ImageOptions, ImageSpec, UndecodableError
@@ -55,20 +53,32 @@ class DecodedDataset(Dataset):
         if not self._predicts and not len(splits.get(TRAIN, ())):
             raise DataError("there are no training examples.")
         self.splits = {name: examples for name, examples in splits.items() if len(examples)}
-        self._has_validation = VALIDATION in splits  # even if it is empty
+        self._declared = tuple(splits)
         self.classes = tuple(classes)
         self.bad: dict[int, str] = {}
         self._image, self._labelled, self._skip_bad = image, labelled, skip_bad
 
-    def with_validation(self, context: DataContext) -> DecodedDataset:
-        """Returns the dataset with a validation split, derived from train if there is none."""
+    @property
+    def declared_splits(self) -> Collection[str]:
+        """The splits that there are files for, even if there are no examples in them."""
+        return self._declared
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns of the training examples."""
+        return self.splits[TRAIN].columns
+
+    def column(self, split: str, name: str) -> NDArray[Any] | None:
+        """Returns a column of the raw examples."""
+        return self.splits[split].column(name)
+
+    def divided(self, derived: DerivedSplits, drop: Collection[str] = ()) -> DecodedDataset:
+        """Returns the dataset with these splits in place of train."""
         whole = self.splits[TRAIN]
-        parts = None if self._has_validation else divide_train(whole.labels, whole.label_kind, context)
-        if parts is None:
-            return self
-        train, validation = (ExampleSubset(whole, rows) for rows in parts)
-        splits = {**self.splits, TRAIN: train, VALIDATION: validation}
-        return DecodedDataset(splits, self.classes, self._image)
+        cut = {split: ExampleSubset(whole, rows) for split, rows in derived.rows.items()}
+        divided = DecodedDataset({**self.splits, **cut}, self.classes, self._image)
+        divided.derived = derived
+        return divided
 
     @cached_property
     def image_spec(self) -> ImageSpec:
@@ -169,6 +179,13 @@ class _DatasetExamples(RawExamples):
 
     def name(self, index: int) -> str:
         return self.dataset.name(self.split, index)
+
+    @property
+    def columns(self) -> list[str]:
+        return self.dataset.columns
+
+    def column(self, name: str) -> NDArray[Any] | None:
+        return self.dataset.column(self.split, name)
 
     def fingerprint(self) -> str:
         return hashlib.sha256(f"{self.dataset.fingerprint()}/{self.split}".encode()).hexdigest()

@@ -18,7 +18,7 @@ from modelyard.config.schema import is_path
 from modelyard.data.dataset import IMAGE, TRAIN, Dataset
 from modelyard.data.decoded import DecodedDataset, raw_examples_of
 from modelyard.data.images import decode, upright_size
-from modelyard.data.open_dataset import open_dataset
+from modelyard.data.open_dataset import open_dataset, open_stored
 from modelyard.data.raw_examples import RawExample, RawExamples
 from modelyard.data.records.reader import (
     DATASET_JSON,
@@ -32,6 +32,7 @@ from modelyard.data.records.reader import (
 )
 from modelyard.data.sources.files import kind_of
 from modelyard.data.sources.remote import local_tree
+from modelyard.data.splits import SPLIT_OPTIONS
 from modelyard.errors import DataError
 from modelyard.storage import cache_folder, is_remote
 from modelyard.system.console import bar
@@ -49,19 +50,24 @@ Size = tuple[int, int]
 
 
 def data_info(source: str, origin: str = "Python", **options: Any) -> dict[str, Any]:
-    """Returns the splits, classes and shapes of a dataset.
+    """Returns the splits, classes and shapes of a dataset, as it is stored.
 
     Args:
         source: a path or the name of a dataset.
         origin: where the options come from, for error messages.
-        **options: options of the dataset.
+        **options: options of the dataset. With one of splits, such as ``validation_fraction``, the splits are those
+            that a run with these options has.
     """
-    dataset = open_dataset(resolve({**options, "dataset": source}, source=origin, pick_up_files=False), 0.0)
+    config = resolve({**options, "dataset": source}, source=origin, pick_up_files=False)
+    as_in_a_run = any(options.get(name) is not None for name in SPLIT_OPTIONS)
+    dataset = open_dataset(config) if as_in_a_run else open_stored(config)
     splits = {}
     for split, size in dataset.sizes().items():
         labels = dataset.labels(split)
         counts = None if labels is None else np.bincount(labels, minlength=len(dataset.classes)).tolist()
         splits[split] = {"examples": size, "classes": counts}
+        if dataset.derived is not None and split in dataset.derived.groups:
+            splits[split]["groups"] = dataset.derived.groups[split]
     image = dataset.features.get(IMAGE)
     return {
         "source": source,
@@ -160,7 +166,7 @@ def verify_data(source: str, origin: str = "Python", **options: Any) -> VerifyRe
         examples = sum(split.examples for split in read_dataset_json(folder).splits.values())
         with bar("verifying", examples) as progress:
             return verify_folder(folder, cache=cache, threads=threads, progress=progress)
-    dataset = open_dataset(config, 0.0)
+    dataset = open_stored(config)
     with bar("verifying", sum(dataset.sizes().values())) as progress:
         return verify(raw_examples_of(dataset), dataset.classes, threads=threads, progress=progress)
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from modelyard.config.schema import Config, is_path
+from modelyard.config.schema import Config, is_path, split_group_of
 from modelyard.data.dataset import LABEL, TRAIN, VALIDATION, DataContext, Dataset, GeneratorDataset, label_kind
 from modelyard.data.preprocess import with_example_preprocessing
+from modelyard.data.splits import SplitRules, divide
 from modelyard.errors import DataError
 from modelyard.storage import cache_folder
 
@@ -18,25 +19,26 @@ log = logging.getLogger("modelyard")
 
 def load_dataset(config: Config) -> Dataset:
     """Returns the dataset of a config, with the user's preprocessing of examples."""
-    dataset = open_dataset(config, config.validation_fraction)
+    dataset = open_dataset(config)
     _warn_about_labels(dataset)
     _warn_about_classes(dataset)
     return with_example_preprocessing(dataset, config.preprocess)
 
 
-def open_dataset(config: Config, validation_fraction: float) -> Dataset:
-    """Returns the dataset of a config as it is stored.
+def open_dataset(config: Config) -> Dataset:
+    """Returns the dataset of a config, with the splits that are derived from train, before the user's preprocessing."""
+    return divide(open_stored(config), SplitRules.of(config))
 
-    Args:
-        config: the resolved config.
-        validation_fraction: share of train that becomes the validation split, if there is none; 0 for no such split.
-    """
+
+def open_stored(config: Config) -> Dataset:
+    """Returns the dataset of a config as it is stored, with the splits that it brings."""
     context = DataContext(
         Path(config.data_dir).expanduser(),
         config.split_seed,
-        validation_fraction,
+        config.validation_fraction,
         cache_folder(config.cache_dir),
         config.dataset if is_path(config.dataset) else "",
+        "" if config.split_group is None else split_group_of(config.split_group)[0],
     )
     entry, options = config.entry("dataset"), config.options_of("dataset")
     dataset = entry.load()(options, context)

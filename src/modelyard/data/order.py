@@ -1,4 +1,4 @@
-"""The order of examples, and derived splits: pure functions of the seed.
+"""The order of examples: a pure function of the seed.
 
 Training reads one endless stream, epoch after epoch. Each epoch is a permutation given by (seed, epoch, size). Global
 batch k of size B is positions kB to (k+1)B. There is no iterator and no state: resuming at step 10 million takes as
@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 _ORDER_DOMAIN = 0x6F72646572  # domains separate the uses of one seed
 _BLOCK_DOMAIN = 0x626C6F636B
 _WINDOW_DOMAIN = 0x77696E646F77
-_SPLIT_DOMAIN = 0x73706C6974
 
 BLOCK = 256
 """Two levels: neighbours in storage per block."""
@@ -45,33 +44,6 @@ def raw_draws(seed: int, domain: int, number: int, count: int, part: int = 0) ->
 def permutation(seed: int, domain: int, number: int, size: int, part: int = 0) -> NDArray[np.int64]:
     """Returns a permutation of ``size`` elements: the order of random keys, equal keys by index."""
     return np.argsort(raw_draws(seed, domain, number, size, part), kind="stable").astype(np.int64)
-
-
-def stratified(labels: NDArray[np.generic], fraction: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns the indices of the larger and of the smaller part; the smaller has ``fraction`` of every class.
-
-    A class with a single example stays in the larger part, unless all classes have a single example.
-    """
-    chosen = []
-    for label in np.unique(labels):
-        members = np.flatnonzero(labels == label)
-        count = min(round(len(members) * fraction), len(members) - 1)
-        chosen.append(members[permutation(seed, _SPLIT_DOMAIN, int(label), len(members))[:count]])
-    smaller = np.sort(np.concatenate(chosen))
-    if len(smaller) == 0 and len(labels) > 1:
-        order = permutation(seed, _SPLIT_DOMAIN, -1, len(labels))
-        _, classes, counts = np.unique(labels, return_inverse=True, return_counts=True)
-        spare = counts[classes[order]] > 1
-        smaller = order[spare][:1] if spare.any() else order[:1]
-    larger = np.setdiff1d(np.arange(len(labels)), smaller)
-    return larger.astype(np.int64), smaller.astype(np.int64)
-
-
-def random_parts(count: int, fraction: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns what `stratified` returns, for examples without classes. Neither part is empty."""
-    order = permutation(seed, _SPLIT_DOMAIN, -1, count)
-    smaller = min(max(round(count * fraction), 1), count - 1)
-    return np.sort(order[smaller:]), np.sort(order[:smaller])
 
 
 class Order:

@@ -41,6 +41,15 @@ class RawExamples(ABC):
         """The kind of the labels."""
         return label_kind(Feature(self.labels.shape[1:], self.labels.dtype.name))
 
+    @property
+    def columns(self) -> list[str]:
+        """The names that `column` knows."""
+        return []
+
+    def column(self, name: str) -> NDArray[Any] | None:
+        """Returns one value per example, by which `--split_group` groups them; None if there is no such column."""
+        return None
+
     @cached_property
     def ids(self) -> NDArray[np.int64]:
         """A number per example. Derived splits keep it."""

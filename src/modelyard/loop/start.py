@@ -18,6 +18,7 @@ from modelyard.config.durations import RunLength
 from modelyard.config.schema import COMPONENTS, CORE_FIELDS, is_path
 from modelyard.config.yaml_file import inline
 from modelyard.data.dataset import Dataset
+from modelyard.data.splits import describe_splits
 from modelyard.errors import ChangedConfigError, ConfigError, DataError, Problem, RunError
 from modelyard.run.checkpoint import Checkpoint, folder_name, list_checkpoints
 from modelyard.run.directory import (
@@ -221,6 +222,7 @@ def record_start(
     from modelyard.models.data_info import record_data
 
     described = {"fingerprint": fingerprint, "sizes": dataset.sizes(), "classes": list(dataset.classes)[:1000]}
+    described |= describe_splits(dataset.stored)
     before.update(
         run_id=before.get("run_id") or (checkpoint and checkpoint.loop_state.get("run")) or uuid.uuid4().hex,
         evaluates=evaluates,

@@ -12,7 +12,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from modelyard.config import resolve
 from modelyard.config.schema import PATH_DATASET
 from modelyard.data.dataset import SPLITS, VALIDATION
 from modelyard.data.decoded import DecodedDataset, raw_examples_of
-from modelyard.data.open_dataset import open_dataset
+from modelyard.data.open_dataset import open_stored
 from modelyard.data.raw_examples import RawExamples
 from modelyard.data.records.index import index_path
 from modelyard.data.records.reader import (
@@ -48,6 +48,7 @@ from modelyard.data.records.shard import (
     result_path,
     write_shards,
 )
+from modelyard.data.splits import SplitRules, divide
 from modelyard.errors import DataError
 from modelyard.storage import is_remote
 from modelyard.system.console import bar
@@ -126,9 +127,10 @@ def convert(
     unsuitable = [key for key in ("image_size", "image_fit", "image_channels") if key in options]
     if unsuitable and config.entry("dataset").name == PATH_DATASET:
         raise DataError(f"{unsuitable[0]} is chosen when training; to store smaller images, use --max_edge.")
-    dataset = open_dataset(config, validation_fraction or 0.0)
-    if validation_fraction and VALIDATION in open_dataset(config, 0.0).sizes():
+    stored = open_stored(config)
+    if validation_fraction and VALIDATION in stored.sizes():
         raise DataError(f"{source} already has a validation split; remove --validation_fraction.")
+    dataset = divide(stored, replace(SplitRules.of(config), validation_fraction=validation_fraction or 0.0))
     if not isinstance(dataset, DecodedDataset):
         processes = 1  # the examples are in the memory of this process
     splits = raw_examples_of(dataset)

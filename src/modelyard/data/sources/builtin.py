@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from modelyard.data.catalog import SyntheticOptions
 from modelyard.data.dataset import TEST, TRAIN, VALIDATION, ArrayDataset, Arrays, DataContext, Dataset
-from modelyard.data.order import raw_draws, stratified
+from modelyard.data.order import raw_draws
 from modelyard.data.sources.npz import read_npz
 from modelyard.data.sources.plain_pickle import load_plain_pickle
+from modelyard.data.splits import stratified
 from modelyard.errors import DataError
 from modelyard.registry import Options
 from modelyard.system.untrusted import check_expansion, inflated, open_regular, read_regular
@@ -47,7 +48,7 @@ def digits(options: Options, context: DataContext) -> Dataset:
         split: {"image": images[rows], "label": labels[rows], "id": rows}
         for split, rows in zip((TRAIN, TEST), stratified(labels, _TEST_FRACTION, _TEST_SEED), strict=True)
     }
-    return ArrayDataset(splits).with_validation(context)
+    return ArrayDataset(splits)
 
 
 def synthetic(options: SyntheticOptions, context: DataContext) -> Dataset:
@@ -131,7 +132,7 @@ def _idx(name: str, context: DataContext, classes: tuple[str, ...]) -> Dataset:
         if len(images) != len(labels):
             raise DataError(f"{paths[0]} holds {len(images)} images, {paths[1]} {len(labels)} labels.")
         splits[split] = {"image": images, "label": labels}
-    return ArrayDataset(splits, classes).with_validation(context)
+    return ArrayDataset(splits, classes)
 
 
 def _idx_path(name: str, file: str, context: DataContext) -> Path:
@@ -218,7 +219,7 @@ def _cifar(
             classes = tuple(n.decode() for n in load_plain_pickle(read("meta"), "meta")[b"fine_label_names"])
         except (KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
             raise DataError(f"the file meta of {name} holds no fine_label_names.") from error
-    return ArrayDataset(splits, classes).with_validation(context)
+    return ArrayDataset(splits, classes)
 
 
 def _folder_reader(folder: Path) -> Callable[[str], bytes]:

@@ -117,7 +117,7 @@ def files(options: FilesOptions, context: DataContext) -> Dataset:
 
     splits = raw_examples_of(found) if isinstance(found, ArrayDataset) else found.splits
     image = ImageOptions(options.image_size, options.image_channels, options.image_fit)
-    return DecodedDataset(splits, classes, image).with_validation(context)
+    return DecodedDataset(splits, classes, image)
 
 
 def _read(paths: dict[str, Path], options: FilesOptions, context: DataContext) -> Source | ArrayDataset:

@@ -72,7 +72,7 @@ def materialise(generated: GeneratorDataset, entry: Entry, options: Options, con
     splits: dict[str, RawExamples] = {
         split: RecordExamples([folder / f"{split}.tfrecord"], features, cached) for split in generated.splits
     }
-    return DecodedDataset(splits, facts["classes"], ImageOptions(generated.image_size)).with_validation(context)
+    return DecodedDataset(splits, facts["classes"], ImageOptions(generated.image_size))
 
 
 def _generate_once(generated: GeneratorDataset, cached: Path, name: str) -> None:

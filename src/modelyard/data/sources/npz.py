@@ -173,4 +173,4 @@ def _dataset(
     for split, part in splits.items():
         if part["image"].ndim and part["label"].ndim and len(part["image"]) != len(part["label"]):
             raise DataError(f"{path}: {len(part['image'])} images but {len(part['label'])} labels for {split}.")
-    return ArrayDataset(splits, classes).with_validation(context)
+    return ArrayDataset(splits, classes)

@@ -138,7 +138,7 @@ def _split_examples(run: OpenRun, split: str) -> _Labelled:
     from modelyard.data.decoded import raw_examples_of
     from modelyard.data.open_dataset import open_dataset
 
-    dataset = open_dataset(run.config, run.config.validation_fraction)
+    dataset = open_dataset(run.config)
     dataset.size(split)
     return raw_examples_of(dataset)[split], True
 
