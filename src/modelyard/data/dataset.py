@@ -179,7 +179,7 @@ class Dataset(ABC):
     @property
     def columns(self) -> list[str]:
         """The names that `column` knows."""
-        return sorted(name for name, feature in self.features.items() if not feature.shape)
+        return sorted(name for name, feature in self.features.items() if not feature.shape and name != LABEL)
 
     def column(self, split: str, name: str) -> NDArray[Any] | None:
         """Returns one value per example, by which `--split_group` groups them; None if there is no such feature."""
