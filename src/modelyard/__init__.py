@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from modelyard.run.weights.read import load_weights
     from modelyard.serving.exporting.export import Exported, export
     from modelyard.serving.http.server import serve
+    from modelyard.serving.loaded_run import Predicted, Rows, Run, load
     from modelyard.serving.prediction.predict import Predictions, predict
 
 # Imported on first use: `import modelyard` must be quick and must not choose Keras's backend.
@@ -75,6 +76,7 @@ _HOMES = {
     "modelyard.serving.prediction.predict": ("Predictions", "predict"),
     "modelyard.serving.exporting.export": ("Exported", "export"),
     "modelyard.serving.http.server": ("serve",),
+    "modelyard.serving.loaded_run": ("Predicted", "Rows", "Run", "load"),
     "modelyard.api": ("ExportFailedError", "evaluate", "resume", "train", "train_and_evaluate"),
     "modelyard.registry": (
         "Options",
@@ -113,10 +115,13 @@ __all__ = [
     "MatrixResult",
     "MultiLabel",
     "Options",
+    "Predicted",
     "Predictions",
     "Regressor",
     "RegressorOptions",
     "Result",
+    "Rows",
+    "Run",
     "Task",
     "UserError",
     "any_input",
@@ -129,6 +134,7 @@ __all__ = [
     "image_input",
     "launch",
     "leaderboard",
+    "load",
     "load_config",
     "load_weights",
     "main",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,8 +15,11 @@ from modelyard import storage
 from modelyard.cluster.description import CHIEF, EVALUATOR
 from modelyard.cluster.environment import find_cluster
 from modelyard.config import Config
+from modelyard.data.dataset import VALIDATION
+from modelyard.data.sources.arrays import is_one_split
 from modelyard.errors import ConfigError, Problem, UserError
-from modelyard.loop.existing_run import evaluate, find_checkpoint, resume_config
+from modelyard.loop import existing_run
+from modelyard.loop.existing_run import find_checkpoint, resume_config
 from modelyard.loop.run import Result, as_config
 from modelyard.loop.run import run as run_stages
 from modelyard.run.checkpoint import step_of
@@ -83,6 +87,36 @@ def resume(model_dir: str | Path, *, restore_config: bool = False, **options: An
     return run(*resume_config(model_dir, options))
 
 
+def evaluate(
+    model_dir: str | Path,
+    *,
+    checkpoint: str | int | None = None,
+    split: str | None = None,
+    source: str = "Python",
+    **options: Any,
+) -> Result:
+    """Evaluates a checkpoint of a run, every example counted once.
+
+    Args:
+        model_dir: the run folder.
+        checkpoint: best, latest or a step; by default best if there is one.
+        split: validation (the default), test or train.
+        source: where the options come from, for error messages.
+        **options: options that do not change what was trained, such as eval_batch_size or engine. ``dataset`` may be
+            the arrays of the run, or without ``split`` any examples with labels, such as (x, y).
+
+    Example:
+        >>> modelyard.evaluate("runs/first", split="test").metrics["accuracy"]
+    """
+    data = options.get("dataset")
+    if data is None or split is not None or isinstance(data, str | os.PathLike) or not is_one_split(data):
+        wanted = split or VALIDATION
+        return existing_run.evaluate(model_dir, checkpoint=checkpoint, split=wanted, source=source, **options)
+    from modelyard.serving.loaded_run import load
+
+    return load(model_dir, checkpoint, **{**options, "dataset": None}).evaluate(data)
+
+
 def run(config: Config, evaluates: bool) -> Result:
     """Runs one process of a run, and makes the exports if this process knows the best model.
 
@@ -112,7 +146,7 @@ def run(config: Config, evaluates: bool) -> Result:
         result = distributed.run(config, evaluates, cluster)
     if not formats or result.role not in (CHIEF, EVALUATOR) or result.evaluates_elsewhere:
         return result
-    return _exported(result, formats, in_subprocess=not cluster.is_alone)
+    return _exported(result, formats, config.given_dataset, in_subprocess=not cluster.is_alone)
 
 
 def _check_exports(config: Config) -> None:
@@ -126,8 +160,15 @@ def _check_exports(config: Config) -> None:
         check_installed(form)
 
 
-def _exported(result: Result, forms: Sequence[Any], in_subprocess: bool) -> Result:
-    """Returns the result with its exports. One that fails does not prevent the others."""
+def _exported(result: Result, forms: Sequence[Any], data: Any, in_subprocess: bool) -> Result:
+    """Returns the result with its exports. One that fails does not prevent the others.
+
+    Args:
+        result: the result of the run.
+        forms: the formats.
+        data: the examples of the run, if a Python program gave them: exports are checked on some.
+        in_subprocess: whether other processes export.
+    """
     from modelyard.serving.exporting.export import export, export_in_subprocess
 
     paths, failures = [], []
@@ -139,7 +180,8 @@ def _exported(result: Result, forms: Sequence[Any], in_subprocess: bool) -> Resu
                 report("exporting")
                 # TensorFlow that was part of a cluster can no longer build a model of its own.
                 make = export_in_subprocess if in_subprocess else export
-                path = make(result.model_dir, format=form, trust=True).path  # it has just run with this config
+                # The run's plugins have just been used.
+                path = make(result.model_dir, format=form, trust=True, dataset=data).path
             paths.append(path)
         except UserError as error:
             failures.append((form, str(error)))

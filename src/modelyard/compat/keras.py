@@ -31,6 +31,19 @@ def set_precision(config: Config) -> None:
         getattr(dtypes, "BIT64_TO_BIT32_DTYPE", {})["float64"] = "float64"
 
 
+@contextmanager
+def session_of(config: Config) -> Iterator[None]:
+    """Builds models as a run does while the block runs: with its precision and names. The user's settings come back."""
+    floatx, policy = keras.config.floatx(), keras.config.dtype_policy()
+    keras.utils.clear_session(free_memory=False)  # names must not depend on what was built before
+    try:
+        set_precision(config)
+        yield
+    finally:
+        keras.config.set_floatx(floatx)
+        keras.config.set_dtype_policy(policy)
+
+
 def seed_initializers(seed: int) -> None:
     """Makes the initial weights of the next model depend only on ``seed``.
 

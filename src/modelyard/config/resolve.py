@@ -6,6 +6,7 @@ Defaults < recipe < a set of project.yaml < a set of hyperparameters.yaml < comm
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -17,7 +18,16 @@ from pydantic import BaseModel, ValidationError
 from modelyard.config.backend import select_engine
 from modelyard.config.calls import Call, validation_message
 from modelyard.config.plugins import load_installed_plugins, load_plugins
-from modelyard.config.schema import COMPONENTS, CORE_FIELDS, EXCLUSIVE, TRUST, Config, registered_name
+from modelyard.config.schema import (
+    COMPONENTS,
+    CORE_FIELDS,
+    EXCLUSIVE,
+    GIVEN_DATASET,
+    TRUST,
+    Config,
+    GivenDataset,
+    registered_name,
+)
 from modelyard.config.trust import is_own_file, trust_cache, trust_plugins, trust_saved_model
 from modelyard.config.weight_groups import read_group, read_phases
 from modelyard.config.yaml_file import CONFIG_VERSION, RUN_CONFIG_KEY, Value, is_run_config, read_flat, read_set
@@ -65,6 +75,7 @@ def resolve(
         UntrustedPluginError: if a file that is not the user's own names plugins or a SavedModel.
     """
     problems: list[Problem] = []
+    given, given_dataset = _without_objects(given)
     top = {key.replace("-", "_"): Value(value, source) for key, value in given.items() if value is not None}
     trust = _pop_trust(top, problems)
     levels = _levels(top, pick_up_files, problems)
@@ -88,7 +99,17 @@ def resolve(
     config = config.model_copy(update={"component_options": component_options})
     config._origins = {key: value.where for key, value in merged.items()}
     config._notes = notes
+    config._given_dataset = given_dataset
     return config
+
+
+def _without_objects(given: Mapping[str, Any]) -> tuple[dict[str, Any], GivenDataset | None]:
+    """Returns the options as a file could have them, and the examples that are given as ``dataset``, if any."""
+    options = {key: os.fspath(value) if isinstance(value, os.PathLike) else value for key, value in given.items()}
+    data = options.get("dataset")
+    if data is None or isinstance(data, str):
+        return options, None
+    return {**options, "dataset": GIVEN_DATASET}, GivenDataset(data)
 
 
 def _pop_trust(top: dict[str, Value], problems: list[Problem]) -> bool:

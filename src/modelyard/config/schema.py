@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -375,12 +376,20 @@ class Hooks(Group):
     )
 
 
+@dataclass(eq=False)
+class GivenDataset:
+    """Data that a Python program gave as the option ``dataset``: not a name, but the examples themselves."""
+
+    data: Any
+
+
 class Config(Experiment, Files, Data, Training, Evaluation, Devices, Machines, Saving, Hooks):
     """The resolved config of a run. Make one with `modelyard.load_config`."""
 
     component_options: dict[str, Any] = Field(default_factory=dict, exclude=True, repr=False)
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
     _notes: list[str] = PrivateAttr(default_factory=list)
+    _given_dataset: GivenDataset | None = PrivateAttr(None)
 
     def options_of(self, component: str) -> Options:
         """The typed options of the chosen "model", "dataset", "optimizer" or "learning_rate_schedule"."""
@@ -415,6 +424,11 @@ class Config(Experiment, Files, Data, Training, Evaluation, Devices, Machines, S
         return self._origins.get(key, "default")
 
     @property
+    def given_dataset(self) -> Any:
+        """The examples that a Python program gave as ``dataset``; None if it is a name or a path."""
+        return None if self._given_dataset is None else self._given_dataset.data
+
+    @property
     def notes(self) -> list[str]:
         """Messages about options that are set and have no effect in this run."""
         return list(self._notes)
@@ -433,6 +447,8 @@ def is_mutable(key: str) -> bool:
 
 PATH_DATASET = "files"
 """The registered dataset that reads a path."""
+GIVEN_DATASET = "arrays"
+"""The registered dataset of examples that a Python program gives."""
 _FILES = re.compile(r"\.(npz|npy|csv|tfrecords?|tfrec|records?)(\.gz)?$", re.IGNORECASE)
 
 

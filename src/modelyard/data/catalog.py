@@ -191,6 +191,7 @@ _DATASETS: _Table = (
         "your own files: --dataset PATH of a folder per class, a .csv, .npz or .npy file, or records; "
         "or --train_files, --eval_files, --test_files",
     ),
+    ("arrays", "arrays:given", Options, "arrays that a Python program gives: train(dataset=(x, y))"),
 )
 _AUGMENTATIONS: _Table = (
     ("pad_and_crop", "geometry:PadAndCrop", PadAndCropOptions, "pad images, and crop them at random to their size"),

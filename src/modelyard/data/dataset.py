@@ -89,6 +89,7 @@ class DataContext:
         cache_dir: folder for files that can be created again.
         source: the path of the dataset, if it is given by path.
         split_group: the column whose equal values stay in one split; a source need not read other columns.
+        given: the examples, if a Python program gives them.
     """
 
     data_dir: Path
@@ -97,6 +98,7 @@ class DataContext:
     cache_dir: Path = field(default_factory=cache_folder)
     source: str = ""
     split_group: str = ""
+    given: Any = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True)

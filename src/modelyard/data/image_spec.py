@@ -106,6 +106,25 @@ class ImageSpec:
         self.write(data, out, lambda: name)
         return out
 
+    def batch(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Returns examples as an array whose first axis counts them: one example becomes one of many.
+
+        Raises:
+            DataError: if they have another shape. Only image files are resized.
+        """
+        grey = self.shape[:2] if len(self.shape) == 3 and self.shape[2] == 1 else None
+        if grey is not None and grey in (values.shape, values.shape[1:]):
+            values = values[..., None]
+        if values.shape == self.shape:
+            values = values[None]
+        if values.shape[1:] != self.shape:
+            shape, wanted = ("×".join(map(str, each)) or "single" for each in (values.shape, self.shape))
+            raise DataError(
+                f"the array has shape {shape}; the model takes one or several examples of shape {wanted}. "
+                "Resize images first, or give the files."
+            )
+        return values.astype(np.float32) if values.dtype == np.float64 and self.dtype == "float32" else values
+
     def as_json(self) -> dict[str, Any]:
         """Returns the spec as modelyard.json of an export has it."""
         return {"image": self.feature.as_json(), "fit": self.fit, "shares": self.unit_scale}

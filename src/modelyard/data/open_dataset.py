@@ -39,6 +39,7 @@ def open_stored(config: Config) -> Dataset:
         cache_folder(config.cache_dir),
         config.dataset if is_path(config.dataset) else "",
         "" if config.split_group is None else split_group_of(config.split_group)[0],
+        config.given_dataset,
     )
     entry, options = config.entry("dataset"), config.options_of("dataset")
     dataset = entry.load()(options, context)

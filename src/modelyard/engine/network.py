@@ -213,6 +213,12 @@ def is_average(slot: str) -> bool:
     return slot.endswith(_AVERAGE)
 
 
+def averaged_weights(config: Config, weights: Arrays, optimizer: Arrays) -> Arrays:
+    """Returns the weights of a checkpoint that are evaluated: the averages, where the run has some."""
+    averages = {name: optimizer[name + _AVERAGE] for name in weights if name + _AVERAGE in optimizer}
+    return {**weights, **averages} if config.ema_decay else weights
+
+
 def averages_to_load(slots: Iterable[str], weights: Arrays, optimizer: Arrays) -> Arrays:
     """Returns the values of the averages if weights are loaded and the rest of the optimizer is not.
 

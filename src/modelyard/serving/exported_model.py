@@ -171,6 +171,11 @@ class OpenExport:
         self.address, self.step, self.classes = str(self.path.absolute()), self.info.step, self.info.classes
 
     @property
+    def image_spec(self) -> ImageSpec:
+        """The spec of its images."""
+        return self.info.image
+
+    @property
     def label(self) -> Feature:
         """Shape and type of a label, by the task of the model."""
         by_task = {"regression": Feature((), "float32"), "multi_label": Feature((len(self.classes),), "uint8")}

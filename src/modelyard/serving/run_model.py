@@ -14,6 +14,7 @@ from modelyard.config.durations import RunLength
 from modelyard.config.schema import Config
 from modelyard.data.dataset import ID, IMAGE, LABEL, TEST, Dataset, Feature
 from modelyard.data.decoded import DecodedDataset
+from modelyard.data.image_spec import ImageSpec
 from modelyard.data.open_dataset import load_dataset
 from modelyard.data.preprocess import with_example_preprocessing
 from modelyard.data.raw_examples import ArrayExamples, RawExamples
@@ -72,6 +73,11 @@ class OpenRun:
             return self.recorded_data().features.get(LABEL, Feature((), "int32"))
         label = recorded.get("stored", {}).get(LABEL)
         return Feature(tuple(label["shape"]), label["dtype"]) if label else Feature((), "int32")
+
+    @property
+    def image_spec(self) -> ImageSpec:
+        """The spec of its images, before the run's own preprocessing."""
+        return self.recorded_data().image
 
     def recorded_data(self) -> RecordedData:
         """Returns the facts about the run's data. Older runs have not recorded them: their data is opened."""

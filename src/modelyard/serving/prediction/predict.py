@@ -22,8 +22,9 @@ from modelyard import storage
 from modelyard.data.catalog import FilesOptions
 from modelyard.data.dataset import TEST, Feature
 from modelyard.data.image_spec import UndecodableError
-from modelyard.data.raw_examples import RawExamples
-from modelyard.data.sources.files import read_to_predict
+from modelyard.data.raw_examples import ArrayExamples, FileExamples, RawExamples
+from modelyard.data.sources.arrays import is_frame, read_given
+from modelyard.data.sources.files import FilesToPredict, read_to_predict
 from modelyard.errors import DataError, RunError, UserError, unknown
 from modelyard.serving.exported_model import OpenExport, is_export
 from modelyard.serving.prediction.table import FORMATS, Table, TableMetrics, output_type
@@ -65,7 +66,7 @@ class Predictions:
 
 def predict(
     model_dir: str | Path,
-    *sources: str | Path,
+    *sources: Any,
     checkpoint: str | int | None = None,
     split: str | None = None,
     output: str | Path = "predictions.csv",
@@ -80,7 +81,8 @@ def predict(
 
     Args:
         model_dir: the run folder, or the folder of an exported SavedModel.
-        *sources: images, folders or glob patterns; or one .csv file, .npz file, or records.
+        *sources: images, folders or glob patterns; or one .csv file, .npz file, or records; or one array of examples,
+            (x, y) or data frame. `modelyard.load` predicts arrays without writing a table.
         checkpoint: best, latest or a step; by default best if there is one.
         split: predict this split of the run's own data instead of files.
         output: the .csv or .jsonl file to write.
@@ -102,16 +104,17 @@ def predict(
     if not target.parent.is_dir():
         raise UserError(f"there is no folder {target.parent} for the output.")
     if bool(sources) == (split is not None):
-        found = f"got both --split {split} and {' '.join(map(str, sources))}" if sources else "nothing to predict"
+        named = " ".join(str(each) if isinstance(each, str | Path) else "arrays" for each in sources)
+        found = f"got both --split {split} and {named}" if sources else "nothing to predict"
         raise UserError(f"{found}. Give either files or a folder, or --split for a split of the run's own data.")
     columns = {key: options.pop(key) for key in _COLUMNS if options.get(key) is not None}
-    run = _open_model(model_dir, checkpoint, split, source, options)
+    run = open_model(model_dir, checkpoint, source, options)
+    if split is not None and isinstance(run, OpenExport):
+        raise UserError(f"{run.address} is an export: it has no --split. Name the run folder instead.")
     if split is not None and isinstance(run, OpenRun):
         examples, labelled = _split_examples(run, split)
     else:
-        examples, labelled = _open_sources(run, [*map(str, sources)], columns)
-    if not len(examples):
-        raise DataError("there are no examples to predict.")
+        examples, labelled = open_examples(run, sources, columns)
     # Files are streamed; arrays are in memory already.
     run.config = run.config.model_copy(update={"resident": "auto" if hasattr(examples, "images") else "never"})
     table = Table(run.classes, top=top, probabilities=probabilities, labelled=labelled, errors=on_bad == "skip")
@@ -121,16 +124,15 @@ def predict(
 # -- the model and the examples ------------------------------------------------------------------------------------
 
 
-def _open_model(
-    model_dir: str | Path, checkpoint: str | int | None, split: str | None, source: str, options: dict[str, Any]
+def open_model(
+    model_dir: str | Path, checkpoint: str | int | None, source: str, options: dict[str, Any]
 ) -> OpenRun | OpenExport:
     """Opens a checkpoint of a run, or an exported model."""
     folder = Path(model_dir).expanduser()
     if storage.is_remote(model_dir) or not is_export(folder):
         return open_run(model_dir, checkpoint, source, **options)
-    if checkpoint is not None or split is not None:
-        word = "checkpoint" if checkpoint is not None else "split"
-        raise UserError(f"{folder} is an export: it has no --{word}. Name the run folder instead.")
+    if checkpoint is not None:
+        raise UserError(f"{folder} is an export: it has no --checkpoint. Name the run folder instead.")
     return OpenExport(folder, options, source)
 
 
@@ -143,12 +145,14 @@ def _split_examples(run: OpenRun, split: str) -> _Labelled:
     return raw_examples_of(dataset)[split], True
 
 
-def _open_sources(run: OpenRun | OpenExport, sources: Sequence[str], columns: Mapping[str, Any]) -> _Labelled:
-    """Returns the examples at some paths, in order.
+def open_examples(run: OpenRun | OpenExport, sources: Sequence[Any], columns: Mapping[str, Any]) -> _Labelled:
+    """Returns the examples of a user, in order.
 
     Args:
-        run: the model. Its dataset options are the defaults of ``columns``. Labels unlike its own are left out.
-        sources: image files, folders of them, patterns; or one .csv file, .npz file, or records.
+        run: the model. Its dataset options are the defaults of ``columns``. Labels of files unlike its own are left
+            out.
+        sources: image files, folders of them, patterns; or one .csv file, .npz file, or records; or one array of
+            examples, pair (x, y), data frame or list of paths.
         columns: options of `_COLUMNS`.
 
     Raises:
@@ -157,8 +161,14 @@ def _open_sources(run: OpenRun | OpenExport, sources: Sequence[str], columns: Ma
     known, classes = run.config.options_of("dataset"), run.classes
     own = known.model_dump() if isinstance(known, FilesOptions) else {}
     options = FilesOptions.model_validate({**own, **columns})
-    found = read_to_predict(sources, options, storage.cache_folder(run.config.cache_dir))
+    paths = _paths(sources)
+    if paths is None:
+        found = _given(run, sources[0], options)
+    else:
+        found = read_to_predict(paths, options, storage.cache_folder(run.config.cache_dir))
     examples, labels = found.examples, found.labels
+    if not len(examples):
+        raise DataError("there are no examples to predict.")
     if labels is None:
         return examples, False
     if isinstance(labels, np.ndarray):
@@ -171,10 +181,38 @@ def _open_sources(run: OpenRun | OpenExport, sources: Sequence[str], columns: Ma
             examples.labels = np.array([numbers[name] for name in labels], np.int32)
     if problem is None:
         return examples, True
+    if paths is None:
+        raise DataError(f"these labels do not fit the run: {problem}")
     if not found.from_folders:  # folders may have other names for other reasons
         log.warning("labels are left out: %s", problem)
     examples.labels = np.zeros(len(examples), np.int32)
     return examples, False
+
+
+def _paths(sources: Sequence[Any]) -> list[str] | None:
+    """Returns the paths that are given, one by one or as a list; None if something else is given."""
+    flat = sources[0] if len(sources) == 1 and isinstance(sources[0], list) else sources
+    if all(isinstance(each, str | Path) for each in flat):
+        return [*map(str, flat)]
+    if len(sources) > 1:
+        raise UserError("several things to predict are given, and not all are paths. Give one array of all examples.")
+    return None
+
+
+def _given(run: OpenRun | OpenExport, data: Any, options: FilesOptions) -> FilesToPredict:
+    """Returns examples that a Python program gives."""
+    if is_frame(data) and options.image_column in data.columns:
+        names = [str(name) for name in data[options.image_column]]
+        return FilesToPredict(FileExamples(Path(), names, np.zeros(len(names), np.int32)), None)
+    values, labels = read_given(data, options.value_columns)
+    images = run.image_spec.batch(values)
+    if labels is not None and len(labels) != len(images):
+        raise DataError(f"there are {len(images)} examples but {len(labels)} labels.")
+    if labels is not None and labels.ndim == 2 and labels.shape[1:] == (1,) and not run.label.shape:
+        labels = labels[:, 0]  # as in training
+    numbers = labels is not None and labels.dtype.kind not in "USb"
+    examples = ArrayExamples(images, labels if labels is not None and numbers else np.zeros(len(images), np.int32))
+    return FilesToPredict(examples, labels if labels is None or numbers else labels.astype(str).tolist())
 
 
 def _label_mismatch(labels: NDArray[np.generic], label: Feature, classes: int) -> str | None:

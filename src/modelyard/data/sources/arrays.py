@@ -1,0 +1,188 @@
+"""Examples that a Python program gives: ``dataset=(x, y)``, splits of them, or a `Dataset`; and examples to predict.
+
+    modelyard.train_and_evaluate(model="mlp", dataset=(x, y))
+    modelyard.train_and_evaluate(model="mlp", dataset={"train": (x, y), "test": (x_test, y_test)})
+
+Anything that NumPy converts is an array: lists, tensors, columns of pandas. A data frame is examples of numbers; its
+column ``label`` is the label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modelyard.data.dataset import (
+    IMAGE,
+    LABEL,
+    SPLITS,
+    TRAIN,
+    VALIDATION,
+    ArrayDataset,
+    DataContext,
+    Dataset,
+    GeneratorDataset,
+)
+from modelyard.errors import DataError, unknown
+from modelyard.registry import Options
+
+_FORMS = (
+    "give (x, y), {'train': (x, y), 'validation': (x, y), 'test': (x, y)}, a modelyard.ArrayDataset or another "
+    "modelyard.Dataset"
+)
+_SHORT = "val"
+_Named = dict[str, NDArray[Any]]
+
+
+def given(options: Options, context: DataContext) -> Dataset:
+    """Returns the dataset that a Python program gives."""
+    data = context.given
+    if data is None:
+        raise DataError(
+            "this dataset is arrays, which only a Python program can give. "
+            "To resume or evaluate such a run: modelyard.resume(RUN, dataset=(x, y)) with the same arrays, or "
+            "modelyard.load(RUN).evaluate((x, y)). Prediction, export and serving need no dataset."
+        )
+    if isinstance(data, GeneratorDataset):
+        raise DataError(
+            "a GeneratorDataset needs a name, since its examples are kept in the cache: return it from a function with "
+            "@modelyard.register_dataset('my_data'), and give dataset='my_data'."
+        )
+    if isinstance(data, Dataset):
+        return data
+    whole = not _has_splits(data)
+    splits = {
+        name: _named(part, "the dataset" if whole else f"the {name} split") for name, part in _splits(data).items()
+    }
+    return ArrayDataset(*_with_class_numbers(splits))
+
+
+def is_one_split(data: Any) -> bool:
+    """Returns whether examples are given without splits, such as ``(x, y)``."""
+    return not isinstance(data, Dataset) and not _has_splits(data)
+
+
+def read_given(data: Any, columns: Sequence[str] = ()) -> tuple[Any, NDArray[Any] | None]:
+    """Returns the examples to predict, an array or named arrays, and their labels if there are some.
+
+    Args:
+        data: an array, (x, y), named arrays, or a data frame.
+        columns: the columns that the model was trained on, of a data frame that has them.
+
+    Raises:
+        DataError: if they can't be converted to arrays.
+    """
+    if is_frame(data) and columns and set(columns) <= set(data.columns):
+        data = data[[*columns, *([LABEL] if LABEL in data.columns else [])]]
+    plain = not (_is_pair(data) or isinstance(data, Mapping) or is_frame(data))
+    named = {IMAGE: _array(data, "the data")} if plain else _named(data, "the data")
+    labels = named.pop(LABEL, None)
+    return (named[IMAGE] if list(named) == [IMAGE] else named), labels
+
+
+def _has_splits(data: Any) -> bool:
+    return isinstance(data, Mapping) and any(name in (*SPLITS, _SHORT) for name in data)
+
+
+def _splits(data: Any) -> dict[str, Any]:
+    """Returns the examples of each split; all are of train if there are no splits."""
+    if not _has_splits(data):
+        return {TRAIN: data}
+    named = {VALIDATION if name == _SHORT else str(name): part for name, part in data.items()}
+    wrong = next((name for name in named if name not in SPLITS), None)
+    if wrong is not None:
+        raise DataError(f"the dataset is a dictionary of splits, but {unknown('split', wrong, SPLITS)}")
+    return named
+
+
+def _is_pair(data: Any) -> bool:
+    return isinstance(data, tuple) and len(data) == 2
+
+
+def is_frame(data: Any) -> bool:
+    """Whether something is a data frame of pandas, which need not be installed."""
+    return hasattr(data, "columns") and hasattr(data, "to_numpy") and getattr(data, "ndim", 0) == 2
+
+
+def _named(data: Any, where: str) -> _Named:
+    """Returns the named arrays of one split: of a pair (x, y), of a dictionary, or of a data frame."""
+    if _is_pair(data):
+        examples, labels = data
+        if isinstance(examples, tuple) and isinstance(labels, tuple):
+            raise DataError(
+                f"{where} is a pair of pairs, as Keras's load_data() returns it. Name the splits: "
+                "dataset={'train': (x_train, y_train), 'test': (x_test, y_test)}."
+            )
+        if isinstance(examples, Mapping):
+            named = {str(name): _array(values, f"{name} of {where}") for name, values in examples.items()}
+        else:
+            named = _frame(examples) if is_frame(examples) else {IMAGE: _array(examples, f"x of {where}")}
+        return {**named, LABEL: _array(labels, f"y of {where}")}
+    if isinstance(data, Mapping):
+        return {str(name): _array(values, f"{name} of {where}") for name, values in data.items()}
+    if is_frame(data):
+        return _frame(data)
+    raise DataError(f"{where} is {_described(data)}; {_FORMS}.")
+
+
+def _array(values: Any, what: str) -> NDArray[Any]:
+    try:
+        array = np.asarray(values)
+        if array.dtype == object:  # columns of pandas with text or with whole numbers that may be missing
+            array = np.array(array.tolist())
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{what} can't be converted to an array: {error}") from error
+    if array.dtype == object:
+        raise DataError(f"{what} holds Python objects; give numbers or text.")
+    return array
+
+
+def _frame(frame: Any) -> _Named:
+    """Returns the columns of a data frame as one vector of numbers per example, without the label."""
+    values = frame.drop(columns=[LABEL]) if LABEL in frame.columns else frame
+    try:
+        named: _Named = {IMAGE: values.to_numpy(dtype=np.float32)}
+    except (ValueError, TypeError) as error:
+        raise DataError(
+            f"a column of the data frame is not numbers: {error}. Give the columns that the model should see, and the "
+            "labels beside them: dataset=(frame[columns], frame['label'])."
+        ) from error
+    if LABEL in frame.columns:
+        named[LABEL] = _array(frame[LABEL], "the column label")
+    return named
+
+
+def _described(data: Any) -> str:
+    shape = getattr(data, "shape", None)
+    return type(data).__name__ + (f" of shape {tuple(shape)}" if shape is not None else "")
+
+
+# -- labels -----------------------------------------------------------------------------------------------------------
+
+
+def _with_class_numbers(splits: Mapping[str, _Named]) -> tuple[dict[str, _Named], list[str] | None]:
+    """Returns the splits with numbers for class names, and the names in alphabetical order; None if there are none."""
+    labels = {split: arrays[LABEL] for split, arrays in splits.items() if LABEL in arrays}
+    for split, values in labels.items():
+        _refuse_one_hot(split, values)
+    if not any(values.ndim == 1 and values.dtype.kind in "USb" for values in labels.values()):
+        return dict(splits), None
+    text = {split: values.astype(np.str_) for split, values in labels.items()}
+    names = np.unique(np.concatenate([np.unique(values) for values in text.values()]))
+    numbered = {split: np.searchsorted(names, values).astype(np.int32) for split, values in text.items()}
+    return {
+        split: {**arrays, LABEL: numbered[split]} if split in numbered else arrays for split, arrays in splits.items()
+    }, names.tolist()
+
+
+def _refuse_one_hot(split: str, labels: NDArray[Any]) -> None:
+    if labels.ndim != 2 or labels.shape[1] < 2 or labels.dtype.kind != "f":
+        return
+    if bool(((labels == 0) | (labels == 1)).all() and (labels.sum(axis=1) == 1).all()):
+        raise DataError(
+            f"labels of the {split} split are one-hot rows of floats. Give the classes: y.argmax(axis=1). "
+            "For a regression on such rows, give a modelyard.ArrayDataset."
+        )
