@@ -2,7 +2,8 @@
 
 import pytest
 
-from modelyard.cli.options import is_flag, normalize, part_fields, unknown_options
+from modelyard.cli.options import is_flag, normalize, part_fields, reworded, unknown_options
+from modelyard.cli.training import train
 from modelyard.config import resolve
 from modelyard.config.schema import COMPONENTS, CORE_FIELDS
 from modelyard.errors import ConfigError
@@ -47,11 +48,17 @@ def test_options_of_a_users_part_are_taken_as_they_are() -> None:
     assert unknown_options(words) == {"my_depth": "3", "my_flag": True, "my_width": "5"}
 
 
-def test_words_that_are_no_options_are_all_named() -> None:
+def test_words_that_are_no_options_are_named_with_the_other_mistakes() -> None:
+    given = unknown_options(["train_steps", "5", "my-photos", "--train_stepps", "7"])
     with pytest.raises(ConfigError) as caught:
-        unknown_options(["train_steps", "5"])
-    assert [problem.key for problem in caught.value.problems] == ["train_steps", "5"]
-    assert "--train_steps" in caught.value.problems[0].message
+        resolve(given, pick_up_files=False)
+    messages = [str(reworded(problem, train)) for problem in caught.value.problems]
+    assert messages == [
+        "command line: train_steps: is not an option. Did you mean --train_steps?",
+        "command line: 5: is not an option.",
+        "command line: my-photos: is not an option.",
+        "command line: train_stepps: there is no such option. Did you mean 'train_steps' or 'train_epochs'?",
+    ]
 
 
 def test_flags_are_known_in_the_core_and_in_the_parts() -> None:

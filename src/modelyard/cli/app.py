@@ -8,14 +8,14 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
 from modelyard.cli import cluster, comparison, components, data, doctor, serving, training
 from modelyard.cli.output import program
-from modelyard.errors import ConfigError, UntrustedPluginError, UserError, nearest
+from modelyard.errors import ConfigError, UntrustedPluginError, UserError
 
 _EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
 _HELP = {"help_option_names": ["-h", "--help"]}
@@ -181,7 +181,9 @@ def main(arguments: list[str] | None = None) -> None:
         build_app(None if completing else name)(words, standalone_mode=True)
     except UserError as error:
         if isinstance(error, ConfigError) and command is not None:
-            _suggest_own_options(error, command.function)
+            from modelyard.cli.options import reworded
+
+            error.problems[:] = [reworded(problem, command.function) for problem in error.problems]
         if isinstance(error, UntrustedPluginError):
             error.hint = f"with --trust:\n  {_trusting(sys.argv[1:] if arguments is None else arguments, name)}"
         _print_error(error)
@@ -201,18 +203,6 @@ def _underscored(word: str) -> str:
     """Returns an option with underscores for dashes in its name."""
     name, equals, value = word.partition("=")
     return f"--{name[2:].replace('-', '_')}{equals}{value}" if word.startswith("--") else word
-
-
-def _suggest_own_options(error: ConfigError, function: Callable[..., None]) -> None:
-    """Names an option of the command, which the config does not know, where one was misspelled."""
-    own = {*inspect.signature(function).parameters, "model_dir"} - {"options", "run", "files"}
-    for index, problem in enumerate(error.problems):
-        near = nearest(problem.key, own, 1) if problem.message.startswith("there is no such option") else []
-        if near:
-            message = f"there is no such option. Did you mean '{near[0]}'?"
-            if near[0] == problem.key:
-                message = f"is an option of {function.__name__}. Write it before --."
-            error.problems[index] = replace(problem, message=message)
 
 
 def _print_error(error: UserError) -> None:

@@ -84,19 +84,19 @@ def launch(
         exit_interrupted(interrupt, f"; {saved}", f"{program()} {again}")
 
 
-def _config_of(words: list[str], **overriding: Any) -> Config:
+def _config_of(words: list[str], *, check_files: bool = True, **overriding: Any) -> Config:
     """Returns the config that the processes will find, so that mistakes in it are reported before they start."""
     from modelyard.cli.options import as_typer_command
     from modelyard.config import resolve
     from modelyard.launcher.job import RESUME
 
     def new_run(options: dict[str, Any], json: Json = False) -> Any:
-        return resolve(options | overriding)
+        return resolve(options | overriding, check_files=check_files)
 
     def existing_run(options: dict[str, Any], run: str, json: Json = False) -> Any:
         from modelyard.loop.existing_run import resume_config
 
-        return resume_config(run, options | overriding, COMMAND_LINE)[0]
+        return resume_config(run, options | overriding, COMMAND_LINE, check_files=check_files)[0]
 
     verb, *rest = words
     app = typer.Typer(add_completion=False)
@@ -265,7 +265,7 @@ def _check_job(job: Job, target: Target) -> Job:
         log.warning("%s is not here, so the options are not checked; it must exist %s", ", ".join(missing), elsewhere)
         return job
     try:
-        config = _config_of(words)
+        config = _config_of(words, check_files=False)
     except StorageError as error:
         log.warning("the options are not checked: %s", error)
         return job
@@ -301,7 +301,7 @@ def _check_job(job: Job, target: Target) -> Job:
 def _config_without_plugins(words: list[str]) -> Config | None:
     """Returns the config without plugins; None if it names what only they can know, which is logged."""
     try:
-        return _config_of(words, plugins=())
+        return _config_of(words, check_files=False, plugins=())
     except ConfigError as error:
         certain = [problem for problem in error.problems if _is_certain(problem)]
         if certain:

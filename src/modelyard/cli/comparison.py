@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from modelyard.cli.output import Json, exit_interrupted, program, program_of_processes, show, table
-from modelyard.errors import COMMAND_LINE, Interrupted, UserError
+from modelyard.errors import COMMAND_LINE, Interrupted
 
 if TYPE_CHECKING:
     from modelyard.comparison.leaderboard import Leaderboard
@@ -39,8 +39,6 @@ def matrix(
     from modelyard.comparison.matrix_folder import MatrixFolder
     from modelyard.system.console import console
 
-    if not output:
-        raise UserError("no folder is given. Name the folder of the matrix: modelyard matrix --output FOLDER …")
     again = f"{program()} matrix --output {shlex.quote(output)}"
     try:
         result = run_matrix(

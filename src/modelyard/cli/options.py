@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
+from typer.models import ArgumentInfo
 
 from modelyard.config.resolve import field_kind
 from modelyard.config.schema import COMPONENTS, CORE_FIELDS, GROUPS, TRUST, is_mutable
-from modelyard.errors import COMMAND_LINE, ConfigError, Problem, UserError, nearest
+from modelyard.errors import COMMAND_LINE, Problem, UserError, nearest
 from modelyard.registry import MODELS
 from modelyard.storage import is_remote, is_same
 
@@ -170,28 +173,29 @@ def _taken_for_arguments(context: typer.Context, values: dict[str, Any]) -> list
         if parameter.param_type_name != "argument" or parameter.required or values[name] is None:
             continue
         words = [values[name]] if isinstance(values[name], str) else list(values[name])
-        end = 0 if unknown else next((i for i, word in enumerate(words) if word.startswith("--")), len(words))
+        end = 0 if unknown else next((i for i, word in enumerate(words) if _looks_like_option(word)), len(words))
         if end < len(words):
             unknown += words[end:]
             values[name] = words[:end] or None
     return unknown
 
 
+def _looks_like_option(word: str) -> bool:
+    return word.startswith("-") and word.strip("-") != "" and not word[1:2].isdecimal()
+
+
 def unknown_options(words: Sequence[str]) -> dict[str, Any]:
     """Returns the options of a user's own components in ``words``, which typer does not know.
 
-    Raises:
-        ConfigError: for words that are not options.
+    A word that is no option is one in quotes, which no component has: it is reported with the other mistakes in the
+    config, and `reworded` says what it is.
     """
     options: dict[str, Any] = {}
-    problems = []
     pending = list(words)
     while pending:
         word = pending.pop(0)
         if not word.startswith("--"):
-            near = nearest(word, [f"--{name}" for name in CORE_FIELDS], most=1)
-            hint = f" Did you mean {near[0]}?" if near else ""
-            problems.append(Problem(COMMAND_LINE, word, f"is not an option.{hint}"))
+            options[f"'{word}'"] = True
             continue
         name, equals, value = word[2:].partition("=")
         if name.endswith("_value") and is_flag(name.removesuffix("_value")):
@@ -199,10 +203,36 @@ def unknown_options(words: Sequence[str]) -> dict[str, Any]:
         elif equals:
             options[name] = value
         else:
-            options[name] = pending.pop(0) if pending and not pending[0].startswith("--") else True
-    if problems:
-        raise ConfigError(problems)
+            options[name] = pending.pop(0) if pending and not _looks_like_option(pending[0]) else True
     return options
+
+
+def own_options(function: Callable[..., Any]) -> list[str]:
+    """Returns the options of a command that are not of the config."""
+    parameters = inspect.signature(function, eval_str=True).parameters
+    arguments = {
+        name
+        for name, parameter in parameters.items()
+        if any(isinstance(mark, ArgumentInfo) for mark in getattr(parameter.annotation, "__metadata__", ()))
+    }
+    return [name for name in (*parameters, "model_dir") if name not in {"options", "run", *arguments}]
+
+
+def reworded(problem: Problem, function: Callable[..., Any]) -> Problem:
+    """Returns a problem in the words of a command: what is not an option, and what is one of the command."""
+    own = own_options(function)
+    stray = re.fullmatch("'(.*)'", problem.key, re.DOTALL)
+    if stray is not None:
+        word = stray[1]
+        near = nearest(word.lstrip("-"), [*own, *CORE_FIELDS], most=1)
+        hint = f" Did you mean --{near[0]}?" if near else ""
+        return replace(problem, where=COMMAND_LINE, key=word, message=f"is not an option.{hint}")
+    near = nearest(problem.key, own, 1) if problem.message.startswith("there is no such option") else []
+    if not near:
+        return problem
+    if near[0] == problem.key:
+        return replace(problem, message=f"is an option of {function.__name__}. Write it before --.")
+    return replace(problem, message=f"there is no such option. Did you mean '{near[0]}'?")
 
 
 def _is_run(word: str) -> bool:

@@ -26,9 +26,10 @@ from rich.text import Text
 from modelyard import faults
 from modelyard.comparison.leaderboard import Leaderboard, leaderboard
 from modelyard.comparison.matrix_folder import MatrixFolder, is_finished, merge_plan
-from modelyard.comparison.plan import DATASET, MODEL, SEED, Cell, MatrixRequest, read_request, with_folds
+from modelyard.comparison.plan import DATASET, MODEL, SEED, Cell, MatrixRequest, make_cells, read_request, with_folds
 from modelyard.config.calls import parse_list
-from modelyard.errors import COMMAND_LINE, ConfigError, Interrupted, Problem, UserError
+from modelyard.config.resolve import option_name
+from modelyard.errors import COMMAND_LINE, Interrupted, Problem, UserError
 from modelyard.launcher.job import TRAIN_AND_EVALUATE
 from modelyard.launcher.processes import (
     NO_GPU,
@@ -137,14 +138,20 @@ def matrix(
     Example:
         >>> modelyard.matrix(models=["mlp", "simple_cnn"], datasets=["digits"], seeds=2, output="m", train_epochs=2)
     """
-    given = _axes(models, datasets, seeds, axes or {}, source)
+    problems: list[Problem] = []
+    if not str(output):
+        problems.append(Problem(source, "output", "is missing: the folder of the matrix, such as runs/compared."))
     if not 1 <= jobs <= _MAX_JOBS:
-        raise ConfigError([Problem(source, "jobs", f"must be 1 to {_MAX_JOBS}, got {jobs}.")])
-    options = {key.replace("-", "_"): value for key, value in options.items() if value is not None}
-    request = MatrixRequest(given, exclude, options, source, pick_up_files=source == COMMAND_LINE, trust=trust)
+        problems.append(Problem(source, "jobs", f"must be 1 to {_MAX_JOBS}, got {jobs}."))
+    given = _axes(models, datasets, seeds, axes or {}, source, problems)
+    options = {option_name(key): value for key, value in options.items() if value is not None}
+    picks_up = source == COMMAND_LINE
+    request = MatrixRequest(given, exclude, options, source, picks_up, problems=problems, trust=trust)
     if file is not None:
         request = read_request(Path(file), request)
     request = with_folds(request)
+    if problems:
+        make_cells(request)  # raises them with all others
     folder = MatrixFolder(output)
     merge_plan(folder, request)  # raises before a folder is made
     folder.create()
@@ -173,19 +180,20 @@ def _axes(
     seeds: int | Sequence[int] | str | None,
     axes: Mapping[str, Sequence[Any]],
     source: str,
+    problems: list[Problem],
 ) -> dict[str, Sequence[Any]]:
-    """Returns all axes, model and dataset first."""
+    """Returns all axes, model and dataset first. Seeds that are wrong are a problem, and one seed stands for them."""
     found: dict[str, Sequence[Any]] = {}
     for key, values in ((MODEL, models), (DATASET, datasets)):
         if values is not None:
             found[key] = [str(value) for value in (parse_list(values) if isinstance(values, str) else values)]
     found |= {key.replace("-", "_"): list(values) for key, values in axes.items()}
     if seeds is not None:
-        found[SEED] = _seeds(seeds, source)
+        found[SEED] = _seeds(seeds, source, problems)
     return found
 
 
-def _seeds(given: int | Sequence[int] | str, source: str) -> list[int]:
+def _seeds(given: int | Sequence[int] | str, source: str, problems: list[Problem]) -> list[int]:
     """Returns the seeds: the first so many for a number, else those listed."""
     seeds = given
     if isinstance(seeds, str):
@@ -196,7 +204,8 @@ def _seeds(given: int | Sequence[int] | str, source: str) -> list[int]:
         return list(range(seeds))
     if not seeds or isinstance(seeds, int | str):
         message = f"must be the number of seeds (1 to {_MAX_SEEDS}), or a list such as 0,7,11; got {given!r}."
-        raise ConfigError([Problem(source, "seeds", message)])
+        problems.append(Problem(source, "seeds", message))
+        return [0]
     return list(seeds)
 
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from modelyard import storage
 from modelyard.config import Config, resolve
 from modelyard.config.calls import parse_list
 from modelyard.config.resolve import SAVED_MODEL_PATH, relative_to_file
@@ -215,7 +214,6 @@ def make_cells(request: MatrixRequest) -> list[Cell]:
             cells.append(Cell(name, axes, config, _ignored_options(request, config)))
         except ConfigError as error:
             problems += [_located(request, problem) for problem in error.problems]
-    problems += _missing_files(request, cells)
     problems = problems or list(_options_without_effect(request, cells)) or list(_repeated_runs(request, cells))
     if problems:
         raise ConfigError(dict.fromkeys(problems))
@@ -336,12 +334,6 @@ def _options_without_effect(request: MatrixRequest, cells: list[Cell]) -> Iterat
         if key not in CORE_FIELDS and not any(key in cell.config.component_options for cell in cells):
             message = "has no effect here: no cell has the model, dataset or other part that it belongs to."
             yield Problem(request.where(key), key, message)
-
-
-def _missing_files(request: MatrixRequest, cells: list[Cell]) -> Iterator[Problem]:
-    for name in dict.fromkeys(cell.config.dataset for cell in cells):
-        if is_path(name) and not storage.is_remote(name) and not set("*?[") & set(name) and not Path(name).exists():
-            yield Problem(request.where(DATASET), DATASET, f"there is no file or folder {name}.")
 
 
 def _repeated_runs(request: MatrixRequest, cells: list[Cell]) -> Iterator[Problem]:

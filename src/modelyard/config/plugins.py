@@ -12,7 +12,7 @@ from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from modelyard.config.trust import find_file
+from modelyard.config.trust import exists, find_file, is_imported
 from modelyard.errors import UserError
 
 
@@ -26,6 +26,17 @@ def load_plugins(names: tuple[str, ...]) -> None:
     """
     for name in names:
         _load(name, partial(_import_file if name.endswith(".py") else _import_module, name))
+
+
+def missing_plugins(names: tuple[str, ...]) -> list[str]:
+    """Returns a message for each plugin that does not exist. Imports nothing."""
+    return [_missing(name) for name in names if not is_imported(name) and not exists(name)]
+
+
+def _missing(name: str) -> str:
+    if name.endswith(".py"):
+        return f"there is no plugin file {name!r}; --plugins PATH names another."
+    return f"there is no plugin module {name!r}. The path of a file must end in .py."
 
 
 def load_installed_plugins() -> None:
@@ -69,7 +80,7 @@ def _import_module(name: str) -> None:
     except ModuleNotFoundError:
         found = None
     if found is None:
-        raise UserError(f"there is no plugin module {name!r}. The path of a file must end in .py.")
+        raise UserError(_missing(name))
     importlib.import_module(name)
 
 
@@ -84,7 +95,7 @@ def plugin_module(name: str) -> str:
 def _import_file(name: str) -> None:
     path = Path(name).resolve()
     if not path.is_file():
-        raise UserError(f"there is no plugin file {name!r}; --plugins PATH names another.")
+        raise UserError(_missing(name))
     module_name = plugin_module(name)
     loaded = sys.modules.get(module_name)
     if loaded is not None and getattr(loaded, "__file__", None) == str(path):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from pydantic import BaseModel, ValidationError
 
 from modelyard.config.backend import select_engine
 from modelyard.config.calls import Call, validation_message
-from modelyard.config.plugins import load_installed_plugins, load_plugins
+from modelyard.config.named_files import missing_files
+from modelyard.config.plugins import load_installed_plugins, load_plugins, missing_plugins
 from modelyard.config.schema import (
     COMPONENTS,
     CORE_FIELDS,
@@ -43,13 +44,14 @@ log = logging.getLogger("modelyard")
 def load_config(**options: Any) -> Config:
     """Returns the config for ``options``. Options that are not given have their defaults.
 
-    Files are read only if ``config_file``, ``hyperparameter_file`` or ``recipe`` names them.
+    Files are read only if ``config_file``, ``hyperparameter_file`` or ``recipe`` names them. Data and weights need not
+    exist here.
 
     Example:
         >>> load_config(model="mlp", hidden_units=[64], train_steps=100).train_steps
         100
     """
-    return resolve(options, source="Python", pick_up_files=False)
+    return resolve(options, source="Python", pick_up_files=False, check_files=False)
 
 
 def resolve(
@@ -59,6 +61,7 @@ def resolve(
     pick_up_files: bool = True,
     shared: bool = False,
     own_files: bool = True,
+    check_files: bool = True,
 ) -> Config:
     """Builds the config.
 
@@ -69,6 +72,7 @@ def resolve(
         pick_up_files: read ./project.yaml and ./hyperparameters.yaml if they exist.
         shared: the options serve several runs, so that one may be of a component that only others have.
         own_files: the config file may be the user's own; that of a run is not.
+        check_files: the data and weights that the options name must exist here.
 
     Raises:
         ConfigError: with all errors.
@@ -76,27 +80,30 @@ def resolve(
     """
     problems: list[Problem] = []
     given, given_dataset = _without_objects(given)
-    top = {key.replace("-", "_"): Value(value, source) for key, value in given.items() if value is not None}
+    top = {option_name(key): Value(value, source) for key, value in given.items() if value is not None}
     trust = _pop_trust(top, problems)
     levels = _levels(top, pick_up_files, problems)
     merged = _merge([level.values for level in levels], problems)
-    config = _check_core(merged, problems)
-    if problems and config.plugins:
-        raise _error(problems)  # before a user's code is imported
-    config = _check_trust(config, levels, merged, own_files=own_files, trust=trust)
-    try:
-        if config.plugins:
-            select_engine(config.engine)  # a user's code may import Keras, which fixes its backend then
-        load_installed_plugins()
-        load_plugins(config.plugins)
-    except UserError as error:
-        problems.append(Problem(merged["plugins"].where if "plugins" in merged else source, "plugins", str(error)))
-        raise _error(problems) from error
-    _check_calls(config, merged, problems)
-    component_options, notes = _check_components(merged, None if shared else source, problems)
-    if problems:
-        raise _error(problems)
+    config = _locate_plugins(_check_core(merged, problems), levels)
+    plugins_at = merged["plugins"].where if "plugins" in merged else source
+    problems += [Problem(plugins_at, "plugins", message) for message in missing_plugins(config.plugins)]
+    imported = not (problems and config.plugins)  # a user's code is not imported for a config that is wrong
+    if imported:
+        config = _check_trust(config, levels, merged, own_files=own_files, trust=trust)
+        try:
+            _import_plugins(config)
+        except UserError as error:
+            problems.append(Problem(plugins_at, "plugins", str(error)))
+            imported = False
+    of_components: list[Problem] = []
+    _check_calls(config, merged, of_components)
+    component_options, notes = _check_components(merged, None if shared else source, of_components)
+    problems += of_components if imported else map(_unless_a_plugin_has_it, of_components)
     config = config.model_copy(update={"component_options": component_options})
+    if check_files:
+        problems += missing_files(config, merged)
+    if problems:
+        raise ConfigError(dict.fromkeys(problems))
     config._origins = {key: value.where for key, value in merged.items()}
     config._notes = notes
     config._given_dataset = given_dataset
@@ -112,6 +119,26 @@ def _without_objects(given: Mapping[str, Any]) -> tuple[dict[str, Any], GivenDat
     return {**options, "dataset": GIVEN_DATASET}, GivenDataset(data)
 
 
+def option_name(key: str) -> str:
+    """Returns a key with underscores for dashes; as it is, if no option can be named like that."""
+    name = key.replace("-", "_")
+    return name if name.isidentifier() else key
+
+
+def _import_plugins(config: Config) -> None:
+    if config.plugins:
+        select_engine(config.engine)  # a user's code may import Keras, which fixes its backend then
+    load_installed_plugins()
+    load_plugins(config.plugins)
+
+
+def _unless_a_plugin_has_it(problem: Problem) -> Problem:
+    """Adds that a name may be that of a component of a plugin, which could not be imported."""
+    if not problem.message.startswith("there is no "):
+        return problem
+    return replace(problem, message=f"{problem.message} Perhaps a plugin has it; they were not imported.")
+
+
 def _pop_trust(top: dict[str, Value], problems: list[Problem]) -> bool:
     trust = top.pop(TRUST, Value(False, "default"))
     if not isinstance(trust.value, bool):
@@ -119,10 +146,18 @@ def _pop_trust(top: dict[str, Value], problems: list[Problem]) -> bool:
     return trust.value is True
 
 
+def _locate_plugins(config: Config, levels: list[_Level]) -> Config:
+    """Returns the config with the paths of plugins from the working folder."""
+    if not config.plugins:
+        return config
+    file = next(level for level in reversed(levels) if "plugins" in level.values).file
+    return config.model_copy(update={"plugins": relative_to_file(config.plugins, file)})
+
+
 def _check_trust(
     config: Config, levels: list[_Level], merged: Mapping[str, Value], *, own_files: bool, trust: bool
 ) -> Config:
-    """Returns the config without a stranger's cache, and with the paths of plugins that may be imported.
+    """Returns the config without a stranger's cache.
 
     Raises:
         UntrustedPluginError: if one may not, or if a SavedModel may not be loaded.
@@ -136,8 +171,7 @@ def _check_trust(
         return file, file is None or own
 
     if config.plugins:
-        file, by_user = naming("plugins")
-        config = config.model_copy(update={"plugins": relative_to_file(config.plugins, file)})
+        _, by_user = naming("plugins")
         trust_plugins(config.plugins, merged["plugins"].where, named_by_user=by_user, trust=trust)
     path = _text(merged, SAVED_MODEL_PATH)
     if path is not None and config.model == SAVED_MODEL:
@@ -159,10 +193,6 @@ def relative_to_file(plugins: tuple[str, ...], file: Path | None) -> tuple[str, 
     if file is None:
         return plugins
     return tuple(str(file.parent / name) if name.endswith(".py") else name for name in plugins)
-
-
-def _error(problems: list[Problem]) -> ConfigError:
-    return ConfigError(dict.fromkeys(problems))
 
 
 def recipe_names() -> list[str]:

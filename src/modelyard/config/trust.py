@@ -97,14 +97,13 @@ def find_file(name: str) -> Path | None:
     if name.endswith(".py"):
         path = Path(name)
         return path.resolve() if path.is_file() else None
-    before = sys.path[:]
-    sys.path.insert(0, str(Path.cwd()))
-    importlib.invalidate_caches()
-    try:
-        spec = _find_spec(name)
-    finally:
-        sys.path[:] = before
+    spec = _find_module(name)
     return Path(spec.origin).resolve() if spec is not None and spec.origin and spec.has_location else None
+
+
+def exists(name: str) -> bool:
+    """Whether there is a plugin of this name. Imports nothing."""
+    return Path(name).is_file() if name.endswith(".py") else _find_module(name) is not None
 
 
 def is_imported(name: str) -> bool:
@@ -114,6 +113,17 @@ def is_imported(name: str) -> bool:
     path = Path(name).resolve()
     files = [getattr(module, "__dict__", {}).get("__file__") for module in list(sys.modules.values())]
     return any(Path(file).resolve() == path for file in files if isinstance(file, str) and file.endswith(path.name))
+
+
+def _find_module(name: str) -> ModuleSpec | None:
+    """Finds a module, also in the working folder."""
+    before = sys.path[:]
+    sys.path.insert(0, str(Path.cwd()))
+    importlib.invalidate_caches()
+    try:
+        return _find_spec(name)
+    finally:
+        sys.path[:] = before
 
 
 def _find_spec(name: str) -> ModuleSpec | None:

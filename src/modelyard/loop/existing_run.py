@@ -21,8 +21,17 @@ from modelyard.system.console import bar
 log = logging.getLogger("modelyard")
 
 
-def resume_config(model_dir: str | Path, options: Mapping[str, Any], source: str = "Python") -> tuple[Config, bool]:
-    """Returns the config to resume a run with, and whether that run evaluates."""
+def resume_config(
+    model_dir: str | Path, options: Mapping[str, Any], source: str = "Python", *, check_files: bool = True
+) -> tuple[Config, bool]:
+    """Returns the config to resume a run with, and whether that run evaluates.
+
+    Args:
+        model_dir: the run folder.
+        options: options that change.
+        source: where the options come from, for error messages.
+        check_files: files that the options name must exist here.
+    """
     directory = open_run_folder(model_dir, options.get("cache_dir"))
     without_effect = sorted(
         {"config_file", "config_set", "hyperparameter_file", "hyperparameter_set", "recipe"} & set(options)
@@ -32,7 +41,9 @@ def resume_config(model_dir: str | Path, options: Mapping[str, Any], source: str
         raise ConfigError(Problem(source, key, message) for key in without_effect)
     own = {"config_file": str(directory.config), "model_dir": directory.address, "resume": "must"}
     try:
-        config = resolve({**options, **own}, source=source, pick_up_files=False, own_files=False)
+        config = resolve(
+            {**options, **own}, source=source, pick_up_files=False, own_files=False, check_files=check_files
+        )
     except ConfigError as error:
         script = started_by(read_manifest(directory))
         if script is not None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from modelyard import faults
 from modelyard.cluster.description import CHIEF, EVALUATOR, Cluster
-from modelyard.config import Config, load_config
+from modelyard.config import Config, resolve
 from modelyard.config.backend import choose_engine, import_engine, select_engine
 from modelyard.config.durations import RunLength
 from modelyard.data.dataset import TEST, TRAIN, VALIDATION, Dataset
@@ -201,7 +201,7 @@ def _check_validation(config: Config, dataset: Dataset, cluster: Cluster) -> Non
 def as_config(config: Config | Mapping[str, Any] | None, options: Mapping[str, Any]) -> Config:
     """Returns the config of a public function, which takes a `Config`, a dictionary, or options by name."""
     if not isinstance(config, Config):
-        return load_config(**{**(config or {}), **options})
+        return resolve({**(config or {}), **options}, source="Python", pick_up_files=False)
     if options:
         raise TypeError("give a Config or options by name, not both; load_config(...) takes options.")
     return config
