@@ -380,7 +380,8 @@ def test_an_unknown_model_is_one_problem_though_its_options_are_unknown_too() ->
 
 
 def test_a_dataset_may_be_a_file() -> None:
-    config = resolve({"model": "mlp", "dataset": "my/data.npz"})
+    Path("data.npz").touch()
+    config = resolve({"model": "mlp", "dataset": "./data.npz"})
     assert config.entry("dataset").name == "files"
 
 
