@@ -7,6 +7,8 @@ Listing and checking names therefore imports nothing heavy. A user's components 
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -118,7 +120,15 @@ def _same_code(one: str | Callable[..., Any], other: str | Callable[..., Any]) -
     """Whether both are the same code: a plugin that is imported twice registers its functions again."""
     if isinstance(one, str) or isinstance(other, str):
         return one == other
-    return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
+    return one.__qualname__ == other.__qualname__ and (
+        one.__module__ == other.__module__ or _file_of(one) == _file_of(other) != ""
+    )
+
+
+def _file_of(target: Callable[..., Any]) -> str:
+    """Returns the file of a function or class, whose module may have several names; "" if it has none."""
+    file = getattr(sys.modules.get(target.__module__), "__file__", None)
+    return os.path.realpath(file) if isinstance(file, str) else ""
 
 
 MODELS = Registry("model", "modelyard.models.catalog")

@@ -1,6 +1,8 @@
 """A user's own code: found, imported once, and named with its line when it fails."""
 
+import importlib
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -163,3 +165,41 @@ def test_the_engine_is_chosen_before_a_users_code_is_imported(monkeypatch: pytes
     resolving({"plugins": "mine.py"})
     assert seen == [("auto", False)]
     assert Path("it-ran").exists()
+
+
+@pytest.mark.parametrize("imported_first", [True, False])
+@pytest.mark.parametrize("named", ["my_module.py", "my_module"])
+def test_a_plugin_that_a_script_imports_and_a_config_names_is_one(imported_first: bool, named: str) -> None:
+    write("my_module.py", "open('count', 'a').write('x')\n" + MODEL.format(default="3, "))
+    sys.path.insert(0, str(Path.cwd()))
+    if imported_first:
+        importlib.import_module("my_module")
+    assert load_config(model="my_model", plugins=named).component_options["my_depth"] == 3
+    importlib.import_module("my_module")  # a second name for a file is no second model
+    assert load_config(model="my_model", plugins=named).component_options["my_depth"] == 3
+    if imported_first:
+        assert Path("count").read_text() == "x"
+
+
+def test_a_main_script_that_is_named_as_a_plugin_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = Path(write("mine.py", "open('count', 'a').write('x')\n"))
+    script = types.ModuleType("__main__")
+    script.__file__ = str(path.resolve())
+    monkeypatch.setitem(sys.modules, "__main__", script)
+    load_plugins(("mine.py", "./mine.py"))
+    assert not Path("count").exists()
+
+
+def test_an_installed_package_brings_its_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `pip install` leaves it: a module, and its entry point in the group of plugins."""
+    write("site/my_package.py", MODEL.format(default="3, "))
+    write("site/my_package-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
+    write("site/my_package-1.0.dist-info/entry_points.txt", "[modelyard.plugins]\nany_name = my_package\n")
+    sys.path.insert(0, str(Path("site").resolve()))
+    chosen: list[tuple[str, bool]] = []
+    module = sys.modules[load_config.__module__]
+    monkeypatch.setattr(module, "select_engine", lambda engine: chosen.append((engine, "my_package" in sys.modules)))
+    config = load_config(model="my_model", engine="auto", my_width=5)
+    assert config.component_options == {**config.component_options, "my_depth": 3, "my_width": 5}
+    assert chosen == [("auto", False)], "Keras fixes its backend when the package imports it"
+    assert config.plugins == ()

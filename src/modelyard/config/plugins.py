@@ -12,8 +12,10 @@ from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from modelyard.config.trust import exists, find_file, is_imported
+from modelyard.config.trust import exists, find_file, imported_module
 from modelyard.errors import UserError
+
+ENTRY_POINTS = "modelyard.plugins"
 
 
 def load_plugins(names: tuple[str, ...]) -> None:
@@ -30,7 +32,7 @@ def load_plugins(names: tuple[str, ...]) -> None:
 
 def missing_plugins(names: tuple[str, ...]) -> list[str]:
     """Returns a message for each plugin that does not exist. Imports nothing."""
-    return [_missing(name) for name in names if not is_imported(name) and not exists(name)]
+    return [_missing(name) for name in names if imported_module(name) is None and not exists(name)]
 
 
 def _missing(name: str) -> str:
@@ -39,9 +41,14 @@ def _missing(name: str) -> str:
     return f"there is no plugin module {name!r}. The path of a file must end in .py."
 
 
+def has_installed_plugins() -> bool:
+    """Whether an installed package brings plugins. Nothing is imported."""
+    return bool(entry_points(group=ENTRY_POINTS))
+
+
 def load_installed_plugins() -> None:
-    """Imports the entry points of installed packages in the group ``modelyard.plugins``."""
-    for entry in entry_points(group="modelyard.plugins"):
+    """Imports the plugins of installed packages: their entry points in the group `ENTRY_POINTS`."""
+    for entry in entry_points(group=ENTRY_POINTS):
         _load(entry.value, entry.load)
 
 
@@ -69,7 +76,7 @@ def _line(error: Exception) -> str:
 
 
 def _import_module(name: str) -> None:
-    if name in sys.modules:
+    if imported_module(name) is not None:
         return
     folder, file = Path.cwd(), find_file(name)
     # Only for a module that is there: in a stranger's folder, a file may have the name of any library.
@@ -84,22 +91,14 @@ def _import_module(name: str) -> None:
     importlib.import_module(name)
 
 
-def plugin_module(name: str) -> str:
-    """The module name of a plugin. Files with one name in different folders have different ones."""
-    if not name.endswith(".py"):
-        return name
-    path = Path(name).resolve()
-    return f"modelyard_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-
-
 def _import_file(name: str) -> None:
     path = Path(name).resolve()
     if not path.is_file():
         raise UserError(_missing(name))
-    module_name = plugin_module(name)
-    loaded = sys.modules.get(module_name)
-    if loaded is not None and getattr(loaded, "__file__", None) == str(path):
+    if imported_module(name) is not None:
         return
+    # Files with one name in different folders have different module names.
+    module_name = f"modelyard_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
         raise UserError(f"{name!r} is not a Python file.")

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from modelyard.config.backend import select_engine
 from modelyard.config.calls import Call, validation_message
 from modelyard.config.named_files import missing_files
-from modelyard.config.plugins import load_installed_plugins, load_plugins, missing_plugins
+from modelyard.config.plugins import has_installed_plugins, load_installed_plugins, load_plugins, missing_plugins
 from modelyard.config.schema import (
     COMPONENTS,
     CORE_FIELDS,
@@ -87,7 +87,9 @@ def resolve(
     config = _locate_plugins(_check_core(merged, problems), levels)
     plugins_at = merged["plugins"].where if "plugins" in merged else source
     problems += [Problem(plugins_at, "plugins", message) for message in missing_plugins(config.plugins)]
-    imported = not (problems and config.plugins)  # a user's code is not imported for a config that is wrong
+    imported = not (
+        problems and (config.plugins or has_installed_plugins())
+    )  # a user's code is not imported for a config that is wrong
     if imported:
         config = _check_trust(config, levels, merged, own_files=own_files, trust=trust)
         try:
@@ -126,7 +128,7 @@ def option_name(key: str) -> str:
 
 
 def _import_plugins(config: Config) -> None:
-    if config.plugins:
+    if config.plugins or has_installed_plugins():
         select_engine(config.engine)  # a user's code may import Keras, which fixes its backend then
     load_installed_plugins()
     load_plugins(config.plugins)

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from types import ModuleType
 
 from modelyard import storage
 from modelyard.config.yaml_file import is_run_config
@@ -84,7 +85,7 @@ def trust_saved_model(folder: str, where: str, *, named_by_user: bool, trust: bo
 
 def _may_run(name: str, path: Path | None) -> bool:
     """Whether importing a plugin would run code. To look for a module may, too: it imports the packages around it."""
-    return not is_imported(name) and (path is not None or not name.endswith(".py"))
+    return imported_module(name) is None and (path is not None or not name.endswith(".py"))
 
 
 def is_own_file(path: Path) -> bool:
@@ -106,13 +107,19 @@ def exists(name: str) -> bool:
     return Path(name).is_file() if name.endswith(".py") else _find_module(name) is not None
 
 
-def is_imported(name: str) -> bool:
-    """Whether this process has run the code of a plugin, perhaps as its main script."""
-    if not name.endswith(".py"):
-        return name in sys.modules
-    path = Path(name).resolve()
-    files = [getattr(module, "__dict__", {}).get("__file__") for module in list(sys.modules.values())]
-    return any(Path(file).resolve() == path for file in files if isinstance(file, str) and file.endswith(path.name))
+def imported_module(name: str) -> ModuleType | None:
+    """Returns the module of a plugin that this process has imported, under whatever name, perhaps as its main script.
+
+    Its file identifies it, so that a plugin that a script imports and a config names is one.
+    """
+    if not name.endswith(".py") and name in sys.modules:
+        return sys.modules[name]
+    path = Path(name).resolve() if name.endswith(".py") else find_file(name)
+    for module in list(sys.modules.values()) if path is not None else ():
+        file = getattr(module, "__dict__", {}).get("__file__")
+        if isinstance(file, str) and file.endswith(path.name) and Path(file).resolve() == path:
+            return module
+    return None
 
 
 def _find_module(name: str) -> ModuleSpec | None:

@@ -11,8 +11,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from modelyard.config.plugins import plugin_module
 from modelyard.config.schema import Config
+from modelyard.config.trust import imported_module
 from modelyard.errors import RunError
 from modelyard.run.directory import LARGEST_JSON, RunDirectory
 from modelyard.run.integrity import CHECKSUM, json_checksum, parse_json
@@ -118,7 +118,7 @@ def started_by(manifest: dict[str, Any]) -> str | None:
 
 def plugin_digests(config: Config) -> dict[str, str | None]:
     """Returns the SHA-256 of each plugin."""
-    files = {name: getattr(sys.modules.get(plugin_module(name)), "__file__", None) for name in config.plugins}
+    files = {name: getattr(imported_module(name), "__file__", None) for name in config.plugins}
     return {name: hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else None for name, file in files.items()}
 
 
