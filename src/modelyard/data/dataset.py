@@ -185,9 +185,11 @@ class Dataset(ABC):
 
     def column(self, split: str, name: str) -> NDArray[Any] | None:
         """Returns one value per example, by which `--split_group` groups them; None if there is no such feature."""
-        feature = self.features.get(name)
+        feature, arrays = self.features.get(name), self.arrays(split)
         if feature is None or feature.shape:
             return None
+        if arrays is not None:
+            return np.asarray(arrays[name])
         size, at_once = self.size(split), 1024
         parts = [np.arange(start, min(start + at_once, size)) for start in range(0, size, at_once)]
         return np.concatenate([np.asarray(self.read(split, rows)[name]) for rows in parts])
@@ -287,6 +289,8 @@ class ArrayDataset(Dataset):
     def __init__(self, splits: Mapping[str, Arrays], classes: Sequence[str] | None = None) -> None:
         if TRAIN not in splits:
             raise DataError(f"a dataset needs a train split; this one has: {', '.join(splits) or 'nothing'}.")
+        self.extra: dict[str, NDArray[Any]] = {}
+        """Values of the training examples that are no features, which the source has read for `--split_group`."""
         self._splits: dict[str, Arrays] = {name: _checked(name, arrays) for name, arrays in splits.items()}
         kind = label_kind(self.features.get(LABEL))
         if kind in ("values", "flags"):
@@ -310,6 +314,15 @@ class ArrayDataset(Dataset):
                     f"there are {len(classes)} classes, 0 to {len(classes) - 1}."
                 )
         return classes
+
+    @property
+    def columns(self) -> list[str]:
+        """The names that `column` knows."""
+        return sorted({*super().columns, *self.extra})
+
+    def column(self, split: str, name: str) -> NDArray[Any] | None:
+        """Returns one value per example, by which `--split_group` groups them; None if there is no such feature."""
+        return self.extra[name] if split == TRAIN and name in self.extra else super().column(split, name)
 
     def divided(self, derived: DerivedSplits, drop: Collection[str] = ()) -> ArrayDataset:
         """Returns the dataset with these splits in place of train. Ids are kept."""

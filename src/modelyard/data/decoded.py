@@ -38,6 +38,7 @@ class DecodedDataset(Dataset):
         image: for training, the options that decide the image spec; for prediction, the spec of the run.
         labelled: whether the examples have labels.
         skip_bad: write black for an example that can't be read, and keep the reason in `bad`; else it is an error.
+        arrays: the dataset that the splits are of, if they are not files.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class DecodedDataset(Dataset):
         *,
         labelled: bool = True,
         skip_bad: bool = False,
+        arrays: Dataset | None = None,
     ) -> None:
         self._predicts = isinstance(image, ImageSpec)
         if not self._predicts and not len(splits.get(TRAIN, ())):
@@ -56,7 +58,7 @@ class DecodedDataset(Dataset):
         self._declared = tuple(splits)
         self.classes = tuple(classes)
         self.bad: dict[int, str] = {}
-        self._image, self._labelled, self._skip_bad = image, labelled, skip_bad
+        self._image, self._labelled, self._skip_bad, self._arrays = image, labelled, skip_bad, arrays
 
     @property
     def declared_splits(self) -> Collection[str]:
@@ -74,9 +76,13 @@ class DecodedDataset(Dataset):
 
     def divided(self, derived: DerivedSplits, drop: Collection[str] = ()) -> DecodedDataset:
         """Returns the dataset with these splits in place of train."""
-        whole = self.splits[TRAIN]
-        cut = {split: ExampleSubset(whole, rows) for split, rows in derived.rows.items()}
-        divided = DecodedDataset({**self.splits, **cut}, self.classes, self._image)
+        if self._arrays is not None:
+            arrays = self._arrays.divided(derived, drop)
+            divided = DecodedDataset(raw_examples_of(arrays), self.classes, self._image, arrays=arrays)
+        else:
+            whole = self.splits[TRAIN]
+            cut = {split: ExampleSubset(whole, rows) for split, rows in derived.rows.items()}
+            divided = DecodedDataset({**self.splits, **cut}, self.classes, self._image)
         divided.derived = derived
         return divided
 

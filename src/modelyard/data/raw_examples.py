@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,9 @@ from modelyard.system.untrusted import read_regular
 LARGEST_IMAGE = 1 << 30
 """Bytes of an image file: 170 million pixels, the limit of `images.py`, of 6 bytes each."""
 
+PATH = "path"
+"""The column of the paths of image files, relative to their folder or table."""
+
 RawExample = bytes | NDArray[np.generic]
 """An image file as it is (JPEG, PNG, …), or an array of pixels or values."""
 
@@ -32,6 +36,8 @@ class RawExamples(ABC):
 
     labels: NDArray[Any]
     """One class index per example; or float values; or 0 and 1 for each class."""
+    extra: Mapping[str, NDArray[Any]] = MappingProxyType({})
+    """Columns that are neither image nor label, which the source has read for `--split_group`."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -44,11 +50,11 @@ class RawExamples(ABC):
     @property
     def columns(self) -> list[str]:
         """The names that `column` knows."""
-        return []
+        return sorted(self.extra)
 
     def column(self, name: str) -> NDArray[Any] | None:
         """Returns one value per example, by which `--split_group` groups them; None if there is no such column."""
-        return None
+        return self.extra.get(name)
 
     @cached_property
     def ids(self) -> NDArray[np.int64]:
@@ -80,6 +86,15 @@ class FileExamples(RawExamples):
     def __init__(self, root: Path, paths: Sequence[str], labels: Sequence[int] | NDArray[Any]) -> None:
         self.root, self.paths = root, list(paths)
         self.labels = labels if isinstance(labels, np.ndarray) else np.asarray(labels, np.int32)
+
+    @property
+    def columns(self) -> list[str]:
+        """The path, and the columns of the source."""
+        return sorted({PATH, *self.extra})
+
+    def column(self, name: str) -> NDArray[Any] | None:
+        """Returns the paths, or a column of the source."""
+        return np.array(self.paths) if name == PATH and name not in self.extra else self.extra.get(name)
 
     def load(self, index: int) -> bytes:
         """Reads the file."""
@@ -139,6 +154,16 @@ class ExampleSubset(RawExamples):
     def ids(self) -> NDArray[np.int64]:
         """The ids in the whole."""
         return self.whole.ids[self.indices]
+
+    @property
+    def columns(self) -> list[str]:
+        """The names in the whole."""
+        return self.whole.columns
+
+    def column(self, name: str) -> NDArray[Any] | None:
+        """Returns these rows of a column of the whole."""
+        values = self.whole.column(name)
+        return None if values is None else values[self.indices]
 
     def load(self, index: int) -> RawExample:
         """Reads the example from the whole."""

@@ -25,6 +25,7 @@ from modelyard.data.records.tfrecord import RecordFile, plain_file, scan
 from modelyard.errors import DataError
 from modelyard.storage import Progress, remove_stale
 from modelyard.system.console import bar
+from modelyard.system.files import whole_file
 from modelyard.system.untrusted import read_regular
 
 DATASET_JSON, LABELS, BAD = "dataset.json", "labels.txt", "bad.txt"
@@ -76,6 +77,55 @@ class RecordExamples(RawExamples):
         # Another process opens the files and the indexes itself. Labels may have been renumbered after they were read.
         arguments = (self.paths, self.features, self.cache, self.class_names)
         return RecordExamples, arguments, {"labels": self.labels}
+
+    @property
+    def columns(self) -> list[str]:
+        """The other features of the first record."""
+        if not len(self):
+            return []
+        return sorted(set(find_features(self._record(0))) - set(self.features.names()))
+
+    def column(self, name: str) -> NDArray[Any] | None:
+        """Reads a feature of all records, each with one text or number. It is kept in the cache.
+
+        Raises:
+            DataError: if a record has none, or several values.
+        """
+        if not len(self) or name not in find_features(self._record(0), (name,)):
+            return None
+        kept = None
+        if self.cache is not None:
+            key = hashlib.sha256(f"{self.fingerprint()}/{name}".encode()).hexdigest()[:32]
+            kept = self.cache / "columns" / f"{key}.npy"
+            with contextlib.suppress(OSError, ValueError):
+                values: NDArray[Any] = np.load(kept, allow_pickle=False)
+                if values.shape == (len(self),):
+                    return values
+        found = []
+        with bar(f"reading {name}", len(self)) as progress:
+            for index in range(len(self)):
+                found.append(self._value(index, name))
+                progress(index + 1)
+        values = np.array(found)
+        if kept is not None:
+            with contextlib.suppress(OSError):  # the cache saves time; it is not needed
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                with whole_file(kept) as file:
+                    np.save(file, values)
+        return values
+
+    def _value(self, index: int, name: str) -> str | int:
+        record = self._record(index)
+        feature = find_features(record, (name,)).get(name)
+        values = [] if feature is None or feature.kind == "floats" else feature.values(record)
+        if len(values) != 1:
+            raise DataError(f"{self.name(index)}: the feature {name!r} is not one text or whole number.")
+        return values[0].decode(errors="surrogateescape") if isinstance(values[0], bytes) else int(values[0])
+
+    def _record(self, index: int) -> bytes:
+        number, row = self._file_and_row(index)
+        at, size, crc, *_ = self._indexes[number].entries[row].item()
+        return self._files[number].record(at, size, crc, row)
 
     def load(self, index: int) -> RawExample:
         """Reads the bytes of an image file, or the values as height × width × channels."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from modelyard.data.catalog import FilesOptions
 from modelyard.data.dataset import TRAIN
-from modelyard.data.raw_examples import ArrayExamples, FileExamples, RawExamples
+from modelyard.data.raw_examples import PATH, ArrayExamples, FileExamples, RawExamples
 from modelyard.data.sources.folder import SPLIT_NAMES, split_named
 from modelyard.errors import DataError, unknown
 from modelyard.system.untrusted import open_regular
@@ -35,18 +35,29 @@ class CsvRows:
     targets: list[NDArray[np.float32]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     values: list[NDArray[np.float32]] = field(default_factory=list)
+    extra: dict[str, list[str]] = field(default_factory=dict)
 
     def examples(self, labels: NDArray[Any] | None = None) -> RawExamples:
         """Returns the examples with these labels; by default all are 0."""
         if labels is None:
             labels = np.zeros(len(self.paths) or len(self.values), np.int32)
+        examples: RawExamples
         if self.values:
-            return ArrayExamples(np.stack(self.values), labels)
-        return FileExamples(self.folder, self.paths, labels)
+            examples = ArrayExamples(np.stack(self.values), labels)
+        else:
+            examples = FileExamples(self.folder, self.paths, labels)
+        examples.extra = {name: np.array(texts) for name, texts in self.extra.items()}
+        return examples
 
 
 def read_csv(
-    path: Path, options: FilesOptions, split: str = TRAIN, *, to_predict: bool = False, check_images: bool = True
+    path: Path,
+    options: FilesOptions,
+    split: str = TRAIN,
+    *,
+    split_group: str = "",
+    to_predict: bool = False,
+    check_images: bool = True,
 ) -> dict[str, CsvRows]:
     """Reads the rows of each split.
 
@@ -54,6 +65,7 @@ def read_csv(
         path: the file; its first line names the columns.
         options: which columns hold what.
         split: the split of rows that name none.
+        split_group: the column whose equal values stay in one split. It is no column of values, unless named as one.
         to_predict: whether all rows are of ``split``, and labels may be missing. Only class names are read then.
         check_images: whether a missing image is an error.
 
@@ -63,11 +75,16 @@ def read_csv(
     found: dict[str, CsvRows] = {}
     lines = _lines(path)
     _, names = next(lines)
-    columns = _columns(path, names, options, to_predict)
+    columns = _columns(path, names, options, split_group, to_predict)
     for line, row in lines:
         where = f"{path}:{line}"
         named = row[columns.split].strip() if columns.split is not None and not to_predict else ""
         rows = found.setdefault(_split(named, where) if named else split, CsvRows(path.parent))
+        if columns.group is not None:
+            group = row[columns.group].strip()
+            if not group and not to_predict:
+                raise DataError(f"{where}: {split_group!r} is empty, by which split_group groups the examples.")
+            rows.extra.setdefault(split_group, []).append(group)
         _add_labels(rows, [(names[n], row[n].strip()) for n in columns.labels], options.label_kind, to_predict, where)
         if columns.image is None:
             rows.values.append(_numbers([(names[n], row[n]) for n in columns.values], where))
@@ -128,11 +145,12 @@ class _Columns:
 
     labels: list[int]
     split: int | None
+    group: int | None
     image: int | None
     values: list[int]
 
 
-def _columns(path: Path, names: Sequence[str], options: FilesOptions, to_predict: bool) -> _Columns:
+def _columns(path: Path, names: Sequence[str], options: FilesOptions, split_group: str, to_predict: bool) -> _Columns:
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise DataError(f"{path}:1: two columns are named {twice[0]!r}.")
@@ -153,10 +171,13 @@ def _columns(path: Path, names: Sequence[str], options: FilesOptions, to_predict
         split = names.index(options.split_column)
     elif not to_predict and options.split_column not in ("", FilesOptions.model_fields["split_column"].default):
         split = number(options.split_column, "split_column")
+    group = names.index(split_group) if split_group in names else None
+    if group is None and not to_predict and split_group not in ("", PATH if not options.value_columns else ""):
+        group = number(split_group, "split_group")
     if not options.value_columns:
-        return _Columns(labels, split, number(options.image_column, "image_column"), [])
+        return _Columns(labels, split, group, number(options.image_column, "image_column"), [])
     if options.value_columns == ("all",):
-        values = [i for i in range(len(names)) if i not in (*labels, split)]
+        values = [i for i in range(len(names)) if i not in (*labels, split, group)]
     else:
         values = [number(name, "value_columns") for name in options.value_columns]
         leaks = [i for i in values if i in (*labels, split) and not to_predict]
@@ -167,7 +188,7 @@ def _columns(path: Path, names: Sequence[str], options: FilesOptions, to_predict
             )
     if not values:
         raise DataError(f"{path}:1: there are no columns of values beside the label.")
-    return _Columns(labels, split, None, values)
+    return _Columns(labels, split, group, None, values)
 
 
 def _split(named: str, where: str) -> str:

@@ -115,9 +115,10 @@ def files(options: FilesOptions, context: DataContext) -> Dataset:
             return found
     from modelyard.data.decoded import DecodedDataset, raw_examples_of
 
-    splits = raw_examples_of(found) if isinstance(found, ArrayDataset) else found.splits
     image = ImageOptions(options.image_size, options.image_channels, options.image_fit)
-    return DecodedDataset(splits, classes, image)
+    if isinstance(found, ArrayDataset):
+        return DecodedDataset(raw_examples_of(found), classes, image, arrays=found)
+    return DecodedDataset(found.splits, classes, image)
 
 
 def _read(paths: dict[str, Path], options: FilesOptions, context: DataContext) -> Source | ArrayDataset:
@@ -126,7 +127,7 @@ def _read(paths: dict[str, Path], options: FilesOptions, context: DataContext) -
     if kinds == {"records"}:
         return _of_records({split: _matching(path) for split, path in paths.items()}, options, context)
     if kinds == {"csv"}:
-        return _of_csv(paths, options, one_split=not context.source)
+        return _of_csv(paths, options, context)
     if context.source:
         return _at_path(paths[TRAIN], context)
     if kinds == {"folder"}:
@@ -198,12 +199,12 @@ def _of_images(found: dict[str, tuple[Path, Labelled]]) -> Source:
     return Source("folder", splits, classes)
 
 
-def _of_csv(paths: dict[str, Path], options: FilesOptions, one_split: bool) -> Source:
+def _of_csv(paths: dict[str, Path], options: FilesOptions, context: DataContext) -> Source:
     splits: dict[str, CsvRows] = {}
     for split, path in paths.items():
-        found = read_csv(path, options, split)
+        found = read_csv(path, options, split, split_group=context.split_group if split == TRAIN else "")
         others = [name for name in found if name != split]
-        if one_split and others:
+        if not context.source and others:
             raise DataError(
                 f"{path} is given as the {split} files, but its column {options.split_column!r} also names "
                 f"{' and '.join(others)}. Give it as --dataset {path}."
@@ -281,8 +282,16 @@ class FilesToPredict:
     from_folders: bool = False
 
 
-def read_to_predict(sources: Sequence[str], options: FilesOptions, cache: Path) -> FilesToPredict:
+def read_to_predict(
+    sources: Sequence[str], options: FilesOptions, cache: Path, split_group: str = ""
+) -> FilesToPredict:
     """Reads image files, folders of them, and patterns; or one .csv file, .npz file, or records.
+
+    Args:
+        sources: the paths.
+        options: which columns or features hold what.
+        cache: a folder for indexes.
+        split_group: a column of .csv files that is not a value.
 
     Raises:
         DataError: if there is nothing, or nothing that can be read.
@@ -293,7 +302,7 @@ def read_to_predict(sources: Sequence[str], options: FilesOptions, cache: Path) 
     paths = [Path(source).expanduser() for source in sources]
     kinds = [kind_of(path) for path in paths]
     if kinds == ["csv"]:
-        rows = read_csv(paths[0], options, to_predict=True)[TRAIN]
+        rows = read_csv(paths[0], options, split_group=split_group, to_predict=True)[TRAIN]
         return FilesToPredict(rows.examples(), rows.class_names or None)
     if kinds == ["npz"]:
         values, labels = read_npz_to_predict(paths[0])

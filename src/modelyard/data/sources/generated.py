@@ -51,6 +51,7 @@ def materialise(generated: GeneratorDataset, entry: Entry, options: Options, con
                 entry.name,
                 options.model_dump(mode="json"),
                 [str(context.data_dir.absolute()), context.split_seed],
+                *([context.split_group] if context.split_group else []),
                 generated.version,
                 list(generated.splits),
                 list(generated.classes or []),
@@ -61,7 +62,7 @@ def materialise(generated: GeneratorDataset, entry: Entry, options: Options, con
     cached = context.cache_dir / "generated" / f"{entry.name}-{key}"
     raised: Exception | None = None
     try:
-        _generate_once(generated, cached, entry.name)
+        _generate_once(generated, cached, entry.name, context.split_group)
     except _FromUserError as wrapped:
         raised = wrapped.error
     if raised is not None:  # outside of the block, so that its traceback has no exception of ours
@@ -75,7 +76,7 @@ def materialise(generated: GeneratorDataset, entry: Entry, options: Options, con
     return DecodedDataset(splits, facts["classes"], ImageOptions(generated.image_size))
 
 
-def _generate_once(generated: GeneratorDataset, cached: Path, name: str) -> None:
+def _generate_once(generated: GeneratorDataset, cached: Path, name: str, group: str) -> None:
     folder = cached / "records"
     with explain(cached, "write to the cache", DataError):
         cached.mkdir(parents=True, exist_ok=True)
@@ -91,10 +92,10 @@ def _generate_once(generated: GeneratorDataset, cached: Path, name: str) -> None
             remove_partial(cached)
             log.info("generating the examples of %s, once; they are kept in %s", name, cached)
             with whole_folder(folder) as partial:
-                _write(generated, partial, name)
+                _write(generated, partial, name, group)
 
 
-def _write(generated: GeneratorDataset, folder: Path, name: str) -> None:
+def _write(generated: GeneratorDataset, folder: Path, name: str, group: str) -> None:
     encoder: RecordEncoder | None = None
     first_size: tuple[int, ...] | None = None
     highest = -1
@@ -119,6 +120,8 @@ def _write(generated: GeneratorDataset, folder: Path, name: str) -> None:
                         f"{where} is {_shape(encoded.size)}, the first one {_shape(first_size)}. "
                         "Give one size for all: GeneratorDataset(…, image_size=(height, width))."
                     )
+                if group and split == TRAIN:
+                    features[group] = _group_of(example, group, where)
                 if encoded.size is not None:
                     features["image/height"], features["image/width"], _ = encoded.size
                 file.write(frame(encode_example(features)))
@@ -166,6 +169,16 @@ def _checked(example: Any, classes: Sequence[str] | None, where: str) -> tuple[R
     if array.dtype.kind not in "uif" or array.ndim == 0:
         raise DataError(f"{where}: its image is {array.dtype} of shape {array.shape}; give an array of numbers.")
     return array, int(label)
+
+
+def _group_of(example: Mapping[str, Any], group: str, where: str) -> str | int:
+    value = example.get(group)
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int | np.integer):
+        return int(value)
+    found = "nothing" if value is None else type(value).__name__
+    raise DataError(f"{where}: split_group is {group!r}, so each example needs it, a text or a number; got {found}.")
 
 
 def _code_hash(entry: Entry) -> str:

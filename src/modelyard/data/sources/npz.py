@@ -13,7 +13,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from modelyard.data.dataset import TEST, TRAIN, VALIDATION, ArrayDataset, Arrays, DataContext
+from modelyard.data.dataset import ID, TEST, TRAIN, VALIDATION, ArrayDataset, Arrays, DataContext
 from modelyard.errors import DataError
 from modelyard.system.untrusted import check_archive, check_memory, open_regular
 
@@ -77,7 +77,8 @@ def read_npy_folder(folder: Path, context: DataContext) -> ArrayDataset:
             file.seek(0)
             return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
 
-    present = [name for name in _ARRAYS if os.path.lexists(folder / f"{name}.npy")]  # a link may lead nowhere
+    names = [*_ARRAYS, *([f"{context.split_group}_train"] if context.split_group else [])]
+    present = [name for name in names if os.path.lexists(folder / f"{name}.npy")]  # a link may lead nowhere
     return _dataset(folder, present, read, context)
 
 
@@ -173,4 +174,19 @@ def _dataset(
     for split, part in splits.items():
         if part["image"].ndim and part["label"].ndim and len(part["image"]) != len(part["label"]):
             raise DataError(f"{path}: {len(part['image'])} images but {len(part['label'])} labels for {split}.")
-    return ArrayDataset(splits, classes)
+    dataset = ArrayDataset(splits, classes)
+    if context.split_group not in ("", ID):
+        dataset.extra[context.split_group] = _groups(path, names, read, context.split_group, dataset.size(TRAIN))
+    return dataset
+
+
+def _groups(
+    path: Path, names: Sequence[str], read: Callable[[str], NDArray[Any]], group: str, count: int
+) -> NDArray[Any]:
+    """Reads the array by which the training examples are grouped."""
+    if f"{group}_train" not in names:
+        raise DataError(f"{path} has no array {group}_train for split_group; it holds: {_shown(names)}.")
+    groups = read(f"{group}_train")
+    if groups.shape != (count,):
+        raise DataError(f"{path}: {group}_train has shape {groups.shape}; it needs a value per image, {count}.")
+    return groups

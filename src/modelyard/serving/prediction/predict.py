@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modelyard import storage
+from modelyard.config.schema import split_group_of
 from modelyard.data.catalog import FilesOptions
 from modelyard.data.dataset import TEST, Feature
 from modelyard.data.image_spec import UndecodableError
@@ -165,7 +166,9 @@ def open_examples(run: OpenRun | OpenExport, sources: Sequence[Any], columns: Ma
     if paths is None:
         found = _given(run, sources[0], options)
     else:
-        found = read_to_predict(paths, options, storage.cache_folder(run.config.cache_dir))
+        group = run.config.split_group
+        column = "" if group is None else split_group_of(group)[0]
+        found = read_to_predict(paths, options, storage.cache_folder(run.config.cache_dir), column)
     examples, labels = found.examples, found.labels
     if not len(examples):
         raise DataError("there are no examples to predict.")
