@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,7 +91,7 @@ def divide(dataset: Dataset, rules: SplitRules) -> Dataset:
     if count == 1 and not (cuts_test or rules.folds):
         return dataset
     groups = None if rules.group is None else group_numbers(dataset, rules.group)
-    units, word = (count, "examples") if groups is None else (int(groups.max()) + 1, f"groups ({rules.group})")
+    units, word = (count, "example(s)") if groups is None else (int(groups.max()) + 1, f"group(s) of {rules.group}")
     needed = cuts_test + (max(rules.folds, 2) if cuts_validation else 1)
     if units < needed:
         raise DataError(
@@ -237,6 +237,8 @@ def group_numbers(dataset: Dataset, group: str) -> Rows:
             f"split_group: there is no column or feature {column!r} with one value per example. There are: {known}. "
             "For image files, take a part of the path: --split_group 'path:([^/_]+)_'."
         )
+    if values.shape != (count := dataset.size(TRAIN),):
+        raise DataError(f"split_group: {column} has shape {values.shape}, not a value for each of {count} examples.")
     if pattern is not None:
         texts = [str(value) for value in values.tolist()]
         matches = [re.search(pattern, text) for text in texts]
@@ -317,6 +319,15 @@ def describe_splits(dataset: Dataset) -> dict[str, Any]:
         }
     undivided = {"undivided": derived.fingerprint} if derived is not None and derived.fingerprint else {}
     return {"splits": splits, **undivided}
+
+
+def held_out(dataset: Dataset) -> Iterator[tuple[str, int, str]]:
+    """Yields the examples that were taken from train: their split, their row in the whole train split, their name."""
+    for split, rows in (dataset.derived.rows if dataset.derived is not None else {}).items():
+        arrays = dataset.arrays(split)
+        ids = None if arrays is None else arrays.get(ID)
+        for index, row in enumerate(rows.tolist() if split != TRAIN else ()):
+            yield split, row, dataset.name(split, index) if ids is None else str(ids[index])
 
 
 # -- warnings ---------------------------------------------------------------------------------------------------------

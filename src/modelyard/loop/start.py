@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import csv
+import io
 import logging
 import os
 import shlex
@@ -18,7 +20,7 @@ from modelyard.config.durations import RunLength
 from modelyard.config.schema import COMPONENTS, CORE_FIELDS, is_path
 from modelyard.config.yaml_file import inline
 from modelyard.data.dataset import Dataset
-from modelyard.data.splits import describe_splits
+from modelyard.data.splits import describe_splits, held_out
 from modelyard.errors import ChangedConfigError, ConfigError, DataError, Problem, RunError
 from modelyard.run.checkpoint import Checkpoint, folder_name, list_checkpoints
 from modelyard.run.directory import (
@@ -32,7 +34,7 @@ from modelyard.run.directory import (
     write_config,
 )
 from modelyard.run.manifest import log_start, read_manifest, write_manifest
-from modelyard.system.files import explain
+from modelyard.system.files import explain, whole_file
 from modelyard.system.machine import hardware, versions
 from modelyard.system.process import holders
 
@@ -229,10 +231,23 @@ def record_start(
         model=_size_of(engine),
         data=record_data(config, dataset, engine.task.data),
     )
+    _record_splits(directory, dataset.stored)
     manifest = write_manifest(directory, config, described, engine.describe(), step, before)
     if step < run.total_steps:
         log_start(directory.journal, directory.name, config, step)
     return str(manifest["run_id"])
+
+
+def _record_splits(directory: RunDirectory, dataset: Dataset) -> None:
+    """Writes which examples were taken from train, if any were; all others are in train."""
+    if dataset.derived is None or directory.splits.exists():
+        return
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(("split", "row", "example"))
+    lines.writerows(held_out(dataset))
+    with explain(directory.splits, "write"), whole_file(directory.splits) as file:
+        file.write(text.getvalue().encode(errors="surrogateescape"))
 
 
 def _size_of(engine: Engine) -> dict[str, int | None]:

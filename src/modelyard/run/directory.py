@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from modelyard.run.mirror import Mirror
 
 CONFIG, MANIFEST, METRICS, MARK = "config.yaml", "manifest.json", "metrics.jsonl", ".cluster"
+SPLITS = "splits.csv"
 LOCK, EVALUATION_LOCK = ".lock", ".lock-evaluation"
 """Held by the process that trains and writes, and by the process that evaluates and keeps the best models."""
 EVENTS, CHECKPOINTS, BEST, LOGS, PROFILE, EVALUATOR, EXPORT, EXAMPLES = (
@@ -73,6 +74,7 @@ class RunDirectory:
         self.logs = path / LOGS
         self.profile = path / PROFILE
         self.mark = path / MARK
+        self.splits = path / SPLITS
         self.evaluations = path / EVALUATOR / METRICS
         self.examples = path / EXAMPLES
         self.journal = path.parent / JOURNAL
@@ -160,7 +162,7 @@ class RunDirectory:
         with explain(self.path, "clear"):
             for path in (self.checkpoints, self.events, self.evaluations.parent, self.examples):
                 shutil.rmtree(path, ignore_errors=True)
-            for path in (self.config, self.manifest, self.metrics):
+            for path in (self.config, self.manifest, self.metrics, self.splits):
                 path.unlink(missing_ok=True)
         self.create()
 

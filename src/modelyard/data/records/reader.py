@@ -35,6 +35,7 @@ FORMAT: Literal[1] = 1
 LARGEST_JSON = 1 << 26
 """Bytes of dataset.json, and of labels.txt, which is shorter."""
 _SHOWN = 5
+_PROGRESS_RECORDS = 256
 _PROGRESS_BYTES = 1 << 22  # reporting every record takes longer than reading it
 
 Encoding = Literal["keep", "jpeg", "raw"]
@@ -105,7 +106,8 @@ class RecordExamples(RawExamples):
         with bar(f"reading {name}", len(self)) as progress:
             for index in range(len(self)):
                 found.append(self._value(index, name))
-                progress(index + 1)
+                if len(found) % _PROGRESS_RECORDS == 0:
+                    progress(len(found))
         values = np.array(found)
         if kept is not None:
             with contextlib.suppress(OSError):  # the cache saves time; it is not needed

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modelyard.data.dataset import (
+    ID,
     IMAGE,
     LABEL,
     SPLITS,
@@ -54,10 +55,18 @@ def given(options: Options, context: DataContext) -> Dataset:
     if isinstance(data, Dataset):
         return data
     whole = not _has_splits(data)
+    group = context.split_group
     splits = {
-        name: _named(part, "the dataset" if whole else f"the {name} split") for name, part in _splits(data).items()
+        name: _named(part, "the dataset" if whole else f"the {name} split", group)
+        for name, part in _splits(data).items()
     }
-    return ArrayDataset(*_with_class_numbers(splits))
+    groups = None
+    if group not in ("", ID, IMAGE, LABEL):  # it is no input
+        groups = {name: arrays.pop(group, None) for name, arrays in splits.items()}.get(TRAIN)
+    dataset = ArrayDataset(*_with_class_numbers(splits))
+    if groups is not None:
+        dataset.extra[group] = groups
+    return dataset
 
 
 def is_one_split(data: Any) -> bool:
@@ -107,8 +116,11 @@ def is_frame(data: Any) -> bool:
     return hasattr(data, "columns") and hasattr(data, "to_numpy") and getattr(data, "ndim", 0) == 2
 
 
-def _named(data: Any, where: str) -> _Named:
-    """Returns the named arrays of one split: of a pair (x, y), of a dictionary, or of a data frame."""
+def _named(data: Any, where: str, group: str = "") -> _Named:
+    """Returns the named arrays of one split: of a pair (x, y), of a dictionary, or of a data frame.
+
+    The column ``group`` of a data frame is an array of its own.
+    """
     if _is_pair(data):
         examples, labels = data
         if isinstance(examples, tuple) and isinstance(labels, tuple):
@@ -119,12 +131,12 @@ def _named(data: Any, where: str) -> _Named:
         if isinstance(examples, Mapping):
             named = {str(name): _array(values, f"{name} of {where}") for name, values in examples.items()}
         else:
-            named = _frame(examples) if is_frame(examples) else {IMAGE: _array(examples, f"x of {where}")}
+            named = _frame(examples, group) if is_frame(examples) else {IMAGE: _array(examples, f"x of {where}")}
         return {**named, LABEL: _array(labels, f"y of {where}")}
     if isinstance(data, Mapping):
         return {str(name): _array(values, f"{name} of {where}") for name, values in data.items()}
     if is_frame(data):
-        return _frame(data)
+        return _frame(data, group)
     raise DataError(f"{where} is {_described(data)}; {_FORMS}.")
 
 
@@ -140,9 +152,10 @@ def _array(values: Any, what: str) -> NDArray[Any]:
     return array
 
 
-def _frame(frame: Any) -> _Named:
-    """Returns the columns of a data frame as one vector of numbers per example, without the label."""
-    values = frame.drop(columns=[LABEL]) if LABEL in frame.columns else frame
+def _frame(frame: Any, group: str) -> _Named:
+    """Returns the columns of a data frame as one vector of numbers per example, without the label and the group."""
+    own = [name for name in dict.fromkeys((LABEL, group)) if name in frame.columns]
+    values = frame.drop(columns=own) if own else frame
     try:
         named: _Named = {IMAGE: values.to_numpy(dtype=np.float32)}
     except (ValueError, TypeError) as error:
@@ -150,9 +163,7 @@ def _frame(frame: Any) -> _Named:
             f"a column of the data frame is not numbers: {error}. Give the columns that the model should see, and the "
             "labels beside them: dataset=(frame[columns], frame['label'])."
         ) from error
-    if LABEL in frame.columns:
-        named[LABEL] = _array(frame[LABEL], "the column label")
-    return named
+    return named | {name: _array(frame[name], f"the column {name}") for name in own}
 
 
 def _described(data: Any) -> str:
