@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from modelyard.loop.run import Result
     from modelyard.models.catalog import ClassifierOptions, RegressorOptions
     from modelyard.models.data_info import DataInfo
+    from modelyard.models.metric import Metric
     from modelyard.models.task import Task, any_input, image_input
     from modelyard.models.task_types import Classifier, MultiLabel, Regressor
     from modelyard.registry import (
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
         register_augmentation,
         register_dataset,
         register_hook,
+        register_metric,
         register_model,
         register_optimizer,
         register_preprocessing,
@@ -71,6 +73,7 @@ _HOMES = {
     "modelyard.models.catalog": ("ClassifierOptions", "RegressorOptions"),
     "modelyard.models.task_types": ("Classifier", "MultiLabel", "Regressor"),
     "modelyard.models.data_info": ("DataInfo",),
+    "modelyard.models.metric": ("Metric",),
     "modelyard.models.task": ("Task", "any_input", "image_input"),
     "modelyard.run.weights.read": ("load_weights",),
     "modelyard.serving.prediction.predict": ("Predictions", "predict"),
@@ -83,6 +86,7 @@ _HOMES = {
         "register_augmentation",
         "register_dataset",
         "register_hook",
+        "register_metric",
         "register_model",
         "register_optimizer",
         "register_preprocessing",
@@ -113,6 +117,7 @@ __all__ = [
     "Leaderboard",
     "LearningRates",
     "MatrixResult",
+    "Metric",
     "MultiLabel",
     "Options",
     "Predicted",
@@ -143,6 +148,7 @@ __all__ = [
     "register_augmentation",
     "register_dataset",
     "register_hook",
+    "register_metric",
     "register_model",
     "register_optimizer",
     "register_preprocessing",

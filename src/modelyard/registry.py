@@ -139,6 +139,7 @@ AUGMENTATIONS = Registry("augmentation", "modelyard.data.catalog")
 PREPROCESSINGS = Registry("preprocessing", "modelyard.data.catalog")
 ENGINES = Registry("engine", "modelyard.engine.catalog")
 HOOKS = Registry("hook", "modelyard.loop.catalog")
+METRICS = Registry("metric", "modelyard.models.metric_types")
 
 register_model = MODELS.register
 register_dataset = DATASETS.register
@@ -147,3 +148,4 @@ register_schedule = SCHEDULES.register
 register_augmentation = AUGMENTATIONS.register
 register_preprocessing = PREPROCESSINGS.register
 register_hook = HOOKS.register
+register_metric = METRICS.register

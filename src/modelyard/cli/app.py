@@ -81,6 +81,7 @@ COMMANDS = {
     "models": Command(components.models, "Information", ConfigFlags(("plugins", "engine"), ("model",))),
     "datasets": Command(components.datasets, "Information"),
     "hooks": Command(components.hooks, "Information"),
+    "metrics": Command(components.metrics, "Information"),
     "runs": Command(comparison.runs, "Information"),
     "leaderboard": Command(comparison.leaderboard, "Information"),
     "doctor": Command(doctor.doctor, "Information"),

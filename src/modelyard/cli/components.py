@@ -59,6 +59,23 @@ def hooks(plugins: Plugins = None, json: Json = False) -> None:
     _list_components(HOOKS, json)
 
 
+def metrics(plugins: Plugins = None, json: Json = False) -> None:
+    """List the metrics for --metrics, with their tasks and arguments."""
+    from rich.text import Text
+
+    from modelyard.registry import METRICS
+
+    _load_plugins({"plugins": plugins})
+    rows, found = [], []
+    for entry in METRICS.entries():
+        tasks, options = list(getattr(entry.load(), "tasks", ())), _defaults(entry)
+        found.append({"name": entry.name, "summary": entry.summary, "tasks": tasks, "options": options})
+        arguments = "\n".join(f"{name} = {value}" for name, value in options.items())
+        rows.append((entry.name, entry.summary, Text("\n".join(tasks) or "any"), Text(arguments)))
+    listed = table(("metric", "description", "task", "options and defaults"), rows, show_lines=True)
+    show(found, [listed], as_json=json)
+
+
 def _list_components(registry: Registry, as_json: bool) -> None:
     from rich.text import Text
 

@@ -33,7 +33,7 @@ from modelyard.config.trust import is_own_file, trust_cache, trust_plugins, trus
 from modelyard.config.weight_groups import read_group, read_phases
 from modelyard.config.yaml_file import CONFIG_VERSION, RUN_CONFIG_KEY, Value, is_run_config, read_flat, read_set
 from modelyard.errors import COMMAND_LINE, ConfigError, Problem, UserError, nearest, unknown
-from modelyard.registry import AUGMENTATIONS, ENGINES, HOOKS, PREPROCESSINGS
+from modelyard.registry import AUGMENTATIONS, ENGINES, HOOKS, METRICS, PREPROCESSINGS
 
 DEFAULT_RECIPE = "digits"
 SAVED_MODEL, SAVED_MODEL_PATH = "saved_model", "saved_model_path"
@@ -372,10 +372,19 @@ def _check_calls(config: Config, merged: Mapping[str, Value], problems: list[Pro
         except UserError as error:
             problems.append(Problem(merged[key].where, key, str(error)))
 
-    for key, registry in (("augment", AUGMENTATIONS), ("hooks", HOOKS), ("preprocess", PREPROCESSINGS)):
+    for key, registry in (
+        ("augment", AUGMENTATIONS),
+        ("hooks", HOOKS),
+        ("metrics", METRICS),
+        ("preprocess", PREPROCESSINGS),
+    ):
         for call in getattr(config, key):
             name = call.name.lstrip("+-") if registry is HOOKS else call.name
             check(key, Call(name, call.arguments).options, registry)
+    named = [str(call) for call in config.metrics]
+    if len(set(named)) < len(named):
+        twice = max(named, key=named.count)
+        problems.append(Problem(merged["metrics"].where, "metrics", f"names {twice!r} twice."))
     for call in config.optimizer_groups:
         check("optimizer_groups", read_group, call)
     check("fine_tune", read_phases, config.fine_tune)

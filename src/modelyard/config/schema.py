@@ -267,6 +267,11 @@ class Evaluation(Group):
     test_time_augmentation: Views = option(
         (), "average over views of each image: flip (mirrored), shift (by a pixel), or flip,shift", mutable=True
     )
+    metrics: CallList = option(
+        (),
+        "more metrics for every evaluation: 'top_k(k=3), f1, auc'; `modelyard metrics` lists them",
+        mutable=True,
+    )
     best_metric: str = option("auto", "validation metric that selects the best model; auto: accuracy, else loss")
     best_mode: Literal["auto", "max", "min"] = option(
         "auto", "whether higher or lower is better; auto: lower for losses and errors"

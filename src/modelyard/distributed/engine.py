@@ -19,7 +19,8 @@ from modelyard.data.dataset import Arrays, Dataset
 from modelyard.distributed.connection import Message
 from modelyard.distributed.coordinator import Coordinator
 from modelyard.distributed.follower import Follower
-from modelyard.engine.base import BatchResult, Engine, State, StepMetrics
+from modelyard.engine.base import Engine, State, StepMetrics
+from modelyard.engine.evaluation import BatchResult
 from modelyard.engine.network import Network
 from modelyard.errors import ClusterError
 from modelyard.run.tensors import pack_tensors, unpack_tensors

@@ -19,7 +19,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -36,8 +36,10 @@ from modelyard.data.draws import halves
 from modelyard.data.pipeline import Pipeline, share_of_batch
 from modelyard.data.preprocess import batch_preprocessing
 from modelyard.engine.batch_functions import BatchFunctions
+from modelyard.engine.evaluation import BatchResult, Evaluation, EvaluationSums
 from modelyard.engine.network import Network, averages_to_load, check_names, is_average
 from modelyard.errors import PeerLostError, TrainingError, UserError
+from modelyard.models.metric import MetricSet, build_metric
 from modelyard.models.schedules import build_schedule
 from modelyard.run.checkpoint import Checkpoint
 
@@ -55,28 +57,6 @@ class State:
 
     weights: dict[str, NDArray[Any]]
     optimizer: dict[str, NDArray[Any]]
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """The result of an evaluation.
-
-    Args:
-        metrics: the metrics over the split.
-        examples: values of each example in storage order, by name: loss, other metrics, the label if it is one number.
-    """
-
-    metrics: dict[str, float]
-    examples: dict[str, NDArray[Any]]
-
-
-class BatchResult(NamedTuple):
-    """The evaluation of one batch, which may still be on the device."""
-
-    sums: dict[str, Any]
-    """Of each statistic times the example's weight, over the parts of all processes."""
-    examples: dict[str, Any]
-    """Values of each example of the whole batch, padding included."""
 
 
 class Engine(ABC):
@@ -142,6 +122,8 @@ class Engine(ABC):
             log.info("the learning rate is multiplied by %d, the number of devices", self.replicas)
             unscaled = self.schedule
             self.schedule = lambda step: unscaled(step) * self.replicas
+        if config.metrics:
+            self.functions.metric_features = MetricSet([build_metric(call) for call in config.metrics]).features
         # The features that a step reads besides the inputs of the network: labels, and whatever else the task needs.
         self.feature_names = list(self.pipeline.features)
         self.set_up()
@@ -169,16 +151,12 @@ class Engine(ABC):
     def evaluate_examples(self, split: str, progress: Callable[[int, int], None] | None = None) -> Evaluation:
         """Returns the metrics over ``split``, and the values of each example. Arguments as for `evaluate`."""
         size, batch_size = self.dataset.size(split), self._evaluation_batch_size(split)
-        totals: dict[str, NDArray[np.float64]] = {}
-        kept: dict[str, list[NDArray[Any]]] = {}
+        total = EvaluationSums(self.task, self.config.metrics, size)
         waiting: deque[BatchResult] = deque()
 
         def add() -> None:
             result = waiting.popleft()
-            for name, value in self.fetch(result.sums).items():
-                totals[name] = totals.get(name, 0.0) + value.astype(np.float64)
-            for name, values in self.fetch(result.examples).items():
-                kept.setdefault(name, []).append(values)
+            total.add(self.fetch(result.sums), self.fetch(result.examples))
 
         with closing(self.evaluation_results(split)) as batches:
             for number, result in enumerate(batches, start=1):
@@ -189,20 +167,17 @@ class Engine(ABC):
                     progress(min(number * batch_size, size), size)
         while waiting:
             add()
-        examples = {name: np.concatenate(values)[:size] for name, values in kept.items()}  # the rest is padding
-        return Evaluation(self._summary(totals, size), examples)
+        return total.result()
 
     def metric_names(self, split: str) -> list[str]:
         """Returns the names of the metrics of ``split``, from an evaluation of its first batch."""
         with closing(self.evaluation_results(split)) as batches:
-            sums = self.fetch(next(batches).sums)
-        size = min(self._evaluation_batch_size(split), self.dataset.size(split))
-        return list(self._summary({name: total.astype(np.float64) for name, total in sums.items()}, size))
-
-    def _summary(self, totals: dict[str, Any], size: int) -> dict[str, float]:
-        means = {name: total / size for name, total in totals.items()}
-        loss = float(means.pop("loss"))
-        return {"loss": loss, **self.task.summarize(means)}
+            sums, examples = map(self.fetch, next(batches))
+        total = EvaluationSums(
+            self.task, self.config.metrics, min(self._evaluation_batch_size(split), self.dataset.size(split))
+        )
+        total.add(sums, examples)
+        return list(total.result().metrics)
 
     def _evaluation_batch_size(self, split: str) -> int:
         """Returns the batch size of the config, rounded up so that every replica has an equal part."""

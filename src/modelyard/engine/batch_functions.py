@@ -17,6 +17,7 @@ from keras import ops
 
 from modelyard.config.schema import Config
 from modelyard.data.dataset import IMAGE, LABEL
+from modelyard.engine.evaluation import FEATURE, PREDICTION
 from modelyard.engine.network import Network
 from modelyard.errors import DataError
 from modelyard.models.task import Batch, Task, Tensor
@@ -39,6 +40,8 @@ class BatchFunctions:
     ) -> None:
         self._config, self._model, self._task = config, network.model, network.task
         self._augment, self._prepare = augment, prepare
+        self.metric_features: tuple[str, ...] | None = None
+        """The features that `metrics` read besides predictions; None without metrics by name."""
         self.views_one_by_one = False
         """Whether the views of test-time augmentation go through the network one after the other."""
 
@@ -103,12 +106,19 @@ class BatchFunctions:
         return keras.tree.map_structure(lambda x: ops.cast(x, keras.config.floatx()), outputs)
 
     def evaluation(self, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Returns loss and metrics per example of a raw batch, to be summed; and what is kept of each example."""
+        """Returns loss and metrics per example of a raw batch, to be summed; and values of each example.
+
+        Those are what is kept of an example. If there are `metrics`, their inputs are added: predictions and features.
+        """
         outputs, seen = self._evaluated(batch)
         statistics = {"loss": self._task.loss(outputs, seen), **self._task.metrics(outputs, seen)}
         kept = self._task.example_values(statistics)
         if LABEL in seen and len(seen[LABEL].shape) == 1:
             kept = {**kept, LABEL: seen[LABEL]}
+        if self.metric_features is not None:
+            predictions = self._task.predictions(outputs, seen)
+            kept = {**kept, **{PREDICTION + name: value for name, value in predictions.items()}}
+            kept |= {FEATURE + name: seen[name] for name in self.metric_features if name in seen}
         return statistics, kept
 
     def predictions(self, batch: Batch) -> dict[str, Any]:

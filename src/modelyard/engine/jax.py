@@ -27,7 +27,8 @@ from modelyard.compat.keras import drawn_by_numpy, seed_initializers, use_one_pa
 from modelyard.config.schema import Config
 from modelyard.data.dataset import TRAIN, Arrays
 from modelyard.data.draws import fold
-from modelyard.engine.base import BatchResult, Engine, State, StepMetrics, lost_peer, out_of_memory
+from modelyard.engine.base import Engine, State, StepMetrics, lost_peer, out_of_memory
+from modelyard.engine.evaluation import BatchResult
 from modelyard.engine.jax_cache import compile_all, counted_compilations
 from modelyard.engine.jax_devices import set_up_devices
 from modelyard.engine.jax_step import Layout, MetricTable, StepInputs, TrainingStep, TrainState, train_state

@@ -27,8 +27,9 @@ from modelyard.compat.keras import set_precision
 from modelyard.compat.tensorflow import place_next_variable, schedule_python
 from modelyard.config.schema import Config
 from modelyard.data.dataset import TRAIN, Arrays
-from modelyard.engine.base import BatchResult, Engine, State, StepMetrics
+from modelyard.engine.base import Engine, State, StepMetrics
 from modelyard.engine.catalog import parameter_server_problems
+from modelyard.engine.evaluation import BatchResult
 from modelyard.engine.tensorflow import TensorFlowEngine
 from modelyard.engine.tensorflow_strategy import server_at
 from modelyard.errors import ClusterError, ConfigError, PeerLostError, TrainingError, UserError

@@ -20,7 +20,8 @@ from modelyard.compat.tensorflow import local_value
 from modelyard.config.schema import Config
 from modelyard.data.dataset import TRAIN, Arrays
 from modelyard.data.draws import fold
-from modelyard.engine.base import BatchResult, Engine, State, StepMetrics, lost_peer, out_of_memory
+from modelyard.engine.base import Engine, State, StepMetrics, lost_peer, out_of_memory
+from modelyard.engine.evaluation import BatchResult
 from modelyard.engine.network import next_average, seed_states
 from modelyard.engine.tensorflow_strategy import all_reduce, one_machine, set_up_devices, several_machines
 from modelyard.errors import TrainingError, UserError
@@ -336,6 +337,8 @@ class TensorFlowEngine(Engine):
         The sum over the replicas then has all values, without another kind of message between processes.
         """
         replica, share = _replica_number(tf.distribute.get_replica_context()), values.shape[0]
+        if values.dtype in (tf.bool, tf.uint8, tf.int8, tf.uint16, tf.int16):  # devices sum no such numbers
+            values = tf.cast(values, tf.int32)
         ends = [replica * share, (self.replicas - 1 - replica) * share]
         return tf.pad(values, [ends, *[[0, 0]] * (len(values.shape) - 1)])
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from modelyard.config.calls import Call
 from modelyard.data.dataset import VALIDATION
 from modelyard.errors import RunError, TrainingError, UserError, unknown
 from modelyard.loop.catalog import EarlyStopOptions, StopAtOptions
 from modelyard.loop.hooks import Hook
+from modelyard.models.metric import build_metric, metric_name
 from modelyard.run.checkpoint import Checkpoint, folder_name, list_best, read_loop_state, write_checkpoint
 from modelyard.run.examples import keep_example_values, write_example_values
 from modelyard.system.files import remove_folder, remove_partial, retried
@@ -35,15 +37,24 @@ class Ranking:
     mode: str
 
     @classmethod
-    def choose(cls, metric: str, mode: str, row: Mapping[str, Any]) -> Ranking:
-        """Resolves ``auto``: accuracy if there is one, else the loss; lower is better for losses and errors."""
+    def choose(cls, metric: str, mode: str, row: Mapping[str, Any], metrics: Sequence[Call] = ()) -> Ranking:
+        """Resolves ``auto``: accuracy if there is one, else the loss; lower is better for losses and errors.
+
+        Args:
+            metric: the name of the metric, or auto.
+            mode: max, min or auto.
+            row: an evaluation row.
+            metrics: the metrics by name, which know what is better.
+        """
         names = [name for name in row if name not in _NOT_METRICS]
         if metric == "auto":
             metric = "accuracy" if "accuracy" in row else "loss"
         if metric not in names:
             raise UserError(unknown("metric", metric, names))
         if mode == "auto":
-            mode = "min" if any(word in metric for word in _LESS_IS_BETTER) else "max"
+            by_name = [build_metric(call) for call in metrics if metric_name(call) == metric]
+            is_loss = any(word in metric for word in _LESS_IS_BETTER)
+            mode = "min" if is_loss or any(each.lower_is_better for each in by_name) else "max"
         return cls(metric, mode)
 
     def value(self, row: Mapping[str, Any]) -> float:
@@ -89,7 +100,9 @@ class KeepBest(Hook):
         """Keeps this model if it is among the best."""
         if split != VALIDATION:
             return
-        ranking = self._ranking or Ranking.choose(loop.config.best_metric, loop.config.best_mode, row)
+        ranking = self._ranking or Ranking.choose(
+            loop.config.best_metric, loop.config.best_mode, row, loop.config.metrics
+        )
         self._ranking = ranking
         value = ranking.value(row)
         worse = [(v, s) for v, s in self._kept if ranking.is_better(value, v)]
@@ -136,7 +149,7 @@ class _StopsOnMetric(Hook):
     def on_evaluation(self, loop: Trainer, split: str, row: dict[str, Any]) -> None:
         """Stops if the metric gives a reason to."""
         if split == VALIDATION:
-            ranking = Ranking.choose(self.options.metric, self.options.mode, row)
+            ranking = Ranking.choose(self.options.metric, self.options.mode, row, loop.config.metrics)
             reason = self._reason_to_stop(ranking, ranking.value(row))
             if reason is not None:
                 loop.stop(reason)

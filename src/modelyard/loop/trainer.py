@@ -193,6 +193,8 @@ class Trainer:
             try:
                 if self.trains and not self.is_over:
                     self._prepare()
+                    if self._evaluates and self.config.metrics:  # one that fails does so before training
+                        self.engine.metric_names(VALIDATION)
                 for hook in self.hooks:
                     begun.append(hook)
                     self._call(hook, "on_begin")

@@ -10,8 +10,10 @@ from modelyard.config import Config
 from modelyard.data.dataset import LABEL, Dataset, Feature, label_kind
 from modelyard.errors import ConfigError, DataError, Problem, UserError
 from modelyard.models.data_info import DataInfo, describe_data
+from modelyard.models.metric import build_metric
 from modelyard.models.task import Task
 from modelyard.models.task_types import Classifier, MultiLabel, Regressor, describe_label
+from modelyard.registry import METRICS, Entry
 
 log = logging.getLogger("modelyard")
 TASK_TYPES: dict[str, type[Task]] = {"classification": Classifier, "regression": Regressor, "multi_label": MultiLabel}
@@ -71,10 +73,21 @@ def check_options(config: Config, task_type: type[Task]) -> None:
         elif key == "huber_delta" and getattr(options, "regression_loss", "huber") != "huber":
             problems.append(Problem(config.origin(key), key, "has no effect here: it is for --regression_loss huber."))
     typed = [problem for problem in problems if problem.where in ("command line", "Python")]
+    for call in config.metrics:
+        tasks = build_metric(call).tasks
+        if names and tasks and not set(names) & set(tasks):
+            fitting = [entry.name for entry in METRICS.entries() if _fits(entry, names)]
+            message = f"{call} is for {' and '.join(tasks)}; this is {names[0]}, which has: {', '.join(fitting)}."
+            typed.append(Problem(config.origin("metrics"), "metrics", message))
     if typed:
         raise ConfigError(typed)
     for problem in problems:
         log.info("note: %s", problem)
+
+
+def _fits(entry: Entry, tasks: list[str]) -> bool:
+    """Returns whether a metric is for one of some tasks."""
+    return bool(set(tasks) & set(getattr(entry.load(), "tasks", ())))
 
 
 def build_task(config: Config, dataset: Dataset) -> Task:

@@ -1,0 +1,431 @@
+"""The built-in metrics: of classes, of several classes per example, of numbers. They need no engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from modelyard.config.calls import Call
+from modelyard.data.dataset import LABEL
+from modelyard.models.metric import Arrays, Metric, build_metric
+from modelyard.registry import METRICS
+from modelyard.registry import Options as BaseOptions
+
+CLASSIFICATION, MULTI_LABEL, REGRESSION = "classification", "multi_label", "regression"
+
+
+# -- of classes --------------------------------------------------------------------------------------------------------
+
+
+def _class_of(labels: NDArray[Any]) -> NDArray[Any]:
+    """Returns class indices; of class probabilities, as mixup makes them, the most likely."""
+    return labels.argmax(axis=-1) if labels.ndim == 2 else labels.astype(np.int64)
+
+
+class _OfClasses(Metric):
+    """A metric of classifiers, of one class or of several per example."""
+
+    tasks: tuple[str, ...] = (CLASSIFICATION, MULTI_LABEL)
+
+    def flags(self, predictions: Arrays, examples: Arrays) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Returns the predicted and the true classes as flags, [examples, classes]."""
+        if "labels" in predictions:
+            return predictions["labels"].astype(bool), examples[LABEL].astype(bool)
+        classes = np.arange(predictions["probabilities"].shape[1])
+        found, true = predictions["class"], _class_of(examples[LABEL])
+        return found[:, None] == classes, true[:, None] == classes
+
+
+@METRICS.register("accuracy")
+class Accuracy(Metric):
+    """the fraction of examples whose most likely class is right"""
+
+    tasks = (CLASSIFICATION,)
+
+    def statistics(self, predictions: Arrays, examples: Arrays) -> Any:
+        """Returns whether the class is right."""
+        return predictions["class"] == _class_of(examples[LABEL])
+
+
+class TopOptions(BaseOptions):
+    """Options of top-k accuracy."""
+
+    k: int = Field(5, ge=1, description="how many of the most likely classes count")
+
+
+@METRICS.register("top_k")
+class TopK(Metric):
+    """the fraction of examples whose class is among the k most likely; of equal ones, the first"""
+
+    tasks, Options = (CLASSIFICATION,), TopOptions
+    options: TopOptions
+
+    def statistics(self, predictions: Arrays, examples: Arrays) -> Any:
+        """Returns whether fewer than k classes come before the right one."""
+        scores, true = predictions["probabilities"], _class_of(examples[LABEL])[:, None]
+        own = np.take_along_axis(scores, true, axis=1)
+        before = (scores > own) | ((scores == own) & (np.arange(scores.shape[1]) < true))
+        return before.sum(axis=1) < self.options.k
+
+
+class AverageOptions(BaseOptions):
+    """The average over the classes."""
+
+    average: Literal["macro", "weighted", "micro"] = Field(
+        "macro", description="macro: the mean of the classes; weighted: by their examples; micro: all decisions as one"
+    )
+
+
+class _ByClass(_OfClasses):
+    Options = AverageOptions
+    options: AverageOptions
+
+    def statistics(self, predictions: Arrays, examples: Arrays) -> Any:
+        """Returns hits, predictions and labels of each class."""
+        found, true = self.flags(predictions, examples)
+        kept = np.broadcast_to("labels" in predictions, len(found))
+        return {"hits": found & true, "found": found, "true": true, "all_classes": kept}
+
+    def result(self, totals: Any, count: int) -> float:
+        """Returns the average of the ratio over the classes; 0 where nothing was predicted or labelled."""
+        hits, found, true = totals["hits"], totals["found"], totals["true"]
+        average, all_classes = self.options.average, bool(totals["all_classes"])
+        return class_average(hits, found, true, self.ratio, average, all_classes)
+
+    @staticmethod
+    def ratio(hits: NDArray[Any], found: NDArray[Any], true: NDArray[Any]) -> tuple[Any, Any]:
+        """Returns numerator and denominator."""
+        raise NotImplementedError
+
+
+def class_average(
+    hits: NDArray[Any],
+    found: NDArray[Any],
+    true: NDArray[Any],
+    ratio: Callable[..., tuple[Any, Any]],
+    average: str = "macro",
+    all_classes: bool = True,
+) -> float:
+    """Returns a ratio of counts, averaged over the classes.
+
+    Args:
+        hits: right predictions of each class.
+        found: predictions of each class.
+        true: labels of each class.
+        ratio: returns numerator and denominator for counts; a ratio without denominator is 0.
+        average: macro, weighted or micro.
+        all_classes: whether classes that are neither predicted nor labelled count, as 0.
+    """
+    if average == "micro":
+        hits, found, true = (np.asarray([counts.sum()]) for counts in (hits, found, true))
+    elif not all_classes:
+        present = (found > 0) | (true > 0)
+        hits, found, true = hits[present], found[present], true[present]
+    above, below = (np.asarray(part, np.float64) for part in ratio(hits, found, true))
+    scores = np.divide(above, below, out=np.zeros_like(above), where=below > 0)
+    weights = np.asarray(true, np.float64) if average == "weighted" else np.ones(len(scores))
+    return float(scores @ weights / weights.sum()) if weights.sum() else 0.0
+
+
+def f1_ratio(hits: NDArray[Any], found: NDArray[Any], true: NDArray[Any]) -> tuple[Any, Any]:
+    """Returns F1 as numerator and denominator."""
+    return 2 * hits, found + true
+
+
+@METRICS.register("precision")
+class Precision(_ByClass):
+    """right predictions of a class, divided by its predictions; averaged over the classes"""
+
+    @staticmethod
+    def ratio(hits: NDArray[Any], found: NDArray[Any], true: NDArray[Any]) -> tuple[Any, Any]:
+        """Returns hits and predictions."""
+        return hits, found
+
+
+@METRICS.register("recall")
+class Recall(_ByClass):
+    """right predictions of a class, divided by its examples; averaged over the classes"""
+
+    @staticmethod
+    def ratio(hits: NDArray[Any], found: NDArray[Any], true: NDArray[Any]) -> tuple[Any, Any]:
+        """Returns hits and labels."""
+        return hits, true
+
+
+@METRICS.register("f1")
+class F1(_ByClass):
+    """the harmonic mean of precision and recall of a class; averaged over the classes"""
+
+    ratio = staticmethod(f1_ratio)
+
+
+@METRICS.register("balanced_accuracy")
+class BalancedAccuracy(_OfClasses):
+    """the mean recall of the classes that have examples"""
+
+    tasks = (CLASSIFICATION,)
+
+    def statistics(self, predictions: Arrays, examples: Arrays) -> Any:
+        """Returns hits and labels of each class."""
+        found, true = self.flags(predictions, examples)
+        return {"hits": found & true, "true": true}
+
+    def result(self, totals: Any, count: int) -> float:
+        """Returns the mean over the classes with examples."""
+        present = totals["true"] > 0
+        return float((totals["hits"][present] / totals["true"][present]).mean())
+
+
+@METRICS.register("log_loss")
+class LogLoss(_OfClasses):
+    """the cross-entropy of labels and probabilities, without label smoothing, focal loss or class weights"""
+
+    lower_is_better = True
+
+    def statistics(self, predictions: Arrays, examples: Arrays) -> Any:
+        """Returns the loss of each example; of several classes per example, their mean."""
+        given, labels = predictions["probabilities"], examples[LABEL]
+        least = np.finfo(given.dtype).eps  # of a float32 probability no more is known
+        scores = np.clip(given.astype(np.float64), least, 1 - least)
+        if "labels" in predictions:
+            return -np.where(labels.astype(bool), np.log(scores), np.log1p(-scores)).mean(axis=1)
+        if labels.ndim == 2:
+            return -(labels * np.log(scores)).sum(axis=1)
+        return -np.log(np.take_along_axis(scores, labels.astype(np.int64)[:, None], axis=1)[:, 0])
+
+
+class _Ranking(_OfClasses):
+    whole = True
+
+    def statistics(self, predictions: Arrays, examples: Arrays) -> Any:
+        """Returns the score and the label of each class."""
+        true = self.flags(predictions, examples)[1]
+        return {"scores": predictions["probabilities"], "true": true}
+
+    def result(self, totals: Any, count: int) -> float:
+        """Returns the mean over the classes that some examples have and others have not; NaN without any."""
+        scores, true = totals["scores"], totals["true"]
+        ranked = [self.of_class(scores[:, n], true[:, n]) for n in range(true.shape[1]) if 0 < true[:, n].sum() < count]
+        return float(np.mean(ranked)) if ranked else float("nan")
+
+    def of_class(self, scores: NDArray[Any], true: NDArray[np.bool_]) -> float:
+        """Returns the metric of one class."""
+        raise NotImplementedError
+
+
+@METRICS.register("auc")
+class Auc(_Ranking):
+    """the area under the ROC curve, exact; one class against the others, averaged over the classes"""
+
+    def of_class(self, scores: NDArray[Any], true: NDArray[np.bool_]) -> float:
+        """Returns the probability that an example of the class has a higher score than another; a tie is half."""
+        values, where, counts = np.unique(scores, return_inverse=True, return_counts=True)
+        del values
+        positive = np.bincount(where[true], minlength=len(counts))
+        negative = counts - positive
+        below = np.cumsum(negative) - negative
+        wins = int((positive * (2 * below + negative)).sum())  # in halves, so that all are whole numbers
+        return wins / (2 * int(positive.sum()) * int(negative.sum()))
+
+
+@METRICS.register("average_precision")
+class AveragePrecision(_Ranking):
+    """the area under the precision-recall curve, as a sum over the thresholds; averaged over the classes (mAP)"""
+
+    def of_class(self, scores: NDArray[Any], true: NDArray[np.bool_]) -> float:
+        """Returns the sum of precision times the step of recall, over all thresholds."""
+        _, where, counts = np.unique(-scores, return_inverse=True, return_counts=True)
+        hits = np.bincount(where[true], minlength=len(counts))
+        precision = np.cumsum(hits) / np.cumsum(counts)
+        return float((precision * hits).sum() / hits.sum())
+
+
+class BinsOptions(BaseOptions):
+    """Options of the calibration error."""
+
+    bins: int = Field(15, ge=1, description="number of equal bins of the probability")
+
+
+@METRICS.register("calibration_error")
+class CalibrationError(Metric):
+    """how far the probability of the predicted class is from its accuracy, over bins of the probability (ECE)"""
+
+    tasks, Options, lower_is_better = (CLASSIFICATION,), BinsOptions, True
+    options: BinsOptions
+
+    def statistics(self, predictions: Arrays, examples: Arrays) -> Any:
+        """Returns how far each example moves the bin it is in."""
+        most = predictions["probabilities"].max(axis=1).astype(np.float64)
+        right = predictions["class"] == _class_of(examples[LABEL])
+        bins = self.options.bins
+        number = np.clip(np.ceil(most * bins).astype(np.int64) - 1, 0, bins - 1)
+        return (number[:, None] == np.arange(bins)) * (right - most)[:, None]
+
+    def result(self, totals: Any, count: int) -> float:
+        """Returns the mean over the examples."""
+        return float(np.abs(totals).sum() / count)
+
+
+# -- of several classes per example -----------------------------------------------------------------------------------
+
+
+class _OfFlags(Metric):
+    tasks = (MULTI_LABEL,)
+
+    def right(self, predictions: Arrays, examples: Arrays) -> NDArray[np.bool_]:
+        """Returns which decisions are right, [examples, classes]."""
+        right: NDArray[np.bool_] = predictions["labels"].astype(bool) == examples[LABEL].astype(bool)
+        return right
+
+
+@METRICS.register("exact_match")
+class ExactMatch(_OfFlags):
+    """the fraction of examples with all classes right"""
+
+    def statistics(self, predictions: Arrays, examples: Arrays) -> Any:
+        """Returns whether all classes are right."""
+        return self.right(predictions, examples).all(axis=1)
+
+
+@METRICS.register("binary_accuracy")
+class BinaryAccuracy(_OfFlags):
+    """the fraction of decisions, for each class of each example, that are right"""
+
+    def statistics(self, predictions: Arrays, examples: Arrays) -> Any:
+        """Returns which decisions are right."""
+        return self.right(predictions, examples)
+
+    def result(self, totals: Any, count: int) -> float:
+        """Returns the fraction of all decisions."""
+        return float(totals.sum() / (count * len(totals)))
+
+
+# -- of numbers --------------------------------------------------------------------------------------------------------
+
+
+class _OfNumbers(Metric):
+    """A metric of the errors of numbers, averaged over the numbers of a label."""
+
+    tasks = (REGRESSION,)
+    lower_is_better = True
+
+    def both(self, predictions: Arrays, examples: Arrays) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Returns the predicted and the true numbers, [examples, numbers]."""
+        label = examples[LABEL].astype(np.float64)
+        label = label.reshape(len(label), -1)
+        return predictions["values"].astype(np.float64).reshape(label.shape), label
+
+    def error(self, predictions: Arrays, examples: Arrays) -> NDArray[np.float64]:
+        """Returns prediction minus label, [examples, numbers]."""
+        found, label = self.both(predictions, examples)
+        return found - label
+
+
+@METRICS.register("mae")
+class MeanAbsoluteError(_OfNumbers):
+    """the mean absolute error, in the units of the labels"""
+
+    def statistics(self, predictions: Arrays, examples: Arrays) -> Any:
+        """Returns the error of each example."""
+        return np.abs(self.error(predictions, examples)).mean(axis=1)
+
+
+@METRICS.register("mse")
+class MeanSquaredError(_OfNumbers):
+    """the mean squared error"""
+
+    def statistics(self, predictions: Arrays, examples: Arrays) -> Any:
+        """Returns the squared error of each example."""
+        return (self.error(predictions, examples) ** 2).mean(axis=1)
+
+
+@METRICS.register("rmse")
+class RootMeanSquaredError(MeanSquaredError):
+    """the root of the mean squared error, in the units of the labels"""
+
+    def result(self, totals: Any, count: int) -> float:
+        """Returns the root of the mean."""
+        return float(np.sqrt(totals / count))
+
+
+@METRICS.register("mape")
+class MeanAbsolutePercentageError(_OfNumbers):
+    """the mean absolute error as a fraction of the label; labels of 0 are left out"""
+
+    def statistics(self, predictions: Arrays, examples: Arrays) -> Any:
+        """Returns the relative errors, and which labels are not 0."""
+        found, label = self.both(predictions, examples)
+        used = label != 0
+        return {"error": np.where(used, np.abs(found - label) / np.where(used, np.abs(label), 1), 0), "used": used}
+
+    def result(self, totals: Any, count: int) -> float:
+        """Returns the mean over all labels that are not 0."""
+        used = totals["used"].sum()
+        return float(totals["error"].sum() / used) if used else float("nan")
+
+
+@METRICS.register("median_absolute_error")
+class MedianAbsoluteError(_OfNumbers):
+    """the median of the absolute errors, in the units of the labels; robust to outliers"""
+
+    whole = True
+
+    def statistics(self, predictions: Arrays, examples: Arrays) -> Any:
+        """Returns the absolute errors."""
+        return np.abs(self.error(predictions, examples))
+
+    def result(self, totals: Any, count: int) -> float:
+        """Returns the median, averaged over the numbers of a label."""
+        return float(np.median(totals, axis=0).mean())
+
+
+@METRICS.register("r2")
+class R2(_OfNumbers):
+    """1 minus the squared error divided by the variance of the labels, averaged over the numbers of a label"""
+
+    lower_is_better = False
+
+    def statistics(self, predictions: Arrays, examples: Arrays) -> Any:
+        """Returns squared errors and moments of the labels."""
+        found, label = self.both(predictions, examples)
+        return {"squared": (found - label) ** 2, "label": label, "label_squared": label**2}
+
+    def result(self, totals: Any, count: int) -> float:
+        """Returns the mean over the numbers of a label."""
+        squared, label, label_squared = (totals[name] / count for name in ("squared", "label", "label_squared"))
+        return r2_score(squared, label_squared - label**2)
+
+
+def r2_score(squared: NDArray[Any], variance: NDArray[Any]) -> float:
+    """Returns r2, averaged over the numbers of a label.
+
+    Args:
+        squared: the mean squared error of each number.
+        variance: the variance of its labels. If they are all the same, r2 is 1 for exact predictions, else 0.
+    """
+    known = variance > 0
+    return float(np.where(known, 1 - squared / np.where(known, variance, 1), squared == 0).mean())
+
+
+# -- of a task ---------------------------------------------------------------------------------------------------------
+
+
+class MacroF1(F1):
+    """Macro F1, under the name that multi-label runs have for it."""
+
+    name = "macro_f1"
+
+
+def default_metrics(task: str) -> list[Metric]:
+    """Returns the metrics that a task of this type always has, besides its loss."""
+    names = {
+        CLASSIFICATION: ("accuracy",),
+        MULTI_LABEL: ("exact_match", "binary_accuracy"),
+        REGRESSION: ("mae", "rmse", "r2"),
+    }
+    found = [build_metric(Call(name)) for name in names.get(task, ())]
+    return [*found, MacroF1(AverageOptions.model_construct())] if task == MULTI_LABEL else found
