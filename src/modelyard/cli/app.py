@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import shlex
 import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,8 +16,13 @@ from modelyard.cli import cluster, comparison, components, data, doctor, serving
 from modelyard.cli.output import program
 from modelyard.errors import ConfigError, UntrustedPluginError, UserError
 
+if TYPE_CHECKING:
+    from modelyard.cli.help import Topic
+
 _EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
-_HELP = {"help_option_names": ["-h", "--help"]}
+_HELP_FLAGS = {"-h", "--help"}
+_HELP = {"help_option_names": sorted(_HELP_FLAGS)}
+_WIDEST_HELP = 100
 _ALIASES = {
     "train_and_evaluate": "train-and-evaluate",
     "train_and_eval": "train-and-evaluate",
@@ -32,7 +36,7 @@ class ConfigFlags:
     """The options of the config that a command takes.
 
     Args:
-        core: names of core options; None for all.
+        core: names of core options, or of classes of their groups (`config/schema.py`); None for all.
         parts: all options of all components of these kinds.
     """
 
@@ -54,6 +58,7 @@ class Command:
 
 
 _ALL = ConfigFlags(None, ("model", "dataset", "optimizer", "learning_rate_schedule"))
+_USED = ConfigFlags(("plugins", "dataset", "Data", "Evaluation", "Devices"), ("dataset",))
 _DATASET = ("plugins", "data_dir", "cache_dir", "split_seed")
 _SPLITS = ("validation_fraction", "test_fraction", "split_group", "folds", "fold")
 _SHOWN_DATASET = (*_DATASET, *_SPLITS, "augment", "preprocess", "random_seed")
@@ -63,10 +68,10 @@ COMMANDS = {
     "train-and-evaluate": Command(training.train_and_evaluate, "Run", _ALL),
     "train": Command(training.train, "Run", _ALL),
     "resume": Command(training.resume, "Run", _ALL),
-    "evaluate": Command(training.evaluate, "Run", _ALL),
+    "evaluate": Command(training.evaluate, "Run", _USED),
     "matrix": Command(comparison.matrix, "Run", _ALL),
     "find-learning-rate": Command(training.find_learning_rate, "Run", _ALL),
-    "predict": Command(serving.predict, "After training", _ALL),
+    "predict": Command(serving.predict, "After training", _USED),
     "export": Command(serving.export, "After training", ConfigFlags(_EXPORTED)),
     "serve": Command(serving.serve, "After training", ConfigFlags(_SERVED)),
     "convert": Command(data.convert, "Data", ConfigFlags((*_DATASET, "test_fraction", "split_group"), ("dataset",))),
@@ -103,8 +108,13 @@ def root(
         raise typer.Exit
 
 
-def build_app(command: str | None = None) -> typer.Typer:
-    """Returns the application. Only ``command`` gets its parameters, which takes time; None gives them to all."""
+def build_app(command: str | None = None, topic: Topic | None = None) -> typer.Typer:
+    """Returns the application.
+
+    Args:
+        command: the only command that gets its parameters, which takes time; None gives them to all.
+        topic: what the help is about; by default, all.
+    """
     app = typer.Typer(
         name="modelyard",
         no_args_is_help=True,
@@ -116,15 +126,21 @@ def build_app(command: str | None = None) -> typer.Typer:
     group = typer.Typer(no_args_is_help=True, help="Fetch, show and check datasets.", rich_markup_mode="rich")
     for name, entry in COMMANDS.items():
         function, flags = entry.function, entry.flags
+        shown: dict[str, Any] = {"rich_help_panel": entry.panel}
         if command not in (name, None):
             function = _only_help(function)
-        elif flags is not None or "run" in inspect.signature(function).parameters:
+        else:
+            from modelyard.cli.help import COMMON, GroupedHelp, Topic, topics
             from modelyard.cli.options import as_typer_command
 
-            function = as_typer_command(function, flags.core, flags.parts) if flags else as_typer_command(function)
+            core, parts = (flags.core, flags.parts) if flags else ((), ())
+            function = as_typer_command(function, core, parts, topic or Topic())
+            shown["cls"] = GroupedHelp
+            if (core is None or parts) and topic is not None and topic.name == COMMON:
+                shown["epilog"] = f"More options: --help GROUP. Groups: {', '.join(topics(core, parts))}."
         *above, last = name.split()
-        settings = {**_HELP, **(_EXTRA if flags else {})}
-        (group if above else app).command(last, context_settings=settings, rich_help_panel=entry.panel)(function)
+        settings = {**_HELP, **(_EXTRA if flags else {}), "max_content_width": _WIDEST_HELP}
+        (group if above else app).command(last, context_settings=settings, **shown)(function)
     app.add_typer(group, name="data", rich_help_panel="Data")
     return app
 
@@ -145,6 +161,17 @@ def replace_alias(words: list[str]) -> list[str]:
     return [*words[:first], *(_ALIASES.get(word, word) for word in words[first : first + 1]), *words[first + 1 :]]
 
 
+def _help_first(words: list[str]) -> list[str]:
+    """Returns the words with a request for help behind the command that it is about: ``launch -- train -h`` too."""
+    if words and words[0] in _HELP_FLAGS and len(words) > 1:
+        words = [*words[1:], words[0]]
+    if words[:1] in (["launch"], ["submit"]) and "--" in words:
+        other = words[words.index("--") + 1 :]
+        if _HELP_FLAGS & set(other):
+            return replace_alias(other)
+    return words
+
+
 def _command_name(words: list[str]) -> str:
     named = [word for word in words if not word.startswith("-")][:2]
     return " ".join(named) if " ".join(named) in COMMANDS else " ".join(named[:1])
@@ -157,11 +184,17 @@ def main(arguments: list[str] | None = None) -> None:
         A file with ``@modelyard.register_model`` functions ends with ``modelyard.main()``; then
         ``python my_file.py train-and-evaluate --model my_model`` works.
     """
-    words = replace_alias(sys.argv[1:] if arguments is None else arguments)
+    words = _help_first(replace_alias(sys.argv[1:] if arguments is None else arguments))
     name = _command_name(words)
-    command = COMMANDS.get(name)
+    command, topic = COMMANDS.get(name), None
     completing = any(variable.endswith("_COMPLETE") and variable.startswith("_") for variable in os.environ)
     try:
+        if command is not None and _HELP_FLAGS & {word.partition("=")[0] for word in words}:
+            from modelyard.cli.help import Topic, chosen_components, take_topic
+
+            words, about = take_topic(words)
+            if about is not None:
+                topic = Topic(about, chosen_components(words) if command.flags is not None else {})
         if command is not None and command.flags is not None:
             from modelyard.cli.options import normalize
 
@@ -171,7 +204,7 @@ def main(arguments: list[str] | None = None) -> None:
             words = [_underscored(word) for word in words[:own]] + words[own:]
             if name in ("launch", "submit"):
                 cluster.check_order(name, command.function, words)
-        if command is not None and not {"-h", "--help"} & set(words):
+        if command is not None and topic is None:
             from modelyard.system.console import show_log
 
             show_log()
@@ -179,7 +212,7 @@ def main(arguments: list[str] | None = None) -> None:
                 from modelyard import faults
 
                 faults.load()
-        build_app(None if completing else name)(words, standalone_mode=True)
+        build_app(None if completing else name, topic)(words, standalone_mode=True)
     except UserError as error:
         if isinstance(error, ConfigError) and command is not None:
             from modelyard.cli.options import reworded

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -12,10 +13,21 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
-from typer.models import ArgumentInfo
+from typer.models import ArgumentInfo, OptionInfo
 
+from modelyard.cli.help import Topic, group_name, group_of_part, is_few
 from modelyard.config.resolve import field_kind
-from modelyard.config.schema import COMPONENTS, CORE_FIELDS, GROUPS, TRUST, is_mutable
+from modelyard.config.schema import (
+    COMPONENTS,
+    CORE_FIELDS,
+    GROUPS,
+    TRUST,
+    Experiment,
+    Hooks,
+    Saving,
+    Training,
+    is_mutable,
+)
 from modelyard.errors import COMMAND_LINE, Problem, UserError, nearest
 from modelyard.registry import MODELS
 from modelyard.storage import is_remote, is_same
@@ -26,16 +38,13 @@ _FOR_NEW_RUNS = (
     *("config_file", "config_set", "hyperparameter_file", "hyperparameter_set"),
     *("runs_dir", "run_name", "model_dir", "resume"),
 )
+_ONLY_TRAINING = ("eval_every", "epochs_between_evals", "eval_throttle_secs", "test_at_end", "shuffle", "augment")
+"""Options in groups of data and evaluation that have an effect in training only."""
+_OF_TRAINING = {
+    *_ONLY_TRAINING,
+    *(name for group in (Training, Saving, Hooks) for name in group.model_fields if is_mutable(name)),
+}
 _RUN = Annotated[str | None, typer.Argument(metavar="RUN", help="folder of the run, or give --model_dir")]
-_TRUST = Annotated[
-    bool | None,
-    typer.Option(
-        f"--{TRUST}",
-        help="import the plugins that the config of somebody else's run names, and remember that",
-        rich_help_panel="Experiment",
-        show_default=False,
-    ),
-]
 _MODEL_DIR = Annotated[str | None, typer.Option("--model_dir", metavar="RUN", help="folder of the run, instead of RUN")]
 
 
@@ -85,7 +94,10 @@ def normalize(arguments: Iterable[str]) -> list[str]:
 
 
 def as_typer_command(
-    function: Callable[..., Any], core: Collection[str] | None = (), parts: tuple[str, ...] = ()
+    function: Callable[..., Any],
+    core: Collection[str] | None = (),
+    parts: tuple[str, ...] = (),
+    topic: Topic = Topic(),  # noqa: B008 - it can't be changed
 ) -> Callable[..., Any]:
     """Returns a command as typer calls it.
 
@@ -95,8 +107,9 @@ def as_typer_command(
 
     Args:
         function: the command.
-        core: names of the core options of the config that it takes; None for all.
+        core: names of the core options of the config that it takes, or of classes of their groups; None for all.
         parts: it takes the options of all components of these kinds, such as model.
+        topic: what its help is about.
     """
     own = dict(inspect.signature(function, eval_str=True).parameters)
     parameters = {"context": _parameter("context", typer.Context, inspect.Parameter.empty)}
@@ -104,17 +117,14 @@ def as_typer_command(
         if name == "run":
             parameters |= {"run": _parameter("run", _RUN), "model_dir": _parameter("model_dir", _MODEL_DIR)}
         elif name != "options":
-            parameters[name] = _parameter(name, parameter.annotation, parameter.default)
+            parameters[name] = _parameter(name, _with_placeholder(parameter.annotation), parameter.default)
     flags: dict[str, inspect.Parameter] = {}
+    of_run = "run" in own
     if "options" in own:
-        for group in GROUPS:
-            for name in [name for name in group.model_fields if core is None or name in core]:
-                flags[name] = _flag(name, group.model_fields[name], group.title, of_run="run" in own)
-        for name, (info, panel, owners) in part_fields(parts).items():
-            flags[name] = _flag(name, info, panel, owners, of_run="run" in own)
+        flags = _core_flags(core, topic, of_run) | _part_flags(parts, topic, of_run)
     flags = {name: flag for name, flag in flags.items() if name not in parameters}
-    if "options" in own and (core is None or "run" in own):  # it may read the config of a run
-        flags[TRUST] = _parameter(TRUST, _TRUST)
+    if "options" in own and (core is None or of_run):  # it may read the config of a run
+        flags[TRUST] = _flag_of_trust(hidden=not topic.shows(TRUST, group_name(Experiment), few=of_run))
 
     def command(context: typer.Context, **values: Any) -> Any:
         unknown = [*_taken_for_arguments(context, values), *context.args]
@@ -123,7 +133,10 @@ def as_typer_command(
             typed = {
                 name: values[name] for name in flags if values[name] is not None and (name != TRUST or values[name])
             }
-            arguments["options"] = typed | unknown_options(unknown)
+            others = unknown_options(unknown)
+            if of_run or "source" in own:  # nothing is trained
+                others = {f"'--{name}'" if name in _OF_TRAINING else name: value for name, value in others.items()}
+            arguments["options"] = typed | others
         if "run" in own:
             run, model_dir = values["run"], values["model_dir"]
             if "files" in own and run and model_dir and not is_same(run, model_dir) and not _is_run(run):
@@ -147,13 +160,62 @@ def _parameter(name: str, annotation: Any, default: Any = None) -> inspect.Param
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def _flag(name: str, info: FieldInfo, panel: str, owners: Sequence[str] = (), *, of_run: bool) -> inspect.Parameter:
+def _with_placeholder(annotation: Any) -> Any:
+    """Returns the annotation of an option of the command with a placeholder in the style of those of the config."""
+    kind, *marks = get_args(annotation)
+    kinds = get_args(kind) or (kind,)
+    option = next((copy(mark) for mark in marks if isinstance(mark, OptionInfo)), None)
+    if option is None or bool in kinds or option.metavar is not None:
+        return annotation
+    option.metavar = "NUMBER" if {int, float} & set(kinds) else "TEXT"
+    return Annotated[kind, option]
+
+
+def _flag_of_trust(hidden: bool) -> inspect.Parameter:
+    text = "import the plugins that the config of somebody else's run names, and remember that"
+    shown: dict[str, Any] = {"help": text, "rich_help_panel": Experiment.title, "show_default": False}
+    return _parameter(TRUST, Annotated[bool | None, typer.Option(f"--{TRUST}", hidden=hidden, **shown)])
+
+
+def _core_flags(core: Collection[str] | None, topic: Topic, of_run: bool) -> dict[str, inspect.Parameter]:
+    named = {
+        name: group
+        for group in GROUPS
+        for name in group.model_fields
+        if core is None or name in core or (group.__name__ in core and name not in _ONLY_TRAINING)
+    }
+    few = is_few([name for name in named if _may_change(name) or not of_run])
+    flags = {}
+    for name, group in named.items():
+        hidden = (of_run and not _may_change(name)) or not topic.shows(name, group_name(group), few)
+        default = "" if of_run else _shown_default(group.model_fields[name])  # a run has its own
+        flags[name] = _flag(name, group.model_fields[name], default, group.title, hidden)
+    return flags
+
+
+def _part_flags(parts: tuple[str, ...], topic: Topic, of_run: bool) -> dict[str, inspect.Parameter]:
+    """The options of components: first those of the chosen ones, which may be the user's own."""
+    flags = {}
+    for part in parts:
+        entry = topic.chosen.get(part)
+        fields = entry.options.model_fields if entry is not None else {}
+        for name, info in fields.items():
+            title = f"{part.replace('_', ' ').capitalize()} {entry.name if entry else ''}"
+            flags[name] = _flag(
+                name, info, "" if of_run else _shown_default(info), title, of_run and not _may_change(name)
+            )
+    for part in parts:
+        for name, (info, panel, owners) in part_fields((part,)).items():
+            hidden = (of_run and not _may_change(name)) or not topic.shows(name, group_of_part(part))
+            default = _shown_default(info) if len(owners) == 1 and not of_run else ""
+            flags.setdefault(name, _flag(name, info, default, panel, hidden, f" – of {_shortened(owners)}"))
+    return flags
+
+
+def _flag(name: str, info: FieldInfo, default: str, panel: str, hidden: bool, owners: str = "") -> inspect.Parameter:
     kind = field_kind(info.annotation)
-    default = _shown_default(info) if len(owners) <= 1 and not of_run else ""  # a run and other owners have their own
-    text = (info.description or "") + (f" (default: {default})" if default else "")
-    text += f" – of {_shortened(owners)}" if owners else ""
-    shown: dict[str, Any] = {"help": text, "rich_help_panel": panel, "show_default": False}
-    shown["hidden"] = of_run and not _may_change(name)
+    text = (info.description or "") + (f" (default: {default})" if default else "") + owners
+    shown: dict[str, Any] = {"help": text, "rich_help_panel": panel, "show_default": False, "hidden": hidden}
     if kind == "flag":
         return _parameter(name, Annotated[bool | None, typer.Option(f"--{name}/--no_{name}", **shown)])
     metavar = "|".join(_choices(info.annotation)) if kind == "CHOICE" else kind
@@ -224,6 +286,8 @@ def reworded(problem: Problem, function: Callable[..., Any]) -> Problem:
     stray = re.fullmatch("'(.*)'", problem.key, re.DOTALL)
     if stray is not None:
         word = stray[1]
+        if word.removeprefix("--") in _OF_TRAINING and word.startswith("--"):
+            return replace(problem, key=word[2:], message="has no effect here: it is for training.")
         near = nearest(word.lstrip("-"), [*own, *CORE_FIELDS], most=1)
         hint = f" Did you mean --{near[0]}?" if near else ""
         return replace(problem, where=COMMAND_LINE, key=word, message=f"is not an option.{hint}")
