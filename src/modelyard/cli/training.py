@@ -79,7 +79,9 @@ def evaluate(
     options: dict[str, Any],
     run: str,
     checkpoint: Checkpoint = None,
-    split: Annotated[str, typer.Option(metavar="validation|test|train", help="split to evaluate on")] = "validation",
+    split: Annotated[
+        str | None, typer.Option(metavar="validation|test|train", help="split to evaluate on (default: validation)")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Evaluate a checkpoint of a run.
@@ -89,7 +91,7 @@ def evaluate(
     from modelyard import api
     from modelyard.data.dataset import SPLITS
 
-    if split not in SPLITS:
+    if split is not None and split not in SPLITS:
         raise DataError(unknown("split", split, SPLITS))
     result = api.evaluate(run, checkpoint=checkpoint, split=split, source=COMMAND_LINE, **options)
     _show_result(result, as_json=json)

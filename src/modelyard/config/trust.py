@@ -115,7 +115,9 @@ def imported_module(name: str) -> ModuleType | None:
     if not name.endswith(".py") and name in sys.modules:
         return sys.modules[name]
     path = Path(name).resolve() if name.endswith(".py") else find_file(name)
-    for module in list(sys.modules.values()) if path is not None else ():
+    if path is None:
+        return None
+    for module in list(sys.modules.values()):
         file = getattr(module, "__dict__", {}).get("__file__")
         if isinstance(file, str) and file.endswith(path.name) and Path(file).resolve() == path:
             return module
