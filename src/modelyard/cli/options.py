@@ -127,7 +127,8 @@ def as_typer_command(
         flags[TRUST] = _flag_of_trust(hidden=not topic.shows(TRUST, group_name(Experiment), few=of_run))
 
     def command(context: typer.Context, **values: Any) -> Any:
-        unknown = [*_taken_for_arguments(context, values), *context.args]
+        # Commands without options of the config, such as launch, take options as arguments behind "--".
+        unknown = [*_taken_for_arguments(context, values), *context.args] if "options" in own else []
         arguments = {name: values[name] for name in own if name in values}
         if "options" in own:
             typed = {
