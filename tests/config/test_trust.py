@@ -85,7 +85,19 @@ RUN_COMMANDS = {
     },
     "matrix": ["matrix", "--output", "m", "--models", "mlp", "--config_file", "theirs/config.yaml"],
 }
-WITHOUT_A_RUN = ("convert", "data", "stop", "submit", "models", "datasets", "hooks", "runs", "leaderboard", "doctor")
+WITHOUT_A_RUN = (
+    "convert",
+    "data",
+    "stop",
+    "submit",
+    "models",
+    "datasets",
+    "hooks",
+    "runs",
+    "leaderboard",
+    "doctor",
+    "metrics",
+)
 
 
 def test_every_command_is_tried() -> None:

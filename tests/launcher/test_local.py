@@ -257,7 +257,8 @@ def test_an_error_is_shown_once_before_anything_is_started(
 
 
 def test_a_user_error_in_a_process_leaves_no_folder_behind() -> None:
-    words = ["launch", "--model_dir", "run", "--", "train", "--dataset", "nowhere.csv"]
+    Path("empty.csv").write_text("path,label\n")  # only those who read it see that
+    words = ["launch", "--model_dir", "run", "--", "train", "--dataset", "empty.csv"]
     done = subprocess.run(
         [*COMMAND, *words], capture_output=True, text=True, env=environment(), timeout=PATIENCE, check=False
     )

@@ -51,7 +51,7 @@ def test_the_run_folder_is_as_documented() -> None:
     run = Path("run")
     assert {path.name for path in run.iterdir()} == {
         "config.yaml", "manifest.json", "metrics.jsonl", "events", "checkpoints", "best", "examples", "runlogs",
-        ".lock", ".lock-evaluation",
+        "splits.csv", ".lock", ".lock-evaluation",
     }  # fmt: skip
     assert list(list_checkpoints(run / "checkpoints")) == [0, 40]
     assert {p.name for p in (run / "checkpoints/step-00000040").iterdir()} == {
@@ -424,7 +424,7 @@ def test_checkpoint_path_starts_from_other_weights_once() -> None:
         go(folder, checkpoint_path=path, random_seed=9, save_every="10 steps", keep_checkpoints=9)
         np.testing.assert_equal(weights(folder, 0), expected)
     go(folder, checkpoint_path=path, random_seed=9, train_steps=50, save_every="10 steps", keep_checkpoints=9)
-    with pytest.raises(UserError, match="does not exist"):
+    with pytest.raises(ConfigError, match="checkpoint_path: there is no file or folder nowhere"):
         go("other", checkpoint_path="nowhere")
     with pytest.raises(UserError, match=r"checkpoint_path \S*first: strict, but .*Choose the model"):
         go("other", checkpoint_path="first", hidden_units=[5], strict=True)

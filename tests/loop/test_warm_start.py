@@ -112,7 +112,7 @@ def test_it_happens_once_and_no_kind_of_resume_reads_the_file_again(tmp_path: Pa
         ).step
         == 12
     )
-    with pytest.raises(CheckpointError, match="does not exist"):
+    with pytest.raises(ConfigError, match="checkpoint_path: there is no file or folder"):
         go("fresh", checkpoint_path=str(file))
 
 

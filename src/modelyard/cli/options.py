@@ -285,13 +285,13 @@ def reworded(problem: Problem, function: Callable[..., Any]) -> Problem:
     """Returns a problem in the words of a command: what is not an option, and what is one of the command."""
     own = own_options(function)
     stray = re.fullmatch("'(.*)'", problem.key, re.DOTALL)
-    if stray is not None:
+    if stray is not None and problem.where == COMMAND_LINE:
         word = stray[1]
         if word.removeprefix("--") in _OF_TRAINING and word.startswith("--"):
             return replace(problem, key=word[2:], message="has no effect here: it is for training.")
         near = nearest(word.lstrip("-"), [*own, *CORE_FIELDS], most=1)
         hint = f" Did you mean --{near[0]}?" if near else ""
-        return replace(problem, where=COMMAND_LINE, key=word, message=f"is not an option.{hint}")
+        return replace(problem, key=word, message=f"is not an option.{hint}")
     near = nearest(problem.key, own, 1) if problem.message.startswith("there is no such option") else []
     if not near:
         return problem

@@ -88,7 +88,8 @@ class KeepBest(Hook):
             raise RunError(
                 f"{folder} holds the best models of another run. Name another --best_model_dir, or move them away."
             )
-        remove_partial(folder)
+        for unfinished in (folder, loop.directory.examples):
+            remove_partial(unfinished)
         for path in list_best(folder)[loop.config.keep_best :]:  # a killed process had already written a better one
             remove_folder(path)
         for path in list_best(folder):
