@@ -166,7 +166,7 @@ def test_memory_that_runs_out_is_told_with_the_batch_size_and_what_to_do(make: M
         given = fail if where != "fetching" else lambda state, *_: (state, table)
         engine._programs = dict.fromkeys(engine._programs, given)
         if where == "evaluating":
-            engine._programs = dict.fromkeys(engine._programs, lambda *_: {"loss": Fetched()})
+            engine._programs = dict.fromkeys(engine._programs, lambda *_: ({"loss": Fetched()}, {}))
     with pytest.raises(TrainingError) as caught:
         engine.evaluate("test") if where == "evaluating" else engine.train(0, 10)
     for text in ("train_batch_size 32", "eval_batch_size 77", "gradient_accumulation", "bfloat16", "resident never"):
