@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from modelyard.config import load_config
-from modelyard.run.directory import config_text
+from modelyard.run.directory import RunDirectory, config_text
+from modelyard.run.examples import write_example_values
 
 STAND_IN = """
 import json, os, pathlib, signal, sys, time
@@ -63,9 +64,10 @@ def write_run(
     finished: bool = True,
     fingerprint: str | None = None,
     flops: int = 1000,
+    examples: dict[str, dict[str, Any]] | None = None,
     **options: Any,
 ) -> None:
-    """Writes a run of 10 steps."""
+    """Writes a run of 10 steps; ``examples`` are values of each example, by split and name."""
     config = load_config(**{"model": "mlp", "dataset": "digits", "train_steps": 10, **options})
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(config_text(config))
@@ -79,6 +81,8 @@ def write_run(
     for split, values in scores.items():
         rows.append({"step": 10, "split": split, "seconds": 9.0 if split == "test" else 3.0, **values})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for split, arrays in (examples or {}).items():
+        write_example_values(RunDirectory(folder), split, 10, arrays)
     state = folder / "checkpoints" / "step-00000010"
     state.mkdir(parents=True)
     memory = {"total_steps": 10 if finished else 20}

@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from made_runs import write_run
 
@@ -71,6 +72,64 @@ def test_a_single_seed_is_marked_unknown_with_a_note() -> None:
     assert (scores["mlp"].rank, scores["simple_cnn"].rank) == (1, 2)
     assert any("single seed" in note for note in board.notes)
     assert "80.00 (1) ?" in Path("runs/leaderboard.md").read_text()
+
+
+def write_values(name: str, right: Any, **options: Any) -> None:
+    """A run whose values of each example are these, 1 for right."""
+    values = np.asarray(right, np.float32)
+    found = {"test": {"accuracy": values, "loss": 1 - values, "label": np.arange(len(values)) % 10}}
+    write(name, float(values.mean()), examples=found, **options)
+
+
+def test_significance_considers_the_examples() -> None:
+    for seed in range(3):
+        write_values(f"a{seed}", np.arange(153) >= 10, random_seed=seed)
+        write_values(f"b{seed}", np.arange(153) < 153 - 15 - seed % 2, random_seed=seed, model="simple_cnn")
+        write_values(f"c{seed}", np.arange(153) >= 75 + seed, random_seed=seed, model="mnist_cnn")
+    board = modelyard.leaderboard("runs")
+    scores = {name: entrant.scores["digits"] for name, entrant in by_name(board).items()}
+    assert [scores[name].mark for name in ("mlp", "simple_cnn", "mnist_cnn")] == ["best", "within noise", "worse"]
+    assert scores["simple_cnn"].p > 0.2
+    assert [score.examples for score in scores.values()] == [153, 153, 153]
+    low, high = scores["mlp"].interval
+    assert low < scores["mlp"].mean - 0.02 < scores["mlp"].mean + 0.02 < high
+    assert not any("seeds only" in note for note in board.notes)
+    shown = f"[{100 * low:.1f}, {100 * high:.1f}]"
+    row = next(csv.DictReader(Path("runs/leaderboard.csv").read_text().splitlines()))
+    assert (float(row["low"]), float(row["high"]), row["examples"]) == (low, high, "153")
+    assert f'<span class="interval">{shown}</span>' in Path("runs/leaderboard.html").read_text()
+    assert shown in Path("runs/leaderboard.md").read_text().replace("\\", "")
+
+
+def test_without_values_of_the_same_examples_only_seeds_count_and_a_note_says_so() -> None:
+    for seed in range(3):
+        write_values(f"a{seed}", np.arange(153) >= 10, random_seed=seed)
+        write_values(f"b{seed}", np.arange(100) >= 10 + seed, random_seed=seed, model="simple_cnn")
+        write(f"c{seed}", 0.5 + seed / 100, random_seed=seed, model="mnist_cnn")
+        # Not the values of this score, such as those of another model of the run.
+        wrong = {"test": {"accuracy": np.ones(153, np.float32)}}
+        write(f"d{seed}", 0.6 + seed / 100, random_seed=seed, model="resnet20", examples=wrong)
+    board = modelyard.leaderboard("runs")
+    scores = {name: entrant.scores["digits"] for name, entrant in by_name(board).items()}
+    assert {name: score.examples for name, score in scores.items()} == {
+        "mlp": 153, "simple_cnn": None, "mnist_cnn": None, "resnet20": None,
+    }  # fmt: skip
+    note = next(note for note in board.notes if "seeds only" in note)
+    assert note.startswith("on digits, significance considers the seeds only, not the number of examples, for simple")
+    assert "mlp" not in note
+
+
+def test_a_root_of_a_mean_has_values_of_examples_too() -> None:
+    random = np.random.default_rng(0)
+    for model, size in (("mlp", 1.0), ("simple_cnn", 1.5)):
+        for seed in range(3):
+            squares = np.square(random.normal(0, size, 400)).astype(np.float32)
+            scores = {"test": {"rmse": float(np.sqrt(squares.mean()))}}
+            examples = {"test": {"squared_error": squares}}
+            write(f"{model}{seed}", 0.5, scores=scores, examples=examples, model=model, random_seed=seed)
+    scores = {name: entrant.scores["digits"] for name, entrant in by_name(modelyard.leaderboard("runs")).items()}
+    assert scores["mlp"].examples == 400
+    assert scores["simple_cnn"].mark == "worse"
 
 
 def test_options_that_vary_make_separate_entrants() -> None:
@@ -222,8 +281,8 @@ def test_numbers_below_zero_stay_numbers_in_csv() -> None:
 
 
 def test_names_in_a_plot_do_not_overlap() -> None:
-    points = [Point(f"model_{n}", 100.0, 90 + n / 10, 0.05, n) for n in range(5)]
-    points.append(Point("far", 1e6, 50.0, 0.1, 5))
+    points = [Point(f"model_{n}", 100.0, 90 + n / 10, (89.9 + n / 10, 90.2 + n / 10), n) for n in range(5)]
+    points.append(Point("far", 1e6, 50.0, (49.9, 50.1), 5))
     drawn = scatter(points, "FLOPs", "accuracy")
     assert drawn.count("<circle") == 6
     assert drawn.count('class="bar ') == 6
@@ -240,12 +299,14 @@ def texts(drawn: str, kind: str) -> list[str]:
 
 
 def test_when_all_have_the_most_there_is_no_tick_above_it_and_none_is_cut_off() -> None:
-    drawn = scatter([Point(f"m{n}", 10.0**n, 100.0, 0.0, n) for n in range(3)], "FLOPs", "accuracy", most=100)
+    drawn = scatter(
+        [Point(f"m{n}", 10.0**n, 100.0, (100.0, 100.0), n) for n in range(3)], "FLOPs", "accuracy", most=100
+    )
     ends = re.findall(r'<text class="tick" x="([\d.]+)" y="[\d.]+" text-anchor="end">([^<]*)<', drawn)
     ticks = [float(text) for _, text in ends]
     assert max(ticks) == 100
     assert 99 <= min(ticks) < 100
-    above = scatter([Point("a", 1.0, 99.9, 0.4, 0)], "FLOPs", "accuracy", most=100)  # its bar ends there
+    above = scatter([Point("a", 1.0, 99.9, (99.5, 100.3), 0)], "FLOPs", "accuracy", most=100)  # its bar ends there
     assert max(float(text) for text in re.findall(r'text-anchor="end">([^<]*)<', above)) == 100
     assert all(7 * len(text) < float(x) for x, text in ends)
     wide = scatter([Point("a", 1.0, 123456.5, None, 0), Point("b", 1.0, 123460.5, None, 1)], "x", "y")

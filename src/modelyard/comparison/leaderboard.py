@@ -1,28 +1,35 @@
-"""The leaderboard: models over datasets, with mean and standard deviation over seeds.
+"""The leaderboard: models over datasets, with mean, confidence interval and standard deviation over seeds.
 
-A t-test decides whether two models differ by more than noise. Models that do not differ share a rank.
+`significance` decides whether two models differ by more than noise. Models that do not differ from the best share its
+rank.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from modelyard.comparison.results import RunResult, Unfinished, dataset_labels, group_by_entrant, read_results
+import numpy as np
+
+from modelyard.comparison.results import (
+    RunResult,
+    Unfinished,
+    dataset_labels,
+    example_values,
+    group_by_entrant,
+    read_results,
+)
+from modelyard.comparison.significance import Sample, interval, places
 from modelyard.errors import RunError, UserError
 from modelyard.loop.metric_hooks import Ranking
 
-BEST, TIED, WORSE, UNKNOWN = "best", "within noise", "worse", "unknown"
 SPLITS = ("test", "validation")
 _NO_METRICS = "no metrics"
-SIGNIFICANCE_LEVEL = 0.05
-"""Two-sided: of 20 pairs of equal models, one is taken to be different."""
 log = logging.getLogger("modelyard")
 
 
@@ -34,9 +41,13 @@ class Score:
         values: the score of each seed.
         mean: the mean over the seeds.
         spread: the sample standard deviation over the seeds; None with a single seed.
+        interval: the 95 % confidence interval of the mean; with a single seed that of the trained model. None with a
+            single seed if there are no values of examples.
         rank: the rank on this dataset, from 1; ties within noise share their mean rank.
-        mark: best, within noise (of the best), worse, or unknown (a single seed).
-        p: the p-value of the difference from the best; None for the best and with a single seed.
+        mark: best, within noise (of the best), worse, or unknown (a single seed, or too much noise to tell).
+        p: the p-value of the difference from the best, corrected for all pairs; None for the best, and if nothing is
+            known of the noise. With a single seed that of the trained models.
+        examples: the number of examples; None if significance considers the seeds only.
         parameters: the number of parameters of the model.
         flops: the operations of the forward pass of one example.
         seconds: the mean duration of training.
@@ -46,9 +57,11 @@ class Score:
     values: dict[int, float]
     mean: float
     spread: float | None
+    interval: tuple[float, float] | None
     rank: float
     mark: str
     p: float | None
+    examples: int | None
     parameters: int | None
     flops: int | None
     seconds: float | None
@@ -133,14 +146,14 @@ def leaderboard(
     scores: dict[str, dict[str, Score]] = {name: {} for name in rows}
     for dataset in sorted(table):
         seeds = {name: table[dataset][name] for name in rows if name in table[dataset]}
-        for name, score in _scores(seeds, ranking, split).items():
+        for name, score in _scores(dataset, seeds, ranking, split, notes).items():
             scores[name][dataset] = score
     ranked = tuple(dataset for dataset in sorted(table) if len(table[dataset]) == len(rows))
     if len(ranked) < len(table) and len(rows) > 1:
         over = ", ".join(ranked) or "none, so there is no mean rank"
         notes.append(f"the mean rank is over the datasets where all have a result: {over}.")
     if any(score.n == 1 for mine in scores.values() for score in mine.values()) and len(rows) > 1:
-        notes.append("significance cannot be tested with a single seed: such differences are marked '?'.")
+        notes.append("with a single seed it is not known whether another seed turns a difference: it is marked '?'.")
     entrants = []
     for name, mine in scores.items():
         mean_rank = _mean(mine[dataset].rank for dataset in ranked)
@@ -215,31 +228,25 @@ def _newest_of_each_seed(
     return found
 
 
-def _scores(runs: Mapping[str, _Seeds], ranking: Ranking, split: str) -> dict[str, Score]:
+def _scores(
+    dataset: str, runs: Mapping[str, _Seeds], ranking: Ranking, split: str, notes: list[str]
+) -> dict[str, Score]:
     """Returns the scores of all entrants on one dataset."""
-    values = {
-        name: {seed: ranking.value(run.scores[split]) for seed, run in seeds.items()} for name, seeds in runs.items()
-    }
-    means = {name: statistics.fmean(mine.values()) for name, mine in values.items()}
-
-    def differ(one: str, other: str) -> bool | None:
-        p = p_value(values[one], values[other])
-        return None if p is None else p < SIGNIFICANCE_LEVEL
-
-    shared_ranks = ranks(means, ranking.key, differ)
-    best = min(means, key=lambda name: ranking.key(means[name]))
+    samples = _samples(dataset, runs, ranking.metric, split, notes)
+    found = places(samples, ranking.key)
+    is_share = "accuracy" in ranking.metric
     scores = {}
     for name, seeds in runs.items():
-        is_best = means[name] == means[best]  # several may have the same mean
-        p = None if is_best else p_value(values[best], values[name])
-        mine = seeds.values()
+        mine, sample, place = list(seeds.values()), samples[name], found[name]
         scores[name] = Score(
-            values[name],
-            means[name],
-            spread(list(values[name].values())),
-            shared_ranks[name],
-            BEST if is_best else UNKNOWN if p is None else WORSE if p < SIGNIFICANCE_LEVEL else TIED,
-            p,
+            dict(zip(seeds, sample.scores, strict=True)),
+            sample.mean,
+            spread(sample.scores),
+            interval(sample, is_share=is_share),
+            place.rank,
+            place.mark,
+            place.p,
+            sum(sample.shape) or None,
             next((run.parameters for run in mine if run.parameters is not None), None),
             next((run.flops for run in mine if run.flops is not None), None),
             _mean(run.seconds for run in mine),
@@ -248,61 +255,38 @@ def _scores(runs: Mapping[str, _Seeds], ranking: Ranking, split: str) -> dict[st
     return scores
 
 
+def _samples(dataset: str, runs: Mapping[str, _Seeds], metric: str, split: str, notes: list[str]) -> dict[str, Sample]:
+    """Returns the results of all entrants on one dataset, with values of each example if all their runs have them."""
+    found = {name: [example_values(run, split, metric) for run in seeds.values()] for name, seeds in runs.items()}
+    first = next((pair for mine in found.values() for pair in mine if pair is not None), None)
+    samples, without = {}, []
+    for name, seeds in runs.items():
+        scores = [run.scores[split][metric] for run in seeds.values()]
+        known = [pair for pair in found[name] if pair is not None and first is not None and _same_examples(pair, first)]
+        if len(known) == len(seeds):
+            samples[name] = Sample(scores, (np.stack([values for values, _ in known]).astype(np.float32),))
+        else:
+            samples[name] = Sample(scores)
+            without.append(name)
+    if without and len(runs) > 1:
+        who = "all" if len(without) == len(runs) else ", ".join(without)
+        notes.append(
+            f"on {dataset}, significance considers the seeds only, not the number of examples, for {who}: there are no "
+            f"values of each example (runs of an earlier Modelyard), or {metric} is not a mean of such values."
+        )
+    return samples
+
+
+def _same_examples(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
+    (values, labels), (first, others) = one, other
+    return len(values) == len(first) and (labels is None or others is None or np.array_equal(labels, others))
+
+
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known else None
 
 
-# -- statistics of a few seeds --------------------------------------------------------------------------------------
-
-
 def spread(values: Sequence[float]) -> float | None:
     """Returns the sample standard deviation; None for a single value."""
     return statistics.stdev(values) if len(values) > 1 else None
-
-
-def p_value(one: Mapping[int, float], other: Mapping[int, float]) -> float | None:
-    """Returns the two-sided p-value of the difference of two means; None with a single seed.
-
-    If the smaller set of seeds is part of the other, this is the paired t-test over those seeds, else Welch's t-test.
-    """
-    common = sorted(set(one) & set(other))
-    fewest = min(len(one), len(other))
-    if fewest < 2:
-        return None
-    is_paired = len(common) == fewest
-    if is_paired:
-        samples = [[one[seed] - other[seed] for seed in common]]
-        difference = statistics.fmean(samples[0])
-    else:
-        samples = [list(one.values()), list(other.values())]
-        difference = statistics.fmean(samples[0]) - statistics.fmean(samples[1])
-    error = math.sqrt(sum(statistics.variance(sample) / len(sample) for sample in samples))
-    # Rounding gives scores that agree exactly a deviation of some 1e-17, which must not decide.
-    if error <= 1e-12 * max(abs(difference), 1e-12):
-        return 1.0 if abs(difference) < 1e-12 else 0.0
-    from scipy import stats
-
-    test = stats.ttest_1samp(samples[0], 0.0) if is_paired else stats.ttest_ind(*samples, equal_var=False)
-    return float(test.pvalue)
-
-
-Key = TypeVar("Key")
-
-
-def ranks(
-    means: Mapping[Key, float], key: Callable[[float], float], differ: Callable[[Key, Key], bool | None]
-) -> dict[Key, float]:
-    """Returns ranks from 1, the best first. All that do not differ from the best of their group share its mean rank.
-
-    A group ends at the first that differs: a noisier result is never ranked before one with a better mean. ``differ``
-    returns None if it is unknown whether two differ by more than noise, and then the means decide.
-    """
-    order = sorted(means, key=lambda name: key(means[name]))
-    result: dict[Key, float] = {}
-    while order:
-        tied = [order.pop(0)]
-        while order and (means[order[0]] == means[tied[0]] or differ(tied[0], order[0]) is False):
-            tied.append(order.pop(0))
-        result |= dict.fromkeys(tied, len(result) + (len(tied) + 1) / 2)
-    return result

@@ -8,16 +8,19 @@ import math
 from pathlib import Path
 from typing import Any
 
-from modelyard.comparison.leaderboard import BEST, TIED, UNKNOWN, Entrant, Leaderboard, Score
+from modelyard.comparison.leaderboard import Entrant, Leaderboard, Score
 from modelyard.comparison.plots import COLOURS, MAX_NAME, Point, scatter, templates, with_unit
+from modelyard.comparison.significance import BEST, TIED, UNKNOWN
 from modelyard.config.yaml_file import inline
 from modelyard.system.files import explain, write_text
 
 MARKS = {BEST: "★", TIED: "≈", UNKNOWN: "?"}
 LEGEND = (
-    "★ best mean; ≈ not significantly different from it (two-sided t-test at 5 %, paired over common seeds or "
-    "Welch's, without correction for multiple comparisons); ? a single seed, so not known. ± is the sample standard "
-    "deviation over the seeds; their number follows. Results that do not differ share a rank."
+    "★ best mean; ≈ not significantly different from it, with which it shares a rank; ? not known: a single seed, or "
+    "noise hides the difference. The tests are two-sided at 5 %, over examples and seeds, paired over examples, and "
+    "corrected for all pairs of a dataset (Holm). ± is the sample standard deviation over the seeds; their number "
+    "follows, and the 95 % confidence interval of the mean. Intervals may overlap where the paired test finds a "
+    "difference."
 )
 COSTS = {
     "parameters": "parameters",
@@ -60,6 +63,7 @@ def write_pages(board: Leaderboard, folder: Path) -> None:
         "figures": [(dataset, _plots(board, dataset, percent, numbered)) for dataset in board.datasets],
         "colours": COLOURS,
         "number": lambda value: number(value, percent),
+        "interval_of": lambda score: interval_text(score, percent),
     }
     environment = templates()
     environment.filters |= {"inline": inline, "rank": rank, "markdown": lambda text: text.translate(_MARKDOWN)}
@@ -73,8 +77,8 @@ def csv_text(board: Leaderboard) -> str:
     """Returns one line per entrant and dataset."""
     options = list(dict.fromkeys(key for entrant in board.entrants for key in entrant.options))
     columns = (
-        "entrant", "model", *options, "dataset", "metric", "split", "mean", "spread", "seeds", "rank", "mark", "p",
-        "mean_rank", *COSTS,
+        "entrant", "model", *options, "dataset", "metric", "split", "mean", "spread", "low", "high", "seeds",
+        "examples", "rank", "mark", "p", "mean_rank", *COSTS,
     )  # fmt: skip
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -86,7 +90,8 @@ def csv_text(board: Leaderboard) -> str:
                 continue
             own = [entrant.options.get(key) for key in options]
             row: list[Any] = [entrant.name, entrant.model, *own, dataset, board.metric, board.split]
-            row += [score.mean, score.spread, score.n, score.rank, score.mark, score.p, entrant.mean_rank]
+            row += [score.mean, score.spread, *(score.interval or (None, None)), score.n, score.examples]
+            row += [score.rank, score.mark, score.p, entrant.mean_rank]
             row += [getattr(score, cost) for cost in COSTS]
             writer.writerow("" if value is None else _without_formula(value) for value in row)
     return out.getvalue()
@@ -108,13 +113,17 @@ def _plots(board: Leaderboard, dataset: str, percent: bool, numbered: bool) -> l
     plots = []
     for cost in _PLOTTED:
         points = [
-            Point(entrant.name, float(x), scale * score.mean, score.spread and scale * score.spread, index)
+            Point(entrant.name, float(x), scale * score.mean, _scaled(score.interval, scale), index)
             for index, entrant in enumerate(board.entrants)
             if (score := entrant.scores.get(dataset)) is not None and (x := getattr(score, cost)) is not None
         ]
         svg = scatter(points, COSTS[cost], y_name, numbered=numbered, most=100 if percent else math.inf)
         plots += [(COSTS[cost], svg)] if svg else []
     return plots
+
+
+def _scaled(ends: tuple[float, float] | None, scale: float) -> tuple[float, float] | None:
+    return None if ends is None else (scale * ends[0], scale * ends[1])
 
 
 # -- numbers as text, the same on the console and on every page -----------------------------------------------------
@@ -150,11 +159,19 @@ def number(value: float, percent: bool) -> str:
 
 
 def result(score: Score | None, percent: bool) -> str:
-    """Returns mean ± standard deviation (seeds) and the mark; a dash for a missing score."""
+    """Returns mean ± standard deviation (seeds), interval and mark; a dash for a missing score."""
     if score is None:
         return "–"
     text = number(score.mean, percent) + (f" ± {number(score.spread, percent)}" if score.spread is not None else "")
-    return f"{text} ({score.n}) {MARKS.get(score.mark, '')}".strip()
+    return " ".join(filter(None, (f"{text} ({score.n})", interval_text(score, percent), MARKS.get(score.mark, ""))))
+
+
+def interval_text(score: Score, percent: bool) -> str:
+    """Returns the confidence interval of a score, such as [93.1, 96.4]; empty if it is not known."""
+    if score.interval is None:
+        return ""
+    low, high = (f"{100 * value:.1f}" if percent else f"{value:.3g}" for value in score.interval)
+    return f"[{low}, {high}]"
 
 
 def rank(value: float | None) -> str:

@@ -32,12 +32,12 @@ def templates() -> Any:
 
 @dataclass(frozen=True)
 class Point:
-    """A point: its name, its coordinates, the length of its error bar, and its index, which selects its colour."""
+    """A point: its name, its coordinates, the ends of its error bar, and its index, which selects its colour."""
 
     name: str
     x: float
     y: float
-    error: float | None
+    bar: tuple[float, float] | None
     index: int
 
 
@@ -52,7 +52,7 @@ def scatter(
     if not points:
         return ""
     low, high = _log_range([p.x for p in points])
-    ends = [p.y + sign * (p.error or 0.0) for p in points for sign in (-1, 1)]
+    ends = [end for p in points for end in (p.y, *(p.bar or ()))]
     least, greatest, y_ticks = _linear_range(min(ends), max(ends), most)
     left = 12 + 7 * max((len(f"{value:.6g}") for value in y_ticks), default=4)
 
@@ -64,7 +64,7 @@ def scatter(
 
     positions = [(across(p.x), down(p.y)) for p in points]
     taken = [(x - 5, y - 5, x + 5, y + 5) for x, y in positions]
-    taken += [(across(p.x) - 2, down(p.y + p.error), across(p.x) + 2, down(p.y - p.error)) for p in points if p.error]
+    taken += [(across(p.x) - 2, down(p.bar[1]), across(p.x) + 2, down(p.bar[0])) for p in points if p.bar]
     labels = _numbers(points, positions) if numbered else _names(points, positions)
     context = {"points": points, "x_name": x_name, "y_name": y_name, "across": across, "down": down}
     context |= {"x_ticks": _log_ticks(low, high), "y_ticks": y_ticks, "labels": _placed(labels, taken, left)}

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from modelyard import storage
 from modelyard.comparison.matrix_folder import PLAN, MatrixFolder, is_finished
 from modelyard.comparison.plan import DATASET, FOLD, MODEL, SEED, affects_results
@@ -20,11 +23,13 @@ from modelyard.errors import RunError, UserError
 from modelyard.registry import DATASETS
 from modelyard.run.checkpoint import list_best, step_of
 from modelyard.run.directory import CONFIG, RunDirectory, open_run_folder, run_options
+from modelyard.run.examples import read_example_values
 from modelyard.run.manifest import read_manifest
 from modelyard.run.metrics import read_metrics
 from modelyard.run.summary import summarize
 
 _NOT_METRICS = ("step", "epoch", "split", "seconds")
+Array = NDArray[Any]
 _ENDED = ("finished", "stopped early")
 _NOT_DISTINGUISHING = (
     MODEL, DATASET, SEED, FOLD, "recipe", "best_model_dir", "best_metric", "test_at_end", "split_seed",
@@ -35,14 +40,21 @@ _NOT_DISTINGUISHING = (
 class RunResult:
     """The results of a run that has ended. Its name is its folder, relative to the folder of all runs.
 
-    ``scores`` are the metrics of each split, of the best model if one was kept. ``fingerprint`` is that of the data,
-    which all folds have in common, ``started`` when it was first started, as text that sorts by time.
+    ``scores`` are the metrics of each split, of the best model if one was kept, and ``steps`` those of the models.
+    ``looks`` counts the evaluations of each split. ``fingerprint`` is that of the data, which all folds have in common,
+    ``splits`` the number of examples of each split by class, ``started`` when it was first started, as text that sorts
+    by time.
     """
 
     name: str
+    directory: RunDirectory
     options: Mapping[str, Any]
     fingerprint: str
     scores: Mapping[str, Mapping[str, float]]
+    steps: Mapping[str, int]
+    looks: Mapping[str, int]
+    sizes: Mapping[str, int]
+    splits: Mapping[str, Sequence[int] | None]
     parameters: int | None
     flops: int | None
     seconds: float | None
@@ -134,31 +146,73 @@ def _read_result(directory: RunDirectory, name: str) -> RunResult:
     manifest = read_manifest(directory)
     data = manifest.get("dataset") or {}
     rows = [*read_metrics(directory.metrics), *read_metrics(directory.evaluations)]
-    best = list_best(directory.best)
-    scores = {}
-    for split in ("test", "validation"):
-        mine = [row for row in rows if row.get("split") == split]
-        of_best = [row for row in mine if best and row.get("step") == step_of(best[0])]
-        if mine:
-            row = (of_best or mine)[-1]
-            scores[split] = {
-                key: float(value)
-                for key, value in row.items()
-                if key not in _NOT_METRICS and isinstance(value, int | float) and math.isfinite(value)
-            }
+    chosen = rows_of_best(rows, list_best(directory.best))
+    looks = {split: len({row.get("step") for row in rows if row.get("split") == split}) for split in chosen}
     speeds = [row["average_examples_per_second"] for row in rows if row.get("average_examples_per_second")]
     size, starts = manifest.get("model") or {}, manifest.get("starts") or [{}]
     return RunResult(
         name,
+        directory,
         run_options(directory),
         str(data.get("undivided") or data.get("fingerprint", "")),
-        scores,
+        {split: metrics_of(row) for split, row in chosen.items()},
+        {split: int(row.get("step", 0)) for split, row in chosen.items()},
+        looks,
+        data.get("sizes") or {},
+        {split: found.get("classes") for split, found in (data.get("splits") or {}).items()},
         _integer(size.get("parameters")),
         _integer(size.get("flops")),
         max((float(r["seconds"]) for r in rows if r.get("split") != "test" and r.get("seconds")), default=None),
         float(speeds[-1]) if speeds else None,
         str(starts[0].get("time", "")),
     )
+
+
+def rows_of_best(rows: Sequence[Mapping[str, Any]], best: Sequence[Path]) -> dict[str, Mapping[str, Any]]:
+    """Returns the row of each evaluated split that is a run's score: of the best model, if one was kept, or the last.
+
+    Args:
+        rows: the rows of its metrics.
+        best: the folders of its best models, the best first.
+    """
+    chosen = {}
+    for split in ("test", "validation"):
+        mine = [row for row in rows if row.get("split") == split]
+        of_best = [row for row in mine if best and row.get("step") == step_of(best[0])]
+        if mine:
+            chosen[split] = (of_best or mine)[-1]
+    return chosen
+
+
+def metrics_of(row: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the metrics of a row that are finite numbers."""
+    return {
+        key: float(value)
+        for key, value in row.items()
+        if key not in _NOT_METRICS and isinstance(value, int | float) and math.isfinite(value)
+    }
+
+
+def example_values(run: RunResult, split: str, metric: str) -> tuple[Array, Array | None] | None:
+    """Returns values of each example whose mean is the metric of a run, and the labels if they are numbers.
+
+    None if the run has no such values, or if the metric is not a mean over examples.
+    """
+    found = read_example_values(run.directory, split, run.steps[split])
+    if found is None:
+        return None
+    numbers = {name: array for name, array in found.values.items() if array.ndim == 1 and array.dtype.kind in "biuf"}
+    labels, squares = numbers.get("label"), numbers.get("squared_error")
+    values = numbers.get(metric)
+    if values is None and squares is not None and (mean := float(squares.mean(dtype=np.float64))) > 0:
+        if metric == "rmse":  # to first order a mean, too
+            values = math.sqrt(mean) + (squares - mean) / (2 * math.sqrt(mean))
+        elif metric == "r2" and labels is not None and labels.var() > 0:
+            values = 1 - squares / labels.var()
+    score = run.scores[split][metric]
+    if values is None or not math.isclose(values.mean(dtype=np.float64), score, rel_tol=1e-3, abs_tol=1e-5):
+        return None
+    return values, labels
 
 
 def _integer(value: Any) -> int | None:
