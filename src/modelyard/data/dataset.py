@@ -26,6 +26,9 @@ from modelyard.storage import cache_folder
 Arrays = Mapping[str, NDArray[np.generic]]
 """Named arrays whose first axis counts examples."""
 
+Maps = Mapping[str, float] | Sequence[str] | None
+"""Names of maps, or their values outside of the image by name."""
+
 Crop = Callable[[int, int, int], tuple[float, float, float, float]]
 """``crop(position, height, width)`` returns top, left, height and width of the part of an image to take. ``position``
 counts the examples that are read together."""
@@ -66,13 +69,18 @@ def empty_arrays(features: Mapping[str, Feature], count: int) -> dict[str, NDArr
     return {name: np.empty((count, *feature.shape), feature.dtype) for name, feature in features.items()}
 
 
-LabelKind = Literal["class", "values", "flags", "none"]
+LabelKind = Literal["class", "values", "flags", "map", "none"]
 
 
 def label_kind(feature: Feature | None) -> LabelKind:
-    """Returns the kind of labels: a class index, values (floats), flags (0 or 1 for each class), or none."""
+    """Returns the kind of labels: a class index, values (floats), flags (0 or 1 for each class), a map, or none.
+
+    A map has a value for each pixel: two axes or more.
+    """
     if feature is None:
         return "none"
+    if len(feature.shape) > 1:
+        return "map"
     if "float" in feature.dtype:
         return "values"
     return "flags" if feature.shape else "class"
@@ -122,6 +130,11 @@ class Dataset(ABC):
     classes: tuple[str, ...]
     derived: DerivedSplits | None = None
     """The splits that were derived from train, if any were."""
+    maps: Maps = None
+    """The features that have a value for each pixel of the image, such as masks. Augmentation moves them with it. A
+    dictionary gives the value outside of the image, which is 0 otherwise. None: it is not known which are maps."""
+    boxes: Sequence[str] | None = None
+    """The features that are boxes: rows of y_min, x_min, y_max, x_max as shares of height and width."""
 
     @property
     @abstractmethod
@@ -217,7 +230,7 @@ class _DividedDataset(Dataset):
     def __init__(self, whole: Dataset, derived: DerivedSplits, drop: Collection[str]) -> None:
         self._whole, self.derived, self._drop = whole, derived, drop
         self._arrays: dict[str, Arrays] = {}
-        self.classes = whole.classes
+        self.classes, self.maps, self.boxes = whole.classes, whole.maps, whole.boxes
 
     @property
     def features(self) -> dict[str, Feature]:
@@ -281,19 +294,33 @@ class ArrayDataset(Dataset):
             regression floats, one or several per example; for multi-label rows of 0 and 1, one for each class); and
             optionally ``id``, which predictions repeat.
         classes: names of the classes, by default their indices; for regression, names of the values.
+        maps: the arrays that have a value for each pixel of the image, such as masks: see `Dataset`.
+        boxes: the arrays that are boxes in the image.
 
     Raises:
         DataError: if a split is empty, arrays differ in length, or a label is out of range.
     """
 
-    def __init__(self, splits: Mapping[str, Arrays], classes: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        splits: Mapping[str, Arrays],
+        classes: Sequence[str] | None = None,
+        *,
+        maps: Maps = None,
+        boxes: Sequence[str] | None = None,
+    ) -> None:
         if TRAIN not in splits:
             raise DataError(f"a dataset needs a train split; this one has: {', '.join(splits) or 'nothing'}.")
         self.extra: dict[str, NDArray[Any]] = {}
         """Values of the training examples that are no features, which the source has read for `--split_group`."""
-        self._splits: dict[str, Arrays] = {name: _checked(name, arrays) for name, arrays in splits.items()}
+        self.maps, self.boxes = maps, boxes
+        mapped = LABEL in (maps or ())
+        self._splits: dict[str, Arrays] = {name: _checked(name, arrays, mapped) for name, arrays in splits.items()}
         kind = label_kind(self.features.get(LABEL))
-        if kind in ("values", "flags"):
+        if kind == "map":
+            outside = maps.get(LABEL, 0) if isinstance(maps, Mapping) else 0
+            self.classes = _map_classes(classes, [a[LABEL] for a in self._splits.values() if LABEL in a], outside)
+        elif kind in ("values", "flags"):
             self.classes = _label_names(classes, self.features[LABEL], kind)
         else:
             self.classes = self._class_names(classes)
@@ -362,6 +389,9 @@ class ArrayDataset(Dataset):
     def fingerprint(self) -> str:
         """Hashes all values of all splits."""
         digest = hashlib.sha256(repr(self.classes).encode())
+        if self.maps or self.boxes:
+            outside = sorted(self.maps.items()) if isinstance(self.maps, Mapping) else sorted(self.maps or ())
+            digest.update(f"maps {outside} boxes {sorted(self.boxes or ())}".encode())
         for name, arrays in sorted(self._splits.items()):
             for key, array in sorted(arrays.items()):
                 digest.update(f"{name}/{key}/{array.dtype.str}/{array.shape}".encode())
@@ -407,7 +437,7 @@ def _signature(arrays: Arrays) -> str:
     return ", ".join(f"{k} {types[k]} {'×'.join(map(str, v.shape[1:])) or 'single'}" for k, v in sorted(arrays.items()))
 
 
-def _checked(split: str, arrays: Arrays) -> dict[str, NDArray[np.generic]]:
+def _checked(split: str, arrays: Arrays, label_is_map: bool = False) -> dict[str, NDArray[np.generic]]:
     checked = {name: np.asarray(array) for name, array in arrays.items()}
     for name, array in checked.items():
         if array.ndim == 0:
@@ -418,7 +448,7 @@ def _checked(split: str, arrays: Arrays) -> dict[str, NDArray[np.generic]]:
     if len(set(lengths.values())) != 1:
         raise DataError(f"the arrays of the {split} split differ in length: {lengths}.")
     if LABEL in checked:
-        checked[LABEL] = _checked_labels(split, checked[LABEL])
+        checked[LABEL] = (_checked_map if label_is_map else _checked_labels)(split, checked[LABEL])
     if IMAGE in checked:
         checked[IMAGE] = _checked_images(split, checked[IMAGE])
     checked.setdefault(ID, np.arange(next(iter(lengths.values())), dtype=np.int64))
@@ -428,6 +458,34 @@ def _checked(split: str, arrays: Arrays) -> dict[str, NDArray[np.generic]]:
                 raise DataError(f"{name} of the {split} split holds Python objects; give numbers or text.")
             checked[name] = array.astype(np.str_)  # else the fingerprint would hash addresses
     return checked
+
+
+_LABEL_MAPS = "If each pixel has a label, give modelyard.ArrayDataset(…, maps=['label'])."
+
+
+def _checked_map(split: str, labels: NDArray[np.generic]) -> NDArray[np.generic]:
+    """Checks labels that have a value for each pixel."""
+    if labels.ndim < 3 or labels.dtype.kind not in "iubf":
+        raise DataError(
+            f"labels of the {split} split are maps, so they must be numbers with the height and width of the image; "
+            f"got {labels.dtype} of shape {labels.shape}."
+        )
+    if labels.dtype.kind == "f":
+        return _checked_values(split, labels)
+    if labels.min() < 0:
+        worst = np.argwhere(np.asarray(labels, np.float64) < 0)[0]
+        raise DataError(f"the label {labels[tuple(worst)]} in example {worst[0]} of the {split} split is below 0.")
+    if labels.max() >= 1 << 20:
+        raise DataError(f"the label {labels.max()} in a map of the {split} split is out of range.")
+    return labels if labels.dtype.itemsize == 1 else labels.astype(np.int32)
+
+
+def _map_classes(given: Sequence[str] | None, labels: Sequence[NDArray[np.generic]], outside: float) -> tuple[str, ...]:
+    """Returns the names of the classes of pixels. The value outside of the image, if it is not 0, is no class."""
+    if given is not None or labels[0].dtype.kind == "f":
+        return tuple(given or ())
+    highest = max(int(np.max(each, where=(each != outside) | (outside == 0), initial=0)) for each in labels)
+    return tuple(str(number) for number in range(highest + 1))
 
 
 def _checked_labels(split: str, labels: NDArray[np.generic]) -> NDArray[np.generic]:
@@ -441,7 +499,7 @@ def _checked_labels(split: str, labels: NDArray[np.generic]) -> NDArray[np.gener
         raise DataError(
             f"labels of the {split} split must be whole numbers, one per example (or floats, for regression; or rows "
             f"of 0 and 1, for several classes per example); got {labels.dtype} of shape {labels.shape}. "
-            "Give names as classes."
+            + ("Give names as classes." if labels.ndim < 3 else _LABEL_MAPS)
         )
     wide = labels.astype(np.int64)
     if wide.min() < 0 or wide.max() >= 1 << 20:

@@ -58,7 +58,7 @@ def open_stored(config: Config) -> Dataset:
 def _warn_about_labels(dataset: Dataset) -> None:
     """Warns about labels that are probably class indices, but have another type."""
     kind, arrays = label_kind(dataset.features.get(LABEL)), dataset.arrays(TRAIN)
-    if kind in ("class", "none") or arrays is None:
+    if kind in ("class", "map", "none") or arrays is None:
         return
     labels = np.asarray(arrays[LABEL])
     if kind == "flags" and bool((labels.sum(axis=1) == 1).all()):

@@ -52,9 +52,13 @@ class Pipeline:
         self.share = np.arange(run.batch_size) if share is None else share
         self.threads = config.input_threads or available_cores()
         self.features: dict[str, Feature] = {n: f for n, f in dataset.features.items() if n != ID}
-        # A random crop as the first augmentation is better done on the whole image file, while it is decoded.
+        # A random crop as the first augmentation is better done on the whole image file, while it is decoded. Maps and
+        # boxes belong to the decoded image, and are cropped with it on the device.
         self.crops_while_decoding = (
-            dataset.crops and bool(config.augment) and config.augment[0].name == "random_resized_crop"
+            dataset.crops
+            and bool(config.augment)
+            and config.augment[0].name == "random_resized_crop"
+            and not (dataset.maps or dataset.boxes)
         )
         if self.crops_while_decoding and config.resident == "always":
             raise UserError(

@@ -8,13 +8,14 @@
 
 One of the methods is enough. In ``example``, ``training`` is whether the example is of the train split. It must return
 the same for the same example: its result may be kept. In ``batch``, ``training`` is whether this is a training step.
+A class whose ``example`` adds masks or boxes names them in the attributes ``maps`` and ``boxes``, as a `Dataset` does.
 """
 
 from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,15 @@ def with_example_preprocessing(dataset: Dataset, calls: Sequence[Call]) -> Datas
     return _PreprocessedDataset(dataset, steps) if steps else dataset
 
 
+def _declared(attribute: str, sources: Sequence[Any], features: Collection[str]) -> dict[str, float] | None:
+    """Returns the maps or boxes that any of ``sources`` declares, with values outside of the image; None without."""
+    parts = [part for part in (getattr(source, attribute, None) for source in sources) if part is not None]
+    if not parts:
+        return None
+    values = [part.items() if isinstance(part, Mapping) else ((name, 0.0) for name in part) for part in parts]
+    return {name: value for items in values for name, value in items if name in features}
+
+
 def _steps(calls: Sequence[Call], method: str) -> list[tuple[str, Callable[[Any, bool], Any]]]:
     """Returns ``method`` of each preprocessing that has it, by name."""
     steps = []
@@ -80,6 +90,10 @@ class _PreprocessedDataset(Dataset):
         split = next(iter(dataset.sizes()))  # train, if there is one
         first = self._preprocessed(split, dataset.read(split, np.array([0])), 0)
         self._features = {name: Feature(np.shape(v), np.asarray(v).dtype.name) for name, v in first.items()}
+        sources = [dataset, *(getattr(step, "__self__", step) for _, step in steps)]
+        self.maps = _declared("maps", sources, self._features)
+        boxes = _declared("boxes", sources, self._features)
+        self.boxes = None if boxes is None else list(boxes)
 
     @property
     def stored(self) -> Dataset:

@@ -106,6 +106,8 @@ def _label_text(dataset: Dataset, label: Any) -> str:
         return dataset.classes[int(label)]
     if kind == "flags":
         return ", ".join(name for name, applies in zip(dataset.classes, label, strict=True) if applies) or "none"
+    if kind == "map":
+        return f"a map of {'×'.join(map(str, np.shape(label)))}"
     return ", ".join(f"{value:.4g}" for value in np.ravel(label))
 
 

@@ -174,6 +174,9 @@ def averaged(forward: Callable[[Batch], Any], batch: Batch, names: Sequence[str]
         batch: named tensors, among them the images.
         names: the views: "flip", "shift", both or none.
         one_by_one: send the views through the network in a loop, each as a batch, not all in one batch.
+
+    Raises:
+        DataError: if the outputs have places in the image, such as those of a segmentation.
     """
     if not names:
         return forward(batch)
@@ -186,6 +189,12 @@ def averaged(forward: Callable[[Batch], Any], batch: Batch, names: Sequence[str]
         outputs = forward({**together, IMAGE: ops.concatenate(images)})
 
     def mean(output: Any) -> Any:
+        shape = output.shape[1:] if one_by_one else output.shape
+        if len(shape) > 3:
+            raise DataError(
+                f"test_time_augmentation averages outputs over views of an image; the outputs of this model have shape "
+                f"{tuple(shape[1:])}: a value for each place, which is another place in each view. Leave it out."
+            )
         parts = output if one_by_one else ops.split(output, len(views))
         return sum(parts[number] * weight for number, weight in enumerate(weights))
 

@@ -38,6 +38,11 @@ def choose_type(config: Config, data: DataInfo, stored: Feature | None) -> type[
     """
     name: str = config.task
     if name == "auto":
+        if stored is not None and label_kind(stored) == "map":
+            raise DataError(
+                f"labels are {describe_label(stored)}, which fits no built-in task: they take one label per example. "
+                "Write a modelyard.Task with your own loss and metrics, and register it as the model."
+            )
         name = _BY_LABEL[label_kind(stored)]
         if name != "classification" and stored is not None:
             log.info("task %s: labels are %s", name, describe_label(stored))
@@ -47,7 +52,7 @@ def choose_type(config: Config, data: DataInfo, stored: Feature | None) -> type[
     if name == "classification" and label is not None and found != "class" and not soft:
         raise DataError(
             f"classification needs one class index (an integer) per example; labels are {describe_label(label)}. "
-            f"Set --task {_BY_LABEL[found]}, or take the argmax of one-hot rows."
+            f"Set --task {_BY_LABEL.get(found, 'auto')}, or take the argmax of one-hot rows."
         )
     return TASK_TYPES[name]
 

@@ -12,6 +12,9 @@ It may have ``prepare(info)``, which is called once before training with an `Ima
 images are not supported; and ``group``, the number of neighbours in the batch that it mixes. The share of each device
 is then a multiple of it.
 
+If the dataset has maps or boxes (`aligned.py`), it must have ``moves_pixels``: False if it only changes values; True if
+it moves pixels and changes the features in ``info.aligned`` in the same way.
+
 uint8 images keep values from 0 to 255. Other images are never clipped, and amounts refer to a range of 1. Augmentations
 that move pixels keep the type, those that compute return float32. After the last one, images are rounded to their
 original type: Keras would truncate fractions and wrap around values out of range.
@@ -21,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -29,6 +32,7 @@ from keras import ops
 from numpy.typing import NDArray
 
 from modelyard.config.calls import Call, build_component
+from modelyard.data.augment.aligned import Aligned, aligned_features, check_undeclared
 from modelyard.data.dataset import IMAGE, LABEL, Dataset, label_kind
 from modelyard.data.draws import Draws, fold, seed_words
 from modelyard.errors import DataError
@@ -47,12 +51,14 @@ class ImageInfo:
         shape: height, width, channels.
         dtype: the type of the images in the dataset.
         classes: the number of classes; 0 if labels are not class indices.
+        aligned: the features that move with the image: maps and boxes.
     """
 
     name: str
     shape: tuple[int, int, int]
     dtype: str
     classes: int
+    aligned: Aligned = field(default_factory=Aligned)
 
     @property
     def scale(self) -> float:
@@ -86,6 +92,7 @@ def build_augmentation(
         return lambda batch, low, high, rows=None, epochs=None, seeds=None: batch
     for call, step in zip(calls, steps, strict=True):
         info = _image_info(call.name, dataset)
+        _check_moves(call.name, step, dataset, info.aligned)
         if hasattr(step, "prepare"):
             step.prepare(info)
         _check_share(call.name, step, share)
@@ -124,7 +131,22 @@ def _image_info(name: str, dataset: Dataset) -> ImageInfo:
     if len(shape) != 3:
         raise DataError(f"augmentation needs images of height × width × channels; these examples have shape {shape}.")
     classes = len(dataset.classes) if label_kind(dataset.features.get(LABEL)) == "class" else 0
-    return ImageInfo(name, (shape[0], shape[1], shape[2]), dataset.features[IMAGE].dtype, classes)
+    size = shape[0], shape[1], shape[2]
+    return ImageInfo(name, size, dataset.features[IMAGE].dtype, classes, aligned_features(dataset))
+
+
+def _check_moves(name: str, step: Augmentation, dataset: Dataset, aligned: Aligned) -> None:
+    """Checks that an augmentation that moves pixels moves all that belongs to them."""
+    moves = getattr(step, "moves_pixels", None)
+    if moves is False:
+        return
+    if aligned and moves is None:
+        raise DataError(
+            f"augmentation {name!r} does not say whether it moves pixels, so {aligned.names} may not fit the image "
+            "after it. In its class, set moves_pixels = False if it only changes values; or set moves_pixels = True "
+            f"and move {aligned.names} in the same way. `prepare(info)` has the names in info.aligned."
+        )
+    check_undeclared(dataset, name)
 
 
 def _check_share(name: str, step: Augmentation, share: int) -> None:

@@ -32,6 +32,7 @@ class _Values:
 
     info: ImageInfo
     needs_colour = False
+    moves_pixels = False
 
     def __init__(self, options: AmountOptions | HueOptions) -> None:
         self.amount = options.amount

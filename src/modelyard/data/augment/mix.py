@@ -13,6 +13,7 @@ import numpy as np
 from keras import ops
 from numpy.typing import NDArray
 
+from modelyard.data.augment.aligned import Aligned
 from modelyard.data.augment.build import Batch, ImageInfo
 from modelyard.data.catalog import CutoutOptions, MixOptions
 from modelyard.data.dataset import IMAGE, LABEL
@@ -59,6 +60,8 @@ def _partners(values: Any) -> Any:
 class Cutout:
     """Paints a square black or grey at a random position. Part of it may be outside of the image."""
 
+    moves_pixels = False
+
     def __init__(self, options: CutoutOptions) -> None:
         self.size, self.fill, self.inside = options.size, options.fill, options.inside
 
@@ -90,13 +93,25 @@ class _Mix:
     """The base of mixup and cutmix: the weight of an example, and the labels."""
 
     group = 2
+    moves_pixels = True
+    aligned = Aligned()
+    pastes = False
+    """Whether each pixel is of one image, so that maps can be mixed as well."""
 
     def __init__(self, options: MixOptions) -> None:
         self.probability = options.probability if options.alpha > 0 else 0.0
         self.table = beta_table(options.alpha) if options.alpha > 0 else np.ones(1, np.float32)
 
     def prepare(self, info: ImageInfo) -> None:
-        if not info.classes:
+        self.aligned = info.aligned
+        impossible = () if self.pastes else tuple(info.aligned.maps)
+        if impossible or info.aligned.boxes:
+            names = " and ".join(map(repr, (*impossible, *info.aligned.boxes)))
+            raise DataError(
+                f"augmentation {info.name!r} mixes two images, and {names} can't be mixed. Leave it out"
+                + ("." if info.aligned.boxes else ", or take cutmix, which pastes maps with the image.")
+            )
+        if not info.classes and not (self.pastes and LABEL in info.aligned.maps):
             raise DataError(
                 f"augmentation {info.name!r} mixes labels, but the labels of these examples are not classes."
             )
@@ -127,7 +142,9 @@ class Mixup(_Mix):
 
 
 class Cutmix(_Mix):
-    """Replaces a box of an image by that of its neighbour; labels are mixed by area."""
+    """Replaces a box of an image by that of its neighbour, and of maps as well; other labels are mixed by area."""
+
+    pastes = True
 
     def __call__(self, batch: Batch, draws: Draws) -> Batch:
         """Returns the augmented batch."""
@@ -141,6 +158,12 @@ class Cutmix(_Mix):
         inside = ops.cast(ops.logical_and(rows[:, :, None], columns[:, None, :]), index_type())
         pixel = ops.arange(height * width, dtype=index_type())
         pixel = ops.reshape(pixel, (1, height, width)) + ops.bitwise_xor(example, inside) * (height * width)
-        mixed = ops.take(ops.reshape(images, (-1, channels)), pixel, axis=0)
-        share = 1.0 - ops.cast(tall * wide, "float32") / float(height * width)
-        return {**batch, IMAGE: mixed, LABEL: self.mixed_labels(batch[LABEL], share)}
+        mixed = {IMAGE: ops.take(ops.reshape(images, (-1, channels)), pixel, axis=0)}
+        for name in self.aligned.maps:
+            values = batch[name]
+            taken = ops.take(ops.reshape(values, (count * height * width, -1)), pixel, axis=0)
+            mixed[name] = ops.reshape(taken, values.shape)
+        if LABEL not in mixed:
+            share = 1.0 - ops.cast(tall * wide, "float32") / float(height * width)
+            mixed[LABEL] = self.mixed_labels(batch[LABEL], share)
+        return {**batch, **mixed}

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from keras import ops
 
+from modelyard.data.augment.aligned import MovesPixels
 from modelyard.data.augment.build import Batch, ImageInfo
 from modelyard.data.augment.colour import to_grey
-from modelyard.data.augment.geometry import warp
+from modelyard.data.augment.geometry import warped
 from modelyard.data.catalog import RandAugmentOptions
 from modelyard.data.dataset import IMAGE
 from modelyard.data.draws import Draws
@@ -27,7 +28,7 @@ COLOURS = ("brightness", "contrast", "sharpness", "posterize", "solarize", "auto
 STRONGEST = 30
 
 
-class RandAugment:
+class RandAugment(MovesPixels):
     """A few random operations per example, each with a random sign."""
 
     info: ImageInfo
@@ -38,6 +39,7 @@ class RandAugment:
 
     def prepare(self, info: ImageInfo) -> None:
         """Leaves saturation out for grey images."""
+        super().prepare(info)
         self.info = info
         self.names = ("identity", *MOVES, *COLOURS, *(("saturation",) if info.shape[2] == 3 else ()))
 
@@ -45,7 +47,8 @@ class RandAugment:
         """Returns the augmented batch."""
         choices = ops.cast(draws.integers(len(self.names), self.operations), "float32")
         signs = 1.0 - 2.0 * ops.cast(ops.less(draws.uniform(self.operations), 0.5), "float32")
-        images = warp(batch[IMAGE], self._map(choices, signs))
+        batch = warped(self, batch, self._map(choices, signs))
+        images = batch[IMAGE]
         for number in range(self.operations):
             images = self._recolour(images, choices[:, number], signs[:, number])
         return {**batch, IMAGE: images}
