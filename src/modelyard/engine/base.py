@@ -5,9 +5,8 @@ clock. State enters and leaves it as named NumPy arrays.
 
     implement:     variable_scope, set_up, train_chunk, evaluate_batch, predict_batch, state, assign, profile, describe
     may override:  initialize, prepare, compiles_at, evaluation_batches, evaluation_results, fetch, run_on_host
-    for callers:   model_scope, build, train, evaluate, evaluate_examples, metric_names, predict, training_batch, load,
-                   close
-                   close
+    for callers:   model_scope, build, train, evaluate, evaluate_examples, metric_names, predict, predict_labelled,
+                   training_batch, load, close
 """
 
 from __future__ import annotations
@@ -15,10 +14,11 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import keras
@@ -36,10 +36,17 @@ from modelyard.data.draws import halves
 from modelyard.data.pipeline import Pipeline, share_of_batch
 from modelyard.data.preprocess import batch_preprocessing
 from modelyard.engine.batch_functions import BatchFunctions
-from modelyard.engine.evaluation import BatchResult, Evaluation, EvaluationSums
+from modelyard.engine.evaluation import (
+    BatchResult,
+    Evaluation,
+    EvaluationSums,
+    LabelledBatch,
+    metrics_of,
+    predictions_of,
+    without_unread,
+)
 from modelyard.engine.network import Network, averages_to_load, check_names, is_average
 from modelyard.errors import PeerLostError, TrainingError, UserError
-from modelyard.models.metric import MetricSet, build_metric
 from modelyard.models.schedules import build_schedule
 from modelyard.run.checkpoint import Checkpoint
 
@@ -122,8 +129,7 @@ class Engine(ABC):
             log.info("the learning rate is multiplied by %d, the number of devices", self.replicas)
             unscaled = self.schedule
             self.schedule = lambda step: unscaled(step) * self.replicas
-        if config.metrics:
-            self.functions.metric_features = MetricSet([build_metric(call) for call in config.metrics]).features
+        self.functions.metrics = metrics_of(self.task, config.metrics)
         # The features that a step reads besides the inputs of the network: labels, and whatever else the task needs.
         self.feature_names = list(self.pipeline.features)
         self.set_up()
@@ -151,7 +157,7 @@ class Engine(ABC):
     def evaluate_examples(self, split: str, progress: Callable[[int, int], None] | None = None) -> Evaluation:
         """Returns the metrics over ``split``, and the values of each example. Arguments as for `evaluate`."""
         size, batch_size = self.dataset.size(split), self._evaluation_batch_size(split)
-        total = EvaluationSums(self.task, self.config.metrics, size)
+        total = EvaluationSums(self.task, metrics_of(self.task, self.config.metrics), size)
         waiting: deque[BatchResult] = deque()
 
         def add() -> None:
@@ -173,9 +179,8 @@ class Engine(ABC):
         """Returns the names of the metrics of ``split``, from an evaluation of its first batch."""
         with closing(self.evaluation_results(split)) as batches:
             sums, examples = map(self.fetch, next(batches))
-        total = EvaluationSums(
-            self.task, self.config.metrics, min(self._evaluation_batch_size(split), self.dataset.size(split))
-        )
+        size = min(self._evaluation_batch_size(split), self.dataset.size(split))
+        total = EvaluationSums(self.task, metrics_of(self.task, self.config.metrics), size)
         total.add(sums, examples)
         return list(total.result().metrics)
 
@@ -194,6 +199,37 @@ class Engine(ABC):
 
         for batch, weights in self.pipeline.evaluation(split, self._evaluation_batch_size(split), first=first):
             waiting.append((int(weights.sum()), self.predict_batch(batch)))
+            if len(waiting) > _IN_FLIGHT:
+                yield fetched()
+        while waiting:
+            yield fetched()
+
+    def predict_labelled(
+        self, split: str, first: int = 0, bad: Mapping[int, str] = MappingProxyType({})
+    ) -> Generator[tuple[dict[str, NDArray[Any]], LabelledBatch], None, None]:
+        """Yields predictions as `predict` does, with what `EvaluationSums.add` takes: an evaluation on the way.
+
+        Args:
+            split: the split.
+            first: the example to start with.
+            bad: the examples that could not be read, by number. They do not count.
+        """
+        self.functions.keeps_predictions = True
+        waiting: deque[tuple[NDArray[np.bool_], BatchResult]] = deque()
+
+        def fetched() -> tuple[dict[str, NDArray[Any]], LabelledBatch]:
+            used, result = waiting.popleft()
+            values = {name: array[: len(used)] for name, array in self.fetch(result.examples).items()}
+            batch = LabelledBatch(self.fetch(result.sums), without_unread(values, self.functions.metrics), used)
+            return predictions_of(values), batch
+
+        size, number = self._evaluation_batch_size(split), first
+        for batch, weights in self.pipeline.evaluation(split, size, first=first):
+            count = int(weights.sum())
+            used = np.array([n not in bad for n in range(number, number + count)])
+            weights[:count] *= used
+            waiting.append((used, self.evaluate_batch(batch, weights)))
+            number += count
             if len(waiting) > _IN_FLIGHT:
                 yield fetched()
         while waiting:

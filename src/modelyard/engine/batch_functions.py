@@ -20,6 +20,7 @@ from modelyard.data.dataset import IMAGE, LABEL
 from modelyard.engine.evaluation import FEATURE, PREDICTION
 from modelyard.engine.network import Network
 from modelyard.errors import DataError
+from modelyard.models.metric import MetricSet
 from modelyard.models.task import Batch, Task, Tensor
 
 log = logging.getLogger("modelyard")
@@ -40,8 +41,10 @@ class BatchFunctions:
     ) -> None:
         self._config, self._model, self._task = config, network.model, network.task
         self._augment, self._prepare = augment, prepare
-        self.metric_features: tuple[str, ...] | None = None
-        """The features that `metrics` read besides predictions; None without metrics by name."""
+        self.metrics = MetricSet(())
+        """The metrics of evaluations that are computed from predictions; it is never updated here."""
+        self.keeps_predictions = False
+        """Whether an evaluation returns all predictions, not only those that metrics read."""
         self.views_one_by_one = False
         """Whether the views of test-time augmentation go through the network one after the other."""
 
@@ -108,17 +111,19 @@ class BatchFunctions:
     def evaluation(self, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Returns loss and metrics per example of a raw batch, to be summed; and values of each example.
 
-        Those are what is kept of an example. If there are `metrics`, their inputs are added: predictions and features.
+        Those are what is kept of an example, and the inputs of `metrics`: predictions and features.
         """
         outputs, seen = self._evaluated(batch)
         statistics = {"loss": self._task.loss(outputs, seen), **self._task.metrics(outputs, seen)}
         kept = self._task.example_values(statistics)
         if LABEL in seen and len(seen[LABEL].shape) == 1:
             kept = {**kept, LABEL: seen[LABEL]}
-        if self.metric_features is not None:
-            predictions = self._task.predictions(outputs, seen)
+        if self.metrics.metrics or self.keeps_predictions:
+            predictions, wanted = self._task.predictions(outputs, seen), self.metrics.predictions
+            if wanted is not None and not self.keeps_predictions:
+                predictions = {name: predictions[name] for name in wanted if name in predictions}
             kept = {**kept, **{PREDICTION + name: value for name, value in predictions.items()}}
-            kept |= {FEATURE + name: seen[name] for name in self.metric_features if name in seen}
+            kept |= {FEATURE + name: seen[name] for name in self.metrics.features if name in seen}
         return statistics, kept
 
     def predictions(self, batch: Batch) -> dict[str, Any]:

@@ -41,6 +41,8 @@ class Metric:
     """The built-in tasks that have it: classification, multi_label, regression. Empty: any task."""
     features: tuple[str, ...] = (LABEL,)
     """The features of an example that it reads."""
+    predictions: tuple[str, ...] = ()
+    """The predictions that it reads; only these are copied from the device. Empty: all."""
     whole = False
     """Whether `result` needs the statistics of all examples, and not their sums."""
     lower_is_better = False
@@ -99,14 +101,18 @@ def metric_name(call: Call) -> str:
 
 
 class MetricSet:
-    """Metrics over a split, updated batch by batch.
+    """Metrics over a split, updated batch by batch. Every score of a model comes from here.
 
     Args:
         metrics: the metrics.
+        standard: those that every run of the task has. They are left out if predictions or examples lack what they
+            read, as those of a user's own task may. One with the name of a metric is not computed twice.
     """
 
-    def __init__(self, metrics: Sequence[Metric]) -> None:
-        self.metrics = tuple(metrics)
+    def __init__(self, metrics: Sequence[Metric], standard: Sequence[Metric] = ()) -> None:
+        named = {metric.name for metric in metrics}
+        self._standard = tuple(metric for metric in standard if metric.name not in named)
+        self.metrics = (*self._standard, *metrics)
         self.count = 0
         self._totals: dict[str, dict[str, Any]] = {}
 
@@ -115,13 +121,23 @@ class MetricSet:
         """The features of an example that some metric reads."""
         return tuple(dict.fromkeys(name for metric in self.metrics for name in metric.features))
 
+    @property
+    def predictions(self) -> tuple[str, ...] | None:
+        """The predictions that some metric reads; None if one may read all."""
+        if not all(metric.predictions for metric in self.metrics):
+            return None
+        return tuple(dict.fromkeys(name for metric in self.metrics for name in metric.predictions))
+
     def add(self, predictions: Arrays, examples: Arrays) -> None:
         """Adds the examples of a batch.
 
         Raises:
             UserError: if a metric fails.
         """
-        count = len(next(iter(predictions.values()), ()))
+        absent = [each for each in self._standard if not {*each.predictions} <= {*predictions}]
+        absent += [each for each in self._standard if not {*each.features} <= {*examples}]
+        self.metrics = tuple(metric for metric in self.metrics if metric not in absent)
+        count = len(next(iter({**predictions, **examples}.values()), ()))
         if not count:
             return
         for metric in self.metrics:

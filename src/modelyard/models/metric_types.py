@@ -44,7 +44,7 @@ class _OfClasses(Metric):
 class Accuracy(Metric):
     """the fraction of examples whose most likely class is right"""
 
-    tasks = (CLASSIFICATION,)
+    tasks, predictions = (CLASSIFICATION,), ("class",)
 
     def statistics(self, predictions: Arrays, examples: Arrays) -> Any:
         """Returns whether the class is right."""
@@ -274,7 +274,7 @@ class CalibrationError(Metric):
 
 
 class _OfFlags(Metric):
-    tasks = (MULTI_LABEL,)
+    tasks, predictions = (MULTI_LABEL,), ("labels",)
 
     def right(self, predictions: Arrays, examples: Arrays) -> NDArray[np.bool_]:
         """Returns which decisions are right, [examples, classes]."""
@@ -310,7 +310,7 @@ class BinaryAccuracy(_OfFlags):
 class _OfNumbers(Metric):
     """A metric of the errors of numbers, averaged over the numbers of a label."""
 
-    tasks = (REGRESSION,)
+    tasks, predictions = (REGRESSION,), ("values",)
     lower_is_better = True
 
     def both(self, predictions: Arrays, examples: Arrays) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -387,28 +387,19 @@ class MedianAbsoluteError(_OfNumbers):
 class R2(_OfNumbers):
     """1 minus the squared error divided by the variance of the labels, averaged over the numbers of a label"""
 
-    lower_is_better = False
+    lower_is_better, whole = False, True
 
     def statistics(self, predictions: Arrays, examples: Arrays) -> Any:
-        """Returns squared errors and moments of the labels."""
+        """Returns squared errors and labels."""
         found, label = self.both(predictions, examples)
-        return {"squared": (found - label) ** 2, "label": label, "label_squared": label**2}
+        return {"squared": (found - label) ** 2, "label": label}
 
     def result(self, totals: Any, count: int) -> float:
-        """Returns the mean over the numbers of a label."""
-        squared, label, label_squared = (totals[name] / count for name in ("squared", "label", "label_squared"))
-        return r2_score(squared, label_squared - label**2)
-
-
-def r2_score(squared: NDArray[Any], variance: NDArray[Any]) -> float:
-    """Returns r2, averaged over the numbers of a label.
-
-    Args:
-        squared: the mean squared error of each number.
-        variance: the variance of its labels. If they are all the same, r2 is 1 for exact predictions, else 0.
-    """
-    known = variance > 0
-    return float(np.where(known, 1 - squared / np.where(known, variance, 1), squared == 0).mean())
+        """Returns the mean over the numbers of a label; for one whose labels are all the same, 1 if exact, else 0."""
+        squared, label = totals["squared"].sum(axis=0), totals["label"]
+        differs = label.min(axis=0) < label.max(axis=0)
+        around = ((label - label.mean(axis=0)) ** 2).sum(axis=0)
+        return float(np.where(differs, 1 - squared / np.where(differs, around, 1), squared == 0).mean())
 
 
 # -- of a task ---------------------------------------------------------------------------------------------------------
@@ -417,10 +408,10 @@ def r2_score(squared: NDArray[Any], variance: NDArray[Any]) -> float:
 class MacroF1(F1):
     """Macro F1, under the name that multi-label runs have for it."""
 
-    name = "macro_f1"
+    name, predictions = "macro_f1", ("labels",)
 
 
-def default_metrics(task: str) -> list[Metric]:
+def standard_metrics(task: str) -> list[Metric]:
     """Returns the metrics that a task of this type always has, besides its loss."""
     names = {
         CLASSIFICATION: ("accuracy",),

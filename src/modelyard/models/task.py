@@ -25,6 +25,7 @@ from modelyard.config.schema import Config
 from modelyard.data.dataset import IMAGE
 from modelyard.errors import DataError, UserError
 from modelyard.models.data_info import DataInfo
+from modelyard.models.metric import Metric
 from modelyard.registry import Options as BaseOptions
 
 Tensor = Any
@@ -90,8 +91,15 @@ class Task:
         raise NotImplementedError(f"{type(self).__name__} must define loss().")
 
     def metrics(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Returns statistics of each example, first axis the batch; their means are the metrics."""
+        """Returns statistics of each example, first axis the batch; their means are the metrics.
+
+        They are also those of training, which has no metrics by name.
+        """
         return {}
+
+    def standard_metrics(self) -> list[Metric]:
+        """Returns the metrics that every evaluation computes from the predictions; those of `--metrics` are added."""
+        return []
 
     def example_values(self, statistics: dict[str, Tensor]) -> dict[str, Tensor]:
         """Returns what is kept of each example of an evaluation, one value each; ``statistics`` are loss and metrics.

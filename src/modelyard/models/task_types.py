@@ -21,13 +21,14 @@ from modelyard.data.dataset import LABEL, Feature
 from modelyard.errors import ConfigError, DataError, Problem, unknown
 from modelyard.models.catalog import ClassifierOptions, RegressorOptions
 from modelyard.models.data_info import DataInfo
+from modelyard.models.metric import Metric
+from modelyard.models.metric_types import CLASSIFICATION, MULTI_LABEL, REGRESSION, standard_metrics
 from modelyard.models.task import Batch, Standardize, Task, Tensor, check_outputs
 from modelyard.registry import Options as BaseOptions
 
 log = logging.getLogger("modelyard")
 WEIGHTED = "weighted"
-_HITS, _FALSE, _MISSED = "true_positives", "false_positives", "false_negatives"
-_SQUARED, _LABEL, _LABEL_SQUARED = "squared_error", "standard_label", "standard_label_squared"
+_SQUARED = "squared_error"
 
 
 def describe_label(label: Feature) -> str:
@@ -93,6 +94,10 @@ class Classifier(Task):
             labels = ops.argmax(labels, axis=-1)
         right = ops.equal(ops.cast(ops.argmax(outputs, axis=-1), "int32"), ops.cast(labels, "int32"))
         return {"accuracy": ops.cast(right, outputs.dtype)}
+
+    def standard_metrics(self) -> list[Metric]:
+        """Returns accuracy."""
+        return standard_metrics(CLASSIFICATION)
 
     def predictions(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Returns class and probabilities."""
@@ -191,25 +196,15 @@ class MultiLabel(Task):
         return ops.mean(ops.softplus(outputs) - outputs * self._labels(outputs, batch), axis=-1)
 
     def metrics(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Returns whether all classes are right, the fraction that is right, and the counts for `summarize`."""
+        """Returns whether all classes are right, and the fraction that is right."""
         labels = self._labels(outputs, batch)
         found = ops.cast(outputs > 0, outputs.dtype)
         right = ops.cast(ops.equal(found, labels), outputs.dtype)
-        return {
-            "exact_match": ops.min(right, axis=-1),
-            "binary_accuracy": ops.mean(right, axis=-1),
-            _HITS: found * labels,
-            _FALSE: found * (1 - labels),
-            _MISSED: (1 - found) * labels,
-        }
+        return {"exact_match": ops.min(right, axis=-1), "binary_accuracy": ops.mean(right, axis=-1)}
 
-    def summarize(self, means: dict[str, Any]) -> dict[str, float]:
-        """Adds macro F1, the mean of the F1 of the classes: 0 for a class that is neither a label nor predicted."""
-        hits, false, missed = (np.asarray(means[name]) for name in (_HITS, _FALSE, _MISSED))
-        whole = 2 * hits + false + missed
-        f1 = np.divide(2 * hits, whole, out=np.zeros_like(whole), where=whole > 0)
-        others = {name: value for name, value in means.items() if name not in (_HITS, _FALSE, _MISSED)}
-        return {**super().summarize(others), "macro_f1": float(f1.mean())}
+    def standard_metrics(self) -> list[Metric]:
+        """Returns exact match, binary accuracy and macro F1."""
+        return standard_metrics(MULTI_LABEL)
 
     def predictions(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Returns probabilities, and for each class whether it applies."""
@@ -271,16 +266,16 @@ class Regressor(Task):
         return ops.mean(size, axis=-1)
 
     def metrics(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Returns the absolute error, in the units of the labels, and the moments for `summarize`."""
+        """Returns the absolute error, in the units of the labels, and the squared error of each of a label's numbers.
+
+        The latter has two axes, so it is no metric of training.
+        """
         error = self._error(outputs, batch)
-        mean, spread = (ops.cast(a, outputs.dtype) for a in (self.mean, self.spread))
-        label = (self._labels(outputs, batch) - mean) / spread
-        return {
-            "mae": ops.mean(ops.abs(error), axis=-1),
-            _SQUARED: ops.square(error),
-            _LABEL: label,
-            _LABEL_SQUARED: ops.square(label),
-        }
+        return {"mae": ops.mean(ops.abs(error), axis=-1), _SQUARED: ops.square(error)}
+
+    def standard_metrics(self) -> list[Metric]:
+        """Returns mae and rmse, in the units of the labels, and r2."""
+        return standard_metrics(REGRESSION)
 
     def example_values(self, statistics: dict[str, Tensor]) -> dict[str, Tensor]:
         """Adds the squared error of each example, averaged over the numbers of a label."""
@@ -290,13 +285,8 @@ class Regressor(Task):
         return kept
 
     def summarize(self, means: dict[str, Any]) -> dict[str, float]:
-        """Returns mae and rmse in the units of the labels, and r2 averaged over the numbers of a label."""
-        squared, label, label_squared = (np.asarray(means[k]) for k in (_SQUARED, _LABEL, _LABEL_SQUARED))
-        variance = np.maximum(label_squared - label**2, 0.0) * self.spread.astype(np.float64) ** 2
-        # For labels that are all the same as in scikit-learn: 1 if predicted exactly, else 0.
-        r2 = np.where(variance > 0, 1 - squared / np.where(variance > 0, variance, 1), squared == 0)
-        others = {k: v for k, v in means.items() if k not in (_SQUARED, _LABEL, _LABEL_SQUARED)}
-        return {**super().summarize(others), "rmse": float(np.sqrt(squared.mean())), "r2": float(r2.mean())}
+        """Leaves out the squared error, which is only a value of each example."""
+        return super().summarize({name: value for name, value in means.items() if name != _SQUARED})
 
     def predictions(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Returns the numbers, in the shape of labels."""

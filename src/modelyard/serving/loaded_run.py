@@ -15,12 +15,14 @@ from numpy.typing import NDArray
 
 from modelyard.config import Config
 from modelyard.config.backend import keras_backend, select_engine
+from modelyard.config.calls import Call
 from modelyard.config.durations import RunLength
-from modelyard.data.dataset import IMAGE, SPLITS, TEST
+from modelyard.data.dataset import IMAGE, LABEL, SPLITS, TEST
 from modelyard.data.decoded import DecodedDataset
 from modelyard.data.image_spec import UndecodableError
 from modelyard.data.pipeline import Pipeline
 from modelyard.data.raw_examples import ArrayExamples, RawExamples
+from modelyard.engine.evaluation import standard_metrics_and
 from modelyard.errors import DataError, UserError
 from modelyard.loop import existing_run
 from modelyard.loop.run import Result, best_of
@@ -28,7 +30,7 @@ from modelyard.registry import ENGINES
 from modelyard.run.metrics import read_metrics
 from modelyard.serving.exported_model import ExportedServable, OpenExport, is_export
 from modelyard.serving.prediction.predict import open_examples, open_model
-from modelyard.serving.prediction.table import Table, TableMetrics, output_type
+from modelyard.serving.prediction.table import TASK_OF_OUTPUT, Confusion, Table, output_type
 from modelyard.serving.run_model import OpenRun, RunServable
 from modelyard.serving.servable import Servable
 
@@ -64,6 +66,7 @@ class Predicted(dict[str, NDArray[Any]]):
         paths: the file of each example, or its position.
         truth: the known labels; None if there are none.
         bad: why examples could not be read, by position.
+        metrics: the metrics by name that `scores` has besides those of every run of the task.
     """
 
     def __init__(
@@ -73,8 +76,10 @@ class Predicted(dict[str, NDArray[Any]]):
         paths: Sequence[str],
         truth: NDArray[Any] | None,
         bad: Mapping[int, str],
+        metrics: Sequence[Call] = (),
     ) -> None:
         super().__init__(outputs)
+        self._metrics = tuple(metrics)
         self.classes, self.paths, self.truth, self.bad = tuple(classes), list(paths), truth, dict(bad)
 
     def table(self, top: int = 1, probabilities: bool = False) -> Rows:
@@ -96,14 +101,22 @@ class Predicted(dict[str, NDArray[Any]]):
 
     @cached_property
     def scores(self) -> dict[str, Any]:
-        """Metrics of the examples with labels; for classes also ``confusion``, whose rows are the labels."""
+        """Metrics of the examples with labels; for classes also ``confusion``, whose rows are the labels.
+
+        They are those of `Run.evaluate`, without the loss and the metrics of a task of your own.
+        """
         if self.truth is None:
             raise DataError("these predictions have no labels to compare with: predict((x, y)) has.")
         good = np.array([n not in self.bad for n in range(len(self.truth))])
-        numbers = self._numbers()
-        metrics = TableMetrics(self.classes, output_type(numbers))
-        metrics.add(self.truth[good], {name: values[good] for name, values in numbers.items()})
-        return metrics.as_json()
+        predicted, labels = {name: values[good] for name, values in self._numbers().items()}, self.truth[good]
+        metrics = standard_metrics_and(self._metrics, TASK_OF_OUTPUT[output_type(predicted)])
+        metrics.add(predicted, {LABEL: labels})
+        found: dict[str, Any] = {"examples": len(labels), **metrics.results()}
+        if "class" not in predicted or predicted["class"].shape != labels.shape:
+            return found
+        confusion = Confusion(self.classes)
+        confusion.add(labels, predicted["class"])
+        return found | confusion.as_json()
 
     def _numbers(self) -> dict[str, NDArray[Any]]:
         return {name: values for name, values in self.items() if name != "label"}
@@ -220,7 +233,8 @@ class Run:
             pipeline.close()
         outputs = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
         paths = [examples.name(number) for number in range(size)]
-        return Predicted(outputs, self.classes, paths, examples.labels if labelled else None, dataset.bad)
+        truth = examples.labels if labelled else None
+        return Predicted(outputs, self.classes, paths, truth, dataset.bad, self._opened.config.metrics)
 
     def evaluate(self, data: Any = "validation", **columns: Any) -> Result:
         """Evaluates the model, every example counted once.

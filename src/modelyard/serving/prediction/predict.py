@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +26,11 @@ from modelyard.data.image_spec import UndecodableError
 from modelyard.data.raw_examples import ArrayExamples, FileExamples, RawExamples
 from modelyard.data.sources.arrays import is_frame, read_given
 from modelyard.data.sources.files import FilesToPredict, read_to_predict
+from modelyard.engine.evaluation import LabelledBatch
 from modelyard.errors import DataError, RunError, UserError, unknown
 from modelyard.serving.exported_model import OpenExport, is_export
-from modelyard.serving.prediction.table import FORMATS, Table, TableMetrics, output_type
+from modelyard.serving.prediction.scores import TableScores
+from modelyard.serving.prediction.table import FORMATS, Table
 from modelyard.serving.run_model import OpenRun, open_run
 from modelyard.serving.servable import Outputs
 from modelyard.system.files import PARTIAL, explain, write_text
@@ -40,7 +42,9 @@ _COLUMNS = ("image_column", "label_column", "label_kind", "value_columns", *(
 _Labelled = tuple[RawExamples, bool]
 """Examples, and whether they have labels of the run's classes."""
 _SAVE_PROGRESS_SECONDS = 2.0
-_KEY_OPTIONS = ("engine", "precision", "test_time_augmentation", "preprocess", "plugins", "component_options")
+_KEY_OPTIONS = (
+    *("engine", "precision", "test_time_augmentation", "preprocess", "metrics", "plugins", "component_options"),
+)
 """Options that change predictions. Options of speed and memory may differ when a table is resumed."""
 
 
@@ -53,8 +57,8 @@ class Predictions:
         examples: the number of its rows.
         step: the step of the checkpoint.
         skipped: how many examples could not be read.
-        metrics: metrics, if the examples have labels; else empty.
-        scores: all metrics: also classes, confusion matrix, precision and recall.
+        metrics: those of `evaluate`, if the examples have labels; else empty. An export has no loss.
+        scores: the same, and for classes the confusion matrix, precision and recall.
     """
 
     path: str
@@ -256,8 +260,9 @@ class _TableWriter:
         self.overwrite = overwrite
         self.partial = target.with_name(PARTIAL + target.name)
         self.progress = target.with_name(PARTIAL + target.name + ".json")
+        self.measured = target.with_name(PARTIAL + target.name + ".scores")
         self.key = self._key()
-        self.metrics: TableMetrics | None = None
+        self.scores: TableScores | None = None
         self.skipped, self._saved_at = 0, 0.0
 
     def _key(self) -> str:
@@ -284,7 +289,16 @@ class _TableWriter:
         labelled = self.table.labelled
         engine, dataset = self.model.engine(self.examples, labelled=labelled, skip_bad=self.table.errors)
         unreadable: dict[int, str] = getattr(dataset.stored, "bad", {})
-        size, rows = len(self.examples), self._resume(file)
+
+        def new_scores() -> TableScores | None:
+            return TableScores(self.model, engine, dataset, self.examples, self.measured) if labelled else None
+
+        size, rows = len(self.examples), self._resume(file, new_scores)
+        predicted: Iterator[tuple[Outputs, LabelledBatch | None]]
+        if self.scores is None:
+            predicted = ((outputs, None) for outputs in engine.predict(TEST, first=rows))
+        else:
+            predicted = self.scores.batches(rows, unreadable)
         try:
             with (
                 bar("predicting", size) as show_progress,
@@ -292,10 +306,10 @@ class _TableWriter:
                 ThreadPoolExecutor(1) as pool,  # writes one batch while the next is computed
             ):
                 written: Future[None] | None = None
-                for outputs in engine.predict(TEST, first=rows):
+                for outputs, batch in predicted:
                     if written is not None:
                         written.result()
-                    written = pool.submit(self._write, file, outputs, rows, unreadable)
+                    written = pool.submit(self._write, file, outputs, batch, rows, unreadable)
                     rows += len(next(iter(outputs.values())))
                     show_progress(rows)
                 if written is not None:
@@ -306,8 +320,7 @@ class _TableWriter:
             raise DataError(f"{error} With --on_bad skip, such a file gets a row with the reason.") from error
         finally:
             engine.close()
-        scores = self.metrics.as_json() if self.metrics is not None and labelled else {}
-        metrics = self.metrics.metrics() if self.metrics is not None and labelled else {}
+        metrics, scores = ({}, {}) if self.scores is None else self.scores.as_json()
         metrics_file = self.target.with_suffix(".metrics.json")
         if scores:  # before the table, which appears when all is complete
             write_text(metrics_file, json.dumps(scores) + "\n")
@@ -316,50 +329,54 @@ class _TableWriter:
                 metrics_file.unlink(missing_ok=True)
             self.partial.replace(self.target)
             self.progress.unlink(missing_ok=True)
+            self.measured.unlink(missing_ok=True)
         if self.skipped:
             log.warning("%d of %d examples could not be read; see the column error", self.skipped, size)
         return Predictions(str(self.target), rows, self.model.step, self.skipped, metrics, scores)
 
-    def _write(self, file: BinaryIO, outputs: Outputs, first: int, unreadable: dict[int, str]) -> None:
+    def _write(
+        self, file: BinaryIO, outputs: Outputs, batch: LabelledBatch | None, first: int, unreadable: dict[int, str]
+    ) -> None:
         """Writes the rows of one batch, and saves the progress every two seconds."""
         rows = first + len(next(iter(outputs.values())))
         bad = {n - first: unreadable.pop(n) for n in range(first, rows) if n in unreadable}
         self.skipped += len(bad)
         file.write(self._lines(outputs, first, rows, bad))
+        if batch is not None and self.scores is not None:
+            self.scores.add(batch)
         if time.monotonic() - self._saved_at > _SAVE_PROGRESS_SECONDS:
             self._save_progress(file, rows)
             self._saved_at = time.monotonic()
 
     def _lines(self, outputs: Outputs, first: int, end: int, bad: dict[int, str]) -> bytes:
         """Returns the rows of a batch, after the header if it is the first batch."""
-        if self.metrics is None:
-            self.metrics = TableMetrics(self.model.classes, output_type(outputs))
         paths = [self.examples.name(n) for n in range(first, end)]
         labels = self.examples.labels[first:end] if self.table.labelled else None
-        if labels is not None:
-            good = np.array([n not in bad for n in range(end - first)])
-            self.metrics.add(labels[good], {name: values[good] for name, values in outputs.items()})
         columns, rows = self.table.rows(outputs, paths, labels, bad)
         return FORMATS[self.target.suffix.lower()](columns, rows, not first)
 
     # -- resuming ---------------------------------------------------------------------------------------------------
 
-    def _resume(self, file: BinaryIO) -> int:
+    def _resume(self, file: BinaryIO, new_scores: Callable[[], TableScores | None]) -> int:
         """Returns how many rows an earlier process has written; 0 if anything that matters has changed.
 
-        ``file`` is cut to them.
+        Args:
+            file: the unfinished table, which is cut to them.
+            new_scores: makes scores of no rows yet; None without labels.
         """
+        self.scores = new_scores()
         try:
             saved = json.loads(self.progress.read_text(encoding="utf-8"))
             rows, size, self.skipped = int(saved["rows"]), int(saved["bytes"]), int(saved["skipped"])
             same = saved["key"] == self.key and os.fstat(file.fileno()).st_size >= size
-            if same:  # here: if no rows are left, no batch would create the metrics
-                self.metrics = TableMetrics.from_state_dict(self.model.classes, saved["scores"])
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            if same and self.scores is not None:
+                self.scores.load(int(saved["scores"]))
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, UserError):
             same = False
         if not same:
             self.progress.unlink(missing_ok=True)
-            rows, size, self.skipped = 0, 0, 0
+            self.measured.unlink(missing_ok=True)
+            rows, size, self.skipped, self.scores = 0, 0, 0, new_scores()
         with explain(self.partial, "write"):
             file.truncate(size)
         if same:
@@ -400,7 +417,7 @@ class _TableWriter:
         """Saves how far the table is, for the next process."""
         file.flush()
         os.fsync(file.fileno())
-        scores = self.metrics.state_dict() if self.metrics is not None else None
+        scores = 0 if self.scores is None else self.scores.save()
         saved = {"key": self.key, "rows": rows, "bytes": file.tell(), "skipped": self.skipped, "scores": scores}
         write_text(self.progress, json.dumps(saved))
 

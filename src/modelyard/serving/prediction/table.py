@@ -1,4 +1,4 @@
-"""A table of predictions: its columns for each task, CSV and JSON lines, and metrics of the rows that have labels."""
+"""A table of predictions: its columns for each task, CSV and JSON lines, and the confusion matrix."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from modelyard.models.metric_types import CLASSIFICATION, MULTI_LABEL, REGRESSION, Precision, Recall
 from modelyard.serving.servable import Outputs
 
 PATH, TRUTH, LABEL, ERROR = "path", "truth", "label", "error"
@@ -23,6 +24,10 @@ def output_type(outputs: Outputs) -> str:
     if "labels" in outputs and "probabilities" in outputs:
         return "labels"
     return "values" if "values" in outputs else "other"
+
+
+TASK_OF_OUTPUT = {"class": CLASSIFICATION, "labels": MULTI_LABEL, "values": REGRESSION, "other": ""}
+"""The task of predictions, by `output_type`. It has the metrics."""
 
 
 # -- rows ---------------------------------------------------------------------------------------------------------
@@ -152,96 +157,32 @@ FORMATS = {".csv": encode_csv, ".jsonl": encode_json_lines, ".json": encode_json
 """The function that encodes rows, by the suffix of the output file."""
 
 
-# -- metrics of labelled rows -----------------------------------------------------------------------------------------
+# -- classes ----------------------------------------------------------------------------------------------------------
 
 
-class TableMetrics:
-    """Metrics and a confusion matrix, updated batch by batch.
+class Confusion:
+    """A confusion matrix, updated batch by batch.
 
     Args:
         classes: names of the classes.
-        output: class, labels or values; see `output_type`.
     """
 
-    def __init__(self, classes: Sequence[str], output: str) -> None:
-        self.classes, self.output = tuple(classes), output
-        self.confusion = np.zeros((len(self.classes), len(self.classes)), np.int64)
-        self.examples = 0
-        self._sums: NDArray[np.float64] = np.zeros(5)
-        self._flags = np.zeros((3, len(self.classes)), np.int64)
-        self._exact = 0
+    def __init__(self, classes: Sequence[str]) -> None:
+        self.classes = tuple(classes)
+        self.counts = np.zeros((len(self.classes), len(self.classes)), np.int64)
 
-    def add(self, labels: NDArray[Any], outputs: Outputs) -> None:
-        """Adds the examples of a batch."""
-        self.examples += len(labels)
-        if self.output == "class":
-            np.add.at(self.confusion, (labels.astype(np.int64), outputs["class"].astype(np.int64)), 1)
-        elif self.output == "labels":
-            predicted, actual = outputs["labels"].astype(bool), labels.astype(bool)
-            self._exact += int((predicted == actual).all(axis=1).sum())
-            self._flags += np.stack(
-                [(predicted & actual).sum(0), (predicted & ~actual).sum(0), (~predicted & actual).sum(0)]
-            )
-        elif self.output == "values":
-            actual = labels.astype(np.float64).reshape(-1)
-            error = outputs["values"].astype(np.float64).reshape(-1) - actual
-            self._sums += [len(actual), np.abs(error).sum(), (error**2).sum(), actual.sum(), (actual**2).sum()]
-
-    def metrics(self) -> dict[str, float]:
-        """Returns the metrics; none without examples."""
-        if not self.examples:
-            return {}
-        if self.output == "class":
-            return {"accuracy": float(np.trace(self.confusion) / self.examples)}
-        if self.output == "labels":
-            hits, false, missed = self._flags
-            f1 = 2 * hits / np.maximum(2 * hits + false + missed, 1)
-            return {"exact_match": self._exact / self.examples, "macro_f1": float(f1.mean())}
-        if self.output == "values":
-            count, absolute, squared, total, squares = self._sums
-            variance = squares - total**2 / count
-            r2 = {"r2": float(1 - squared / variance)} if variance > 0 else {}
-            return {"mae": float(absolute / count), "rmse": float(np.sqrt(squared / count)), **r2}
-        return {}
-
-    def by_class(self) -> list[dict[str, Any]]:
-        """Returns examples, precision and recall of each class; None where the denominator is 0."""
-        rows = []
-        for number, name in enumerate(self.classes):
-            hits = int(self.confusion[number, number])
-            actual, predicted = int(self.confusion[number].sum()), int(self.confusion[:, number].sum())
-            precision, recall = (hits / whole if whole else None for whole in (predicted, actual))
-            rows.append({"class": name, "examples": actual, "precision": precision, "recall": recall})
-        return rows
+    def add(self, labels: NDArray[Any], found: NDArray[Any]) -> None:
+        """Adds examples: their classes, and those that are predicted."""
+        np.add.at(self.counts, (labels.astype(np.int64), found.astype(np.int64)), 1)
 
     def as_json(self) -> dict[str, Any]:
-        """Returns everything, for the file beside the table."""
-        found: dict[str, Any] = {"examples": self.examples, **self.metrics()}
-        if self.output == "class":
-            found |= {"classes": list(self.classes), "confusion": self.confusion.tolist(), "by_class": self.by_class()}
-        return found
+        """Returns classes, matrix, and the examples, precision and recall of each class; None for 0 / 0."""
+        hits, found, true = self.counts.diagonal(), self.counts.sum(axis=0), self.counts.sum(axis=1)
+        precision, recall = (_quotients(*metric.ratio(hits, found, true)) for metric in (Precision, Recall))
+        rows = zip(self.classes, true.tolist(), precision, recall, strict=True)
+        by_class = [dict(zip(("class", "examples", "precision", "recall"), row, strict=True)) for row in rows]
+        return {"classes": list(self.classes), "confusion": self.counts.tolist(), "by_class": by_class}
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the counts so far."""
-        return {
-            "kind": self.output,
-            "examples": self.examples,
-            "exact": self._exact,
-            "confusion": self.confusion.tolist(),
-            "sums": self._sums.tolist(),
-            "flags": self._flags.tolist(),
-        }
 
-    @classmethod
-    def from_state_dict(cls, classes: Sequence[str], state: Mapping[str, Any]) -> TableMetrics:
-        """Returns metrics that continue from the counts of `state_dict`.
-
-        Raises:
-            ValueError: if those were of other classes.
-        """
-        made = cls(classes, str(state["kind"]))
-        made.examples, made._exact = int(state["examples"]), int(state["exact"])
-        made.confusion = np.array(state["confusion"], np.int64).reshape(made.confusion.shape)
-        made._flags = np.array(state["flags"], np.int64).reshape(made._flags.shape)
-        made._sums = np.array(state["sums"], np.float64)
-        return made
+def _quotients(above: NDArray[Any], below: NDArray[Any]) -> list[float | None]:
+    return [n / d if d else None for n, d in zip(above.tolist(), below.tolist(), strict=True)]
