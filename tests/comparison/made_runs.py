@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from modelyard.config import load_config
+from modelyard.run.checkpoint import Checkpoint, write_checkpoint
 from modelyard.run.directory import RunDirectory, config_text
 from modelyard.run.examples import write_example_values
 
@@ -65,24 +67,36 @@ def write_run(
     fingerprint: str | None = None,
     flops: int = 1000,
     examples: dict[str, dict[str, Any]] | None = None,
+    data: dict[str, Any] | None = None,
+    earlier: Sequence[dict[str, Any]] = (),
+    best: int | None = None,
     **options: Any,
 ) -> None:
-    """Writes a run of 10 steps; ``examples`` are values of each example, by split and name."""
+    """Writes a run of 10 steps.
+
+    ``examples`` are values of each example, by split and name; ``data`` is added to what the manifest says of the data;
+    ``earlier`` are rows of earlier evaluations, and ``best`` is the step of the best model.
+    """
     config = load_config(**{"model": "mlp", "dataset": "digits", "train_steps": 10, **options})
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(config_text(config))
-    data = {"fingerprint": fingerprint or config.dataset, "sizes": {"train": 50, "validation": 5, "test": 5}}
+    sizes = {"train": 50, "validation": 5, "test": 5}
+    described = {"fingerprint": fingerprint or config.dataset, "sizes": sizes, **(data or {})}
     size = {"parameters": 1234, "flops": flops}
     starts = [{"time": f"2026-01-01T00:00:{config.random_seed:02d}"}]
-    (folder / "manifest.json").write_text(json.dumps({"dataset": data, "model": size, "starts": starts}))
+    (folder / "manifest.json").write_text(json.dumps({"dataset": described, "model": size, "starts": starts}))
     rows: list[dict[str, Any]] = [
-        {"step": 10, "split": "train", "loss": 1.0, "seconds": 2.5, "average_examples_per_second": 4000.0}
+        {"step": 10, "split": "train", "loss": 1.0, "seconds": 2.5, "average_examples_per_second": 4000.0},
+        *earlier,
     ]
     for split, values in scores.items():
         rows.append({"step": 10, "split": split, "seconds": 9.0 if split == "test" else 3.0, **values})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if best is not None:
+        record = {"metric": "accuracy", "mode": "max", "value": 0.5, "step": best}
+        write_checkpoint(folder / "best", Checkpoint(best, {}, {}, {"best": record}))
     for split, arrays in (examples or {}).items():
-        write_example_values(RunDirectory(folder), split, 10, arrays)
+        write_example_values(RunDirectory(folder), split, best or 10, arrays)
     state = folder / "checkpoints" / "step-00000010"
     state.mkdir(parents=True)
     memory = {"total_steps": 10 if finished else 20}

@@ -132,6 +132,99 @@ def test_a_root_of_a_mean_has_values_of_examples_too() -> None:
     assert scores["simple_cnn"].mark == "worse"
 
 
+def test_the_board_says_of_how_many_evaluations_a_score_is_the_best() -> None:
+    earlier = [{"step": step, "split": "validation", "accuracy": 0.5 + step / 100} for step in (2, 4, 6, 8)]
+    scores = {"validation": {"accuracy": 0.5}, "test": {"accuracy": 0.5}}
+    for number, model in enumerate(("mlp", "simple_cnn")):
+        write(f"a{number}", 0.5, model=model, scores=scores, earlier=earlier, best=8)
+    board = modelyard.leaderboard("runs", split="validation")
+    assert [entrant.scores["digits"].mean for entrant in board.entrants] == [0.58, 0.58]
+    assert [entrant.scores["digits"].looks for entrant in board.entrants] == [5, 5]
+    assert any("the best of up to 5 evaluations of its run on validation" in note for note in board.notes)
+    assert any("--test_at_end" in note for note in board.notes)
+    for ending in ("html", "md"):
+        assert "best of 5 evaluations on this split" in Path(f"runs/leaderboard.{ending}").read_text()
+    board = modelyard.leaderboard("runs", split="test")
+    assert board.looks == 1
+    assert not any("too good" in note for note in board.notes)
+
+
+def test_the_majority_class_is_a_row() -> None:
+    splits = {"train": {"classes": [40, 10]}, "test": {"classes": [60, 40]}}
+    for seed in range(3):
+        write(f"a{seed}", 0.95 + seed / 100, random_seed=seed, data={"splits": splits})
+        write(f"b{seed}", 0.6 + seed / 100, random_seed=seed, model="simple_cnn", data={"splits": splits})
+    board = modelyard.leaderboard("runs")
+    assert (board.baseline, board.baselines) == ("majority class", {"digits": 0.6})
+    assert "on digits, not better than the majority class by more than noise: simple_cnn." in board.notes
+    assert "| majority class (baseline) | – | 60.00 |" in Path("runs/leaderboard.md").read_text().replace("\\", "")
+    assert 'majority class <span class="options">baseline</span></th>' in Path("runs/leaderboard.html").read_text()
+    last = list(csv.DictReader(Path("runs/leaderboard.csv").read_text().splitlines()))[-1]
+    assert (last["entrant"], last["dataset"], last["mean"]) == ("majority class (baseline)", "digits", "0.6")
+
+
+def test_the_mean_of_the_labels_is_the_baseline_of_a_regression() -> None:
+    labels = np.array([1, 2, 3, 6], np.float32)
+    for seed in range(2):
+        squares = np.full(4, 0.25 + seed, np.float32)
+        examples = {"test": {"squared_error": squares, "label": labels}}
+        scores = {"test": {"rmse": float(np.sqrt(squares.mean()))}}
+        write(f"a{seed}", 0.5, random_seed=seed, scores=scores, examples=examples)
+    board = modelyard.leaderboard("runs", metric="rmse")
+    assert board.baseline == "mean of the labels"
+    assert board.baselines["digits"] == pytest.approx(labels.std())
+
+
+def write_folds(model: str, rate: float, *, seeds: int = 1, folds: int = 3, left_out: str = "", **options: Any) -> None:
+    """Runs of a cross-validation whose values of each example are random, with this rate of right ones."""
+    random = np.random.default_rng(len(model))
+    for seed in range(seeds):
+        for fold in range(1, folds + 1):
+            right = (random.random(100 + fold) < rate).astype(np.float32)
+            data = {
+                "fingerprint": f"of fold {fold}",
+                "undivided": "whole",
+                "sizes": {"train": 9, "validation": len(right)},
+            }
+            name, scores = f"{model}{seed}{fold}{options}", {"validation": {"accuracy": float(right.mean())}}
+            if f"{seed}{fold}" != left_out:
+                write(
+                    name, 0.5, model=model, random_seed=seed, folds=folds, fold=fold, scores=scores, data=data,
+                    examples={"validation": {"accuracy": right}}, best=10, **options,
+                )  # fmt: skip
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_the_examples_of_all_folds_are_pooled(seeds: int) -> None:
+    write_folds("mlp", 0.9, seeds=seeds)
+    write_folds("simple_cnn", 0.88, seeds=seeds)
+    write_folds("mnist_cnn", 0.2, seeds=seeds)
+    board = modelyard.leaderboard("runs")
+    assert board.datasets == ("digits",)
+    scores = {name: entrant.scores["digits"] for name, entrant in by_name(board).items()}
+    assert {(score.n, score.folds, score.examples) for score in scores.values()} == {(seeds, 3, 306)}
+    assert sorted(score.mark for score in scores.values()) == ["best", "within noise", "worse"]
+    assert scores["mnist_cnn"].mark == "worse"
+    assert f"({seeds} × 3)" in Path("runs/leaderboard.md").read_text()
+    assert not any("single seed" in note for note in board.notes)
+    assert "3 models, 1 dataset, " + str(9 * seeds) in Path("runs/leaderboard.html").read_text()
+
+
+def test_folds_that_not_all_have_are_left_out() -> None:
+    write_folds("mlp", 0.9, left_out="02")
+    write_folds("simple_cnn", 0.8)
+    board = modelyard.leaderboard("runs")
+    assert {entrant.scores["digits"].examples for entrant in board.entrants} == {204}
+    note = next(note for note in board.notes if "folds" in note)
+    assert note.startswith("on digits, folds 1, 3 are compared, which all have; left out: simple_cnn02")
+
+
+def test_other_divisions_into_folds_are_other_datasets() -> None:
+    write_folds("mlp", 0.9)
+    write_folds("mlp", 0.9, split_seed=1)
+    assert modelyard.leaderboard("runs").datasets == ("digits (split_seed=0)", "digits (split_seed=1)")
+
+
 def test_options_that_vary_make_separate_entrants() -> None:
     for seed in range(2):
         write(f"a{seed}", 0.9, random_seed=seed, optimizer="sgd", learning_rate=0.1)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import statistics
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -164,3 +167,36 @@ def test_intervals() -> None:
     low, high = interval(of_examples(right(30, 31, 29)), is_share=True) or (0, 0)
     assert low < one[0] + 0.01
     assert high > one[1] - 0.01
+
+
+def benchmark() -> Any:
+    path = Path(__file__).parents[2] / "benchmarks" / "leaderboard.py"
+    spec = importlib.util.spec_from_file_location("benchmark_of_the_leaderboard", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("folds", [False, True])
+def test_equal_models_are_rarely_called_different(folds: bool) -> None:
+    now, before = benchmark().false_rate(200, folds=folds)
+    assert now <= 0.05
+    assert before > 0.05  # so the simulation has noise to fall for
+
+
+def test_real_differences_are_found() -> None:
+    made = benchmark()
+    random = np.random.default_rng(0)
+    found = {}
+    for loss in (0.0, 0.02, 0.1):
+        setting = made.Setting((2000,), 5, 0.9, 0.2, 0.3, 0.003)
+        marks = [
+            places(dict(enumerate(made.simulate(random, setting, (0.0, loss)))), lambda value: -value)[1].mark
+            for _ in range(40)
+        ]
+        found[loss] = marks.count("worse") / len(marks)
+    assert found[0.1] == 1
+    assert found[0.02] > 0.5
+    assert found[0.0] < 0.15

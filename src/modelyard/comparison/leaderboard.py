@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,9 @@ import numpy as np
 from modelyard.comparison.results import (
     RunResult,
     Unfinished,
+    baseline,
     dataset_labels,
+    default_metrics,
     example_values,
     group_by_entrant,
     read_results,
@@ -48,6 +50,8 @@ class Score:
         p: the p-value of the difference from the best, corrected for all pairs; None for the best, and if nothing is
             known of the noise. With a single seed that of the trained models.
         examples: the number of examples; None if significance considers the seeds only.
+        folds: the number of folds of cross-validation; 0 without.
+        looks: of how many evaluations of a run on this split the score is the best.
         parameters: the number of parameters of the model.
         flops: the operations of the forward pass of one example.
         seconds: the mean duration of training.
@@ -62,6 +66,8 @@ class Score:
     mark: str
     p: float | None
     examples: int | None
+    folds: int
+    looks: int
     parameters: int | None
     flops: int | None
     seconds: float | None
@@ -95,6 +101,8 @@ class Leaderboard:
         datasets: the columns.
         entrants: the rows, the best mean rank first.
         ranked: the datasets of the mean rank: those where every entrant has a result.
+        baselines: the score of a model that ignores its input, by dataset; where there is one for this metric.
+        baseline: what that model predicts: the majority class, or the mean of the labels.
         unfinished: runs that are not counted.
         notes: remarks for the reader.
     """
@@ -107,6 +115,13 @@ class Leaderboard:
     ranked: tuple[str, ...]
     unfinished: tuple[Unfinished, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    baselines: dict[str, float] = field(default_factory=dict)
+    baseline: str = ""
+
+    @property
+    def looks(self) -> int:
+        """Of how many evaluations of a run on this split its score is the best, at most."""
+        return max(score.looks for entrant in self.entrants for score in entrant.scores.values())
 
 
 def leaderboard(
@@ -144,28 +159,72 @@ def leaderboard(
     table = _newest_of_each_seed(runs, names, datasets, notes)
     rows = list(dict.fromkeys(names[run.name] for run in runs))
     scores: dict[str, dict[str, Score]] = {name: {} for name in rows}
+    baselines: dict[str, float] = {}
+    ignorant = ""
     for dataset in sorted(table):
-        seeds = {name: table[dataset][name] for name in rows if name in table[dataset]}
-        for name, score in _scores(dataset, seeds, ranking, split, notes).items():
+        mine = _same_folds(dataset, {name: table[dataset][name] for name in rows if name in table[dataset]}, notes)
+        for name, score in _scores(dataset, mine, ranking, split, notes).items():
             scores[name][dataset] = score
-    ranked = tuple(dataset for dataset in sorted(table) if len(table[dataset]) == len(rows))
-    if len(ranked) < len(table) and len(rows) > 1:
-        over = ", ".join(ranked) or "none, so there is no mean rank"
-        notes.append(f"the mean rank is over the datasets where all have a result: {over}.")
-    if any(score.n == 1 for mine in scores.values() for score in mine.values()) and len(rows) > 1:
-        notes.append("with a single seed it is not known whether another seed turns a difference: it is marked '?'.")
-    entrants = []
-    for name, mine in scores.items():
-        mean_rank = _mean(mine[dataset].rank for dataset in ranked)
-        entrants.append(Entrant(name, *options[name], mine, mean_rank))
-    entrants.sort(key=lambda entrant: _sort_key(entrant, ranking))
+        found = baseline(list({run.fold: run for run in next(iter(mine.values())).values()}.values()), metric, split)
+        if found is not None:
+            ignorant, baselines[dataset] = found
+    rows = [name for name in rows if scores[name]]
+    ranked = tuple(dataset for dataset in sorted(table) if all(dataset in scores[name] for name in rows))
     board = Leaderboard(
-        metric, split, ranking.mode, tuple(sorted(table)), tuple(entrants), ranked, tuple(unfinished), tuple(notes)
+        metric,
+        split,
+        ranking.mode,
+        tuple(sorted(table)),
+        tuple(sorted(_entrants(scores, options, ranked), key=lambda entrant: _sort_key(entrant, ranking))),
+        ranked,
+        tuple(unfinished),
+        baselines=baselines,
+        baseline=ignorant,
     )
-    for note in notes:
+    board = replace(board, notes=(*notes, *_remarks(board, ranking)))
+    for note in board.notes:
         log.debug("%s", note)  # the commands print them
     write_pages(board, Path(output if output is not None else folder).expanduser())
     return board
+
+
+def _entrants(
+    scores: Mapping[str, dict[str, Score]], options: Mapping[str, tuple[str, dict[str, Any]]], ranked: Sequence[str]
+) -> list[Entrant]:
+    return [
+        Entrant(name, *options[name], mine, _mean(mine[dataset].rank for dataset in ranked))
+        for name, mine in scores.items()
+        if mine
+    ]
+
+
+def _remarks(board: Leaderboard, ranking: Ranking) -> Iterator[str]:
+    """Yields what a reader has to know of the scores."""
+    scores = [score for entrant in board.entrants for score in entrant.scores.values()]
+    if board.looks > 1:
+        yield (
+            f"the scores are too good: each is the best of up to {board.looks} evaluations of its run on "
+            f"{board.split}, by which the model was chosen. --test_at_end evaluates it once on examples that chose "
+            "nothing; without a test split, add --test_fraction."
+        )
+    if len(board.ranked) < len(board.datasets) and len(board.entrants) > 1:
+        over = ", ".join(board.ranked) or "none, so there is no mean rank"
+        yield f"the mean rank is over the datasets where all have a result: {over}."
+    if any(score.n == 1 and score.folds < 2 for score in scores) and len(board.entrants) > 1:
+        yield "with a single seed it is not known whether another seed turns a difference: it is marked '?'."
+    for dataset, level in board.baselines.items():
+        weak = [
+            entrant.name
+            for entrant in board.entrants
+            if dataset in entrant.scores and not _is_above(entrant.scores[dataset], level, ranking)
+        ]
+        if weak:
+            yield f"on {dataset}, not better than the {board.baseline} by more than noise: {', '.join(weak)}."
+
+
+def _is_above(score: Score, level: float, ranking: Ranking) -> bool:
+    ends = score.interval or (score.mean, score.mean)
+    return all(ranking.is_better(end, level) for end in ends)
 
 
 def _sort_key(entrant: Entrant, ranking: Ranking) -> tuple[float, float, str]:
@@ -180,10 +239,9 @@ def choose_metric(runs: Sequence[RunResult], metric: str | None, split: str | No
     Raises:
         RunError: if no two runs share one; with a single run, if it has none.
     """
-    known = dict.fromkeys(name for run in runs for mine in run.scores.values() for name in mine)
-    others = [name for name in known if name not in ("accuracy", "loss")]
+    known = default_metrics(name for run in runs for mine in run.scores.values() for name in mine)
     enough = min(2, len(runs))
-    for name in ["accuracy", *others, "loss"] if metric is None else [metric]:
+    for name in known if metric is None else [metric]:
         counts = {where: sum(name in run.scores.get(where, {}) for run in runs) for where in SPLITS}
         where = split or max(SPLITS, key=lambda split: counts[split])
         if counts[where] >= enough:
@@ -211,42 +269,67 @@ def _with_metric(runs: Sequence[RunResult], metric: str, split: str, notes: list
     return [run for run in runs if metric in run.scores.get(split, {})]
 
 
-_Seeds = dict[int, RunResult]
+_Runs = dict[tuple[int, int], RunResult]
+"""The runs of one entrant on one dataset, by seed and fold, which is 0 without cross-validation."""
 
 
 def _newest_of_each_seed(
     runs: Sequence[RunResult], names: Mapping[str, str], datasets: Mapping[str, str], notes: list[str]
-) -> dict[str, dict[str, _Seeds]]:
-    """Returns the runs by dataset, entrant and seed: the newest of each seed."""
-    found: dict[str, dict[str, _Seeds]] = defaultdict(lambda: defaultdict(dict))
+) -> dict[str, dict[str, _Runs]]:
+    """Returns the runs by dataset and entrant: the newest of each seed and fold."""
+    found: dict[str, dict[str, _Runs]] = defaultdict(lambda: defaultdict(dict))
     for run in sorted(runs, key=lambda run: (run.started, run.name)):
-        seeds = found[datasets[run.name]][names[run.name]]
-        seed = int(run.options.get("random_seed", 0))
-        if seed in seeds:
-            notes.append(f"{seeds[seed].name} is left out: {run.name} is newer and has the same options and seed.")
-        seeds[seed] = run
+        mine = found[datasets[run.name]][names[run.name]]
+        key = int(run.options.get("random_seed", 0)), run.fold or 0
+        if key in mine:
+            same = "the same options and seed" if run.fold is None else "the same options, seed and fold"
+            notes.append(f"{mine[key].name} is left out: {run.name} is newer and has {same}.")
+        mine[key] = run
     return found
 
 
+def _same_folds(dataset: str, runs: Mapping[str, _Runs], notes: list[str]) -> dict[str, _Runs]:
+    """Returns the runs of the folds that all entrants have, of the seeds that have all of these."""
+    every = {fold for mine in runs.values() for _, fold in mine}
+    if len(every) == 1:
+        return dict(runs)
+    folds = every.intersection(*({fold for _, fold in mine} for mine in runs.values())) or every
+    kept, left = {}, []
+    for name, mine in runs.items():
+        seeds = {seed for seed, _ in mine if all((seed, fold) in mine for fold in folds)}
+        kept[name] = {key: run for key, run in sorted(mine.items()) if key[0] in seeds and key[1] in folds}
+        left += [run.name for key, run in mine.items() if key not in kept[name]]
+    if not any(kept.values()):
+        return dict(runs)
+    if left:
+        listed = ", ".join(map(str, sorted(folds)))
+        notes.append(f"on {dataset}, folds {listed} are compared, which all have; left out: {', '.join(left)}.")
+    return {name: mine for name, mine in kept.items() if mine}
+
+
 def _scores(
-    dataset: str, runs: Mapping[str, _Seeds], ranking: Ranking, split: str, notes: list[str]
+    dataset: str, runs: Mapping[str, _Runs], ranking: Ranking, split: str, notes: list[str]
 ) -> dict[str, Score]:
     """Returns the scores of all entrants on one dataset."""
     samples = _samples(dataset, runs, ranking.metric, split, notes)
     found = places(samples, ranking.key)
     is_share = "accuracy" in ranking.metric
     scores = {}
-    for name, seeds in runs.items():
-        mine, sample, place = list(seeds.values()), samples[name], found[name]
+    for name, own in runs.items():
+        mine, sample, place = list(own.values()), samples[name], found[name]
+        values = _by_seed(own, ranking.metric, split)
+        folds = len({fold for _, fold in own if fold})
         scores[name] = Score(
-            dict(zip(seeds, sample.scores, strict=True)),
+            values,
             sample.mean,
-            spread(sample.scores),
+            spread(list(values.values()) if len(values) > 1 else [run.scores[split][ranking.metric] for run in mine]),
             interval(sample, is_share=is_share),
             place.rank,
             place.mark,
             place.p,
             sum(sample.shape) or None,
+            folds,
+            max(run.looks[split] for run in mine),
             next((run.parameters for run in mine if run.parameters is not None), None),
             next((run.flops for run in mine if run.flops is not None), None),
             _mean(run.seconds for run in mine),
@@ -255,18 +338,29 @@ def _scores(
     return scores
 
 
-def _samples(dataset: str, runs: Mapping[str, _Seeds], metric: str, split: str, notes: list[str]) -> dict[str, Sample]:
+def _by_seed(runs: _Runs, metric: str, split: str) -> dict[int, float]:
+    """Returns the score of each seed: with folds, the mean over their examples."""
+    values = {}
+    for seed in sorted({seed for seed, _ in runs}):
+        mine = [run for (own, _), run in runs.items() if own == seed]
+        sizes = [run.sizes.get(split, 1) for run in mine]
+        values[seed] = statistics.fmean([run.scores[split][metric] for run in mine], sizes)
+    return values
+
+
+def _samples(dataset: str, runs: Mapping[str, _Runs], metric: str, split: str, notes: list[str]) -> dict[str, Sample]:
     """Returns the results of all entrants on one dataset, with values of each example if all their runs have them."""
-    found = {name: [example_values(run, split, metric) for run in seeds.values()] for name, seeds in runs.items()}
-    first = next((pair for mine in found.values() for pair in mine if pair is not None), None)
+    first: dict[int, _Values] = {}
     samples, without = {}, []
-    for name, seeds in runs.items():
-        scores = [run.scores[split][metric] for run in seeds.values()]
-        known = [pair for pair in found[name] if pair is not None and first is not None and _same_examples(pair, first)]
-        if len(known) == len(seeds):
-            samples[name] = Sample(scores, (np.stack([values for values, _ in known]).astype(np.float32),))
-        else:
-            samples[name] = Sample(scores)
+    for name, mine in runs.items():
+        found = {key: example_values(run, split, metric) for key, run in mine.items()}
+        known: dict[tuple[int, int], Any] = {}
+        for (seed, fold), pair in found.items():
+            part = fold if split == "validation" else 0  # all folds are tested on the same examples
+            if pair is not None and _same_examples(pair, first.setdefault(part, pair)):
+                known[seed, fold] = pair[0]
+        samples[name] = _sample(mine, metric, split, known)
+        if not samples[name].parts:
             without.append(name)
     if without and len(runs) > 1:
         who = "all" if len(without) == len(runs) else ", ".join(without)
@@ -277,7 +371,24 @@ def _samples(dataset: str, runs: Mapping[str, _Seeds], metric: str, split: str, 
     return samples
 
 
-def _same_examples(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
+def _sample(runs: _Runs, metric: str, split: str, known: Mapping[tuple[int, int], Any]) -> Sample:
+    """Returns the results of an entrant. Folds of the validation split are disjoint; on test they are like seeds."""
+    folds = sorted({fold for _, fold in runs})
+    each = [run.scores[split][metric] for run in runs.values()]
+    pooled = split == "validation" and len(folds) > 1
+    by_seed = list(_by_seed(runs, metric, split).values())
+    if len(known) < len(runs):  # with one seed, the folds show the noise
+        return Sample(by_seed if pooled and len(by_seed) > 1 else each)
+    if not pooled:
+        return Sample(each, (np.stack(list(known.values())).astype(np.float32),))
+    parts = [np.stack([values for (_, own), values in known.items() if own == fold]) for fold in folds]
+    return Sample(by_seed, tuple(part.astype(np.float32) for part in parts))
+
+
+_Values = tuple[Any, Any]
+
+
+def _same_examples(one: _Values, other: _Values) -> bool:
     (values, labels), (first, others) = one, other
     return len(values) == len(first) and (labels is None or others is None or np.array_equal(labels, others))
 

@@ -19,8 +19,8 @@ LEGEND = (
     "★ best mean; ≈ not significantly different from it, with which it shares a rank; ? not known: a single seed, or "
     "noise hides the difference. The tests are two-sided at 5 %, over examples and seeds, paired over examples, and "
     "corrected for all pairs of a dataset (Holm). ± is the sample standard deviation over the seeds; their number "
-    "follows, and the 95 % confidence interval of the mean. Intervals may overlap where the paired test finds a "
-    "difference."
+    "follows (seeds × folds), and the 95 % confidence interval of the mean. Intervals may overlap where the paired "
+    "test finds a difference."
 )
 COSTS = {
     "parameters": "parameters",
@@ -45,7 +45,7 @@ def write_pages(board: Leaderboard, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     columns, *rows = table_rows(board)
     percent = is_percentage(board)
-    runs = sum(score.n for entrant in board.entrants for score in entrant.scores.values())
+    runs = sum(score.n * max(score.folds, 1) for entrant in board.entrants for score in entrant.scores.values())
     counts = ((len(board.entrants), "model"), (len(board.datasets), "dataset"), (runs, "run"))
     numbered = any(len(entrant.name) > MAX_NAME for entrant in board.entrants)
     context = {
@@ -63,6 +63,7 @@ def write_pages(board: Leaderboard, folder: Path) -> None:
         "figures": [(dataset, _plots(board, dataset, percent, numbered)) for dataset in board.datasets],
         "colours": COLOURS,
         "number": lambda value: number(value, percent),
+        "trainings": trainings,
         "interval_of": lambda score: interval_text(score, percent),
     }
     environment = templates()
@@ -78,7 +79,7 @@ def csv_text(board: Leaderboard) -> str:
     options = list(dict.fromkeys(key for entrant in board.entrants for key in entrant.options))
     columns = (
         "entrant", "model", *options, "dataset", "metric", "split", "mean", "spread", "low", "high", "seeds",
-        "examples", "rank", "mark", "p", "mean_rank", *COSTS,
+        "folds", "examples", "looks", "rank", "mark", "p", "mean_rank", *COSTS,
     )  # fmt: skip
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -90,10 +91,14 @@ def csv_text(board: Leaderboard) -> str:
                 continue
             own = [entrant.options.get(key) for key in options]
             row: list[Any] = [entrant.name, entrant.model, *own, dataset, board.metric, board.split]
-            row += [score.mean, score.spread, *(score.interval or (None, None)), score.n, score.examples]
+            row += [score.mean, score.spread, *(score.interval or (None, None))]
+            row += [score.n, score.folds or None, score.examples, score.looks]
             row += [score.rank, score.mark, score.p, entrant.mean_rank]
             row += [getattr(score, cost) for cost in COSTS]
             writer.writerow("" if value is None else _without_formula(value) for value in row)
+    for dataset, value in board.baselines.items():
+        row = [f"{board.baseline} (baseline)", "", *("" for _ in options), dataset, board.metric, board.split, value]
+        writer.writerow(_without_formula(one) for one in [*row, *[""] * (len(columns) - len(row))])
     return out.getvalue()
 
 
@@ -133,7 +138,8 @@ def heading(board: Leaderboard) -> str:
     """Returns the metric that is compared, in words."""
     unit = " in %" if is_percentage(board) else ""
     better = "higher" if board.mode == "max" else "lower"
-    return f"{board.split} {board.metric}{unit}, {better} is better"
+    looks = f", best of {board.looks} evaluations on this split" if board.looks > 1 else ""
+    return f"{board.split} {board.metric}{unit}, {better} is better{looks}"
 
 
 def table_rows(board: Leaderboard) -> list[list[str]]:
@@ -144,6 +150,10 @@ def table_rows(board: Leaderboard) -> list[list[str]]:
         results = [result(entrant.scores.get(dataset), percent) for dataset in board.datasets]
         costs = [over_datasets(entrant, cost) for cost in COSTS]
         rows.append([entrant.name, rank(entrant.mean_rank), *results, *costs])
+    if board.baselines:
+        known = [board.baselines.get(dataset) for dataset in board.datasets]
+        levels = ["–" if value is None else number(value, percent) for value in known]
+        rows.append([f"{board.baseline} (baseline)", "–", *levels, *["–"] * len(COSTS)])
     return rows
 
 
@@ -163,7 +173,14 @@ def result(score: Score | None, percent: bool) -> str:
     if score is None:
         return "–"
     text = number(score.mean, percent) + (f" ± {number(score.spread, percent)}" if score.spread is not None else "")
-    return " ".join(filter(None, (f"{text} ({score.n})", interval_text(score, percent), MARKS.get(score.mark, ""))))
+    return " ".join(
+        filter(None, (f"{text} ({trainings(score)})", interval_text(score, percent), MARKS.get(score.mark, "")))
+    )
+
+
+def trainings(score: Score) -> str:
+    """Returns the number of seeds, and of folds if there are any: 2 × 5."""
+    return f"{score.n} × {score.folds}" if score.folds > 1 else str(score.n)
 
 
 def interval_text(score: Score, percent: bool) -> str:

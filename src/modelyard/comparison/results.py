@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
 import os
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from modelyard import storage
 from modelyard.comparison.matrix_folder import PLAN, MatrixFolder, is_finished
-from modelyard.comparison.plan import DATASET, FOLD, MODEL, SEED, affects_results
+from modelyard.comparison.plan import DATASET, FOLD, FOLDS, MODEL, SEED, affects_results
 from modelyard.config.schema import is_path
 from modelyard.config.yaml_file import inline, is_run_config
 from modelyard.errors import RunError, UserError
@@ -31,8 +32,9 @@ from modelyard.run.summary import summarize
 _NOT_METRICS = ("step", "epoch", "split", "seconds")
 Array = NDArray[Any]
 _ENDED = ("finished", "stopped early")
+_SPLIT_OPTIONS = (FOLDS, "split_seed", "split_group", "validation_fraction", "test_fraction")
 _NOT_DISTINGUISHING = (
-    MODEL, DATASET, SEED, FOLD, "recipe", "best_model_dir", "best_metric", "test_at_end", "split_seed",
+    MODEL, DATASET, SEED, FOLD, FOLDS, "recipe", "best_model_dir", "best_metric", "test_at_end", "split_seed",
 )  # fmt: skip
 
 
@@ -41,9 +43,9 @@ class RunResult:
     """The results of a run that has ended. Its name is its folder, relative to the folder of all runs.
 
     ``scores`` are the metrics of each split, of the best model if one was kept, and ``steps`` those of the models.
-    ``looks`` counts the evaluations of each split. ``fingerprint`` is that of the data, which all folds have in common,
-    ``splits`` the number of examples of each split by class, ``started`` when it was first started, as text that sorts
-    by time.
+    ``looks`` counts the evaluations of each split that they are the best of. ``fingerprint`` is that of the data, which
+    all folds of a division have in common. ``splits`` has the number of examples of each split by class. ``started`` is
+    when it was first started, as text that sorts by time.
     """
 
     name: str
@@ -146,15 +148,22 @@ def _read_result(directory: RunDirectory, name: str) -> RunResult:
     manifest = read_manifest(directory)
     data = manifest.get("dataset") or {}
     rows = [*read_metrics(directory.metrics), *read_metrics(directory.evaluations)]
-    chosen = rows_of_best(rows, list_best(directory.best))
-    looks = {split: len({row.get("step") for row in rows if row.get("split") == split}) for split in chosen}
+    best, options = list_best(directory.best), run_options(directory)
+    chosen = rows_of_best(rows, best)
+    looks = dict.fromkeys(chosen, 1)
+    if best and "validation" in chosen:  # by which the best model was chosen
+        looks["validation"] = len({row.get("step") for row in rows if row.get("split") == "validation"})
+    fingerprint = str(data.get("undivided") or data.get("fingerprint", ""))
+    if data.get("undivided"):
+        division = [fingerprint, *(inline(options.get(key)) for key in _SPLIT_OPTIONS)]
+        fingerprint = hashlib.sha256("/".join(division).encode()).hexdigest()
     speeds = [row["average_examples_per_second"] for row in rows if row.get("average_examples_per_second")]
     size, starts = manifest.get("model") or {}, manifest.get("starts") or [{}]
     return RunResult(
         name,
         directory,
-        run_options(directory),
-        str(data.get("undivided") or data.get("fingerprint", "")),
+        options,
+        fingerprint,
         {split: metrics_of(row) for split, row in chosen.items()},
         {split: int(row.get("step", 0)) for split, row in chosen.items()},
         looks,
@@ -213,6 +222,41 @@ def example_values(run: RunResult, split: str, metric: str) -> tuple[Array, Arra
     if values is None or not math.isclose(values.mean(dtype=np.float64), score, rel_tol=1e-3, abs_tol=1e-5):
         return None
     return values, labels
+
+
+def default_metrics(names: Iterable[str]) -> list[str]:
+    """Returns metrics in the order in which they are preferred as the score: accuracy, others, loss."""
+    known = dict.fromkeys(names)
+    others = [name for name in known if name not in ("accuracy", "loss")]
+    return [name for name in ("accuracy", *others, "loss") if name in known]
+
+
+def baseline(runs: Sequence[RunResult], metric: str, split: str) -> tuple[str, float] | None:
+    """Returns the name and the score of a model that ignores its input; None if there is none for this metric.
+
+    Args:
+        runs: a run on this dataset; with folds, one of each.
+        metric: the metric.
+        split: the split.
+    """
+    if metric == "accuracy":
+        right = total = 0
+        for run in runs:
+            train, mine = run.splits.get("train"), run.splits.get(split)
+            if not train or not mine or len(train) != len(mine):
+                return None
+            right, total = right + mine[int(np.argmax(train))], total + sum(mine)
+        return ("majority class", right / total) if total else None
+    if metric not in ("mae", "rmse", "r2"):
+        return None
+    found = [example_values(run, split, metric) for run in runs]
+    labels = [pair[1] for pair in found if pair is not None and pair[1] is not None]
+    if len(labels) < len(runs):
+        return None
+    values = np.concatenate(labels).astype(np.float64)
+    errors = values - values.mean()
+    scores = {"mae": np.abs(errors).mean(), "rmse": math.sqrt(np.square(errors).mean()), "r2": 0.0}
+    return "mean of the labels", float(scores[metric])
 
 
 def _integer(value: Any) -> int | None:
@@ -295,8 +339,9 @@ def _dataset_name(run: RunResult) -> str:
 
 
 def _difference(run: RunResult, others: Sequence[RunResult]) -> str:
-    """Returns the dataset options, or the folder, that only this run has; empty if it has none."""
-    keys = [key for key in run.options if key in _dataset_options() and _varies(others, key)]
+    """Returns the options of data and splits, or the folder, that only this run has; empty if it has none."""
+    known = {*_dataset_options(), *_SPLIT_OPTIONS}
+    keys = [key for key in run.options if key in known and _varies(others, key)]
 
     def describe(one: RunResult) -> str:
         listed = ", ".join(f"{key}={inline(one.options.get(key))}" for key in keys)
