@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import stand_in
+from made_runs import stand_in, write_run
 
 import modelyard
-from modelyard.comparison.matrix import MatrixResult, cell_table, failure_reason, make_slots
+from modelyard.comparison.matrix import CellResult, MatrixResult, cell_table, failure_reason, make_slots, progress
 from modelyard.errors import RunError
 from waiting import PATIENCE, wait_until
 
@@ -196,3 +196,19 @@ def test_the_table_shows_the_progress_of_each_cell(tmp_path: Path) -> None:
     assert "validation accuracy 0.5" in text
     assert "[bold]out of luck[/]" in text
     assert "12 s" in text
+
+
+@pytest.mark.parametrize("state", ["running", "done"])
+def test_a_cell_shows_the_score_of_the_leaderboard(state: str) -> None:
+    """That of the best model, even if its row is far from the end; and the metric that the leaderboard compares."""
+    for number, best in enumerate((4, None)):
+        scores = {"validation": {"loss": 0.5, "mae": 3.25}}
+        earlier = [{"step": 4, "split": "validation", "mae": 1.125, "loss": 0.75}]
+        earlier += [{"step": 5, "split": "train", "loss": 1.0, "seconds": 1.0}] * 400
+        write_run(Path(f"runs/{number}"), scores=scores, earlier=earlier, best=best, random_seed=number)
+        result = CellResult(name="a", axes={}, state=state, model_dir=f"runs/{number}", log="")
+        expected = 3.25 if best is None else 1.125
+        assert progress(result) == ("10", f"validation mae {expected}")
+    board = modelyard.leaderboard("runs")
+    assert board.metric == "mae"
+    assert board.entrants[0].scores["digits"].values == {0: 1.125, 1: 3.25}

@@ -27,6 +27,7 @@ from modelyard import faults
 from modelyard.comparison.leaderboard import Leaderboard, leaderboard
 from modelyard.comparison.matrix_folder import MatrixFolder, is_finished, merge_plan
 from modelyard.comparison.plan import DATASET, MODEL, SEED, Cell, MatrixRequest, make_cells, read_request, with_folds
+from modelyard.comparison.results import default_metrics, metrics_of, rows_of_best
 from modelyard.config.calls import parse_list
 from modelyard.config.resolve import option_name
 from modelyard.errors import COMMAND_LINE, Interrupted, Problem, UserError
@@ -40,7 +41,9 @@ from modelyard.launcher.processes import (
     describe_status,
     divide_gpus,
 )
+from modelyard.run.checkpoint import list_best, list_checkpoints, step_of
 from modelyard.run.directory import RunDirectory, is_running, run_options
+from modelyard.run.metrics import read_metrics
 from modelyard.system.console import console, live_table
 from modelyard.system.machine import available_cores
 from modelyard.system.process import handle_signals, log_to
@@ -417,19 +420,34 @@ def cell_table(results: Sequence[CellResult]) -> Table:
 
 
 def progress(result: CellResult) -> tuple[str, str]:
-    """Returns step and epoch of a cell, and its accuracy (its loss, if it has none)."""
-    rows = _last_rows(RunDirectory(Path(result.model_dir)).metrics) if result.state != WAITING else []
+    """Returns step and epoch of a cell, and its score so far: the one that the leaderboard would show."""
+    directory = RunDirectory(Path(result.model_dir))
+    rows = _last_rows(directory.metrics) if result.state != WAITING else []
     if not rows:
         return "", ""
     newest = max(rows, key=lambda row: row.get("step") or 0)  # the last is of the best model, which may be older
     epoch = newest.get("epoch")
     step = f"{newest.get('step')}" + (f" / {epoch:.3g}" if isinstance(epoch, int | float) else "")
-    for split in ("test", "validation", "train"):
-        for row in reversed(rows):
-            for metric in ("accuracy", "loss"):
-                if row.get("split") == split and isinstance(row.get(metric), int | float):
-                    return step, f"{split} {metric} {row[metric]:.4g}"
+    best = _best_models(directory, result.state == DONE)
+    if best and not any(row.get("step") == step_of(best[0]) and row.get("split") == "validation" for row in rows):
+        rows = read_metrics(directory.metrics)
+    for split, row in rows_of_best(rows, best).items():
+        metrics = metrics_of(row)
+        for metric in default_metrics(metrics)[:1]:
+            return step, f"{split} {metric} {metrics[metric]:.4g}"
+    for row in reversed(rows):
+        for metric in ("accuracy", "loss"):
+            if row.get("split") == "train" and isinstance(row.get(metric), int | float):
+                return step, f"train {metric} {row[metric]:.4g}"
     return step, ""
+
+
+def _best_models(directory: RunDirectory, ended: bool) -> list[Path]:
+    """Returns the folders of the best models, the best first. While a run may replace them, only a single one."""
+    if ended:
+        return list_best(directory.best)
+    found = list(list_checkpoints(directory.best).values())
+    return found if len(found) == 1 else []
 
 
 def _last_rows(path: Path) -> list[dict[str, Any]]:
