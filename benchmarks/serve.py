@@ -272,7 +272,7 @@ class InProcess:
         """Images per second."""
         count, began, cpu = 0, time.perf_counter(), time.process_time()
         while time.perf_counter() < began + seconds:
-            self.servable.predict(self.images)
+            self.servable.predict({"image": self.images})
             count += self.batch
         self.milliseconds = 1000 * (time.process_time() - cpu) / count
         """CPU milliseconds per image."""

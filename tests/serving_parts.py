@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ CLASSES = ("dark", "grey", "<b>bright</b>")
 
 
 def facts(kind: str = "classification", image: ImageSpec | None = None, **more: Any) -> ModelInfo:
-    return ModelInfo("brightness", "made up", 7, kind, CLASSES, image or ImageSpec((4, 4, 3), "uint8"), **more)
+    inputs = {"image": image or ImageSpec((4, 4, 3), "uint8")}
+    return ModelInfo("brightness", "made up", 7, kind, CLASSES, inputs, **more)
 
 
 class Brightness(Servable):
@@ -36,7 +38,8 @@ class Brightness(Servable):
         self.asked = threading.Event()
         self.batches: list[NDArray[Any]] = []
 
-    def predict(self, images: NDArray[Any]) -> Outputs:
+    def predict(self, inputs: Mapping[str, NDArray[Any]]) -> Outputs:
+        images = inputs["image"]
         self.asked.set()
         self.go.wait(PATIENCE)
         self.batches.append(images.copy())

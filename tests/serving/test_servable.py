@@ -57,6 +57,6 @@ def test_what_the_user_does_to_examples_is_done_to_those_of_requests(two_devices
     servable.warm_up([2])
     digits = load_digits()
     images = (digits.images[:64] * 255 / 16).astype(np.uint8)[..., None]
-    found = servable.predict(images)
+    found = servable.predict({"image": images})
     assert np.mean(found["label"] == digits.target[:64].astype(str)) > 0.85
     assert set(servable.outputs) == {"class", "probabilities", "label"}

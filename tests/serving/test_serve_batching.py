@@ -24,7 +24,7 @@ FOREVER = 3600.0
 
 
 def images(*values: int) -> Any:
-    return np.stack([np.full((4, 4, 3), value, np.uint8) for value in values])
+    return {"image": np.stack([np.full((4, 4, 3), value, np.uint8) for value in values])}
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:

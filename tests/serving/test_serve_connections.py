@@ -8,7 +8,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -35,8 +35,8 @@ HEALTH = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 class Talkative(Brightness):
     """Answers with megabytes, more than the system takes for a client that does not read."""
 
-    def predict(self, images: NDArray[Any]) -> Outputs:
-        return {"values": np.full((len(images), 12_000), 1 / 3)}
+    def predict(self, inputs: Mapping[str, NDArray[Any]]) -> Outputs:
+        return {"values": np.full((len(inputs["image"]), 12_000), 1 / 3)}
 
 
 def talkative() -> Service:

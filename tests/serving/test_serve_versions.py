@@ -217,7 +217,7 @@ def export(tmp_path_factory: pytest.TempPathFactory, two_devices: None) -> Path:
 @pytest.mark.tensorflow_only("exports are SavedModels")
 def test_an_exported_version_is_served(export: Path) -> None:
     servable = ExportedServable(export / "2")
-    found = servable.predict(np.zeros((3, 4, 4, 1), np.uint8))
+    found = servable.predict({"image": np.zeros((3, 4, 4, 1), np.uint8)})
     assert found["label"].tolist() == ["yés"] * 3
     assert found["probabilities"].shape == (3, 2)
     assert servable.info.test == {"accuracy": 0.5}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property, partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from modelyard.data.dataset import (
     ID,
     IMAGE,
     LABEL,
+    TEST,
     TRAIN,
     Arrays,
     Crop,
@@ -23,7 +25,7 @@ from modelyard.data.dataset import (
     empty_arrays,
 )
 from modelyard.data.image_spec import ImageOptions, ImageSpec, UndecodableError
-from modelyard.data.raw_examples import ArrayExamples, ExampleSubset, RawExample, RawExamples
+from modelyard.data.raw_examples import ArrayExamples, ExampleSubset, ExamplesWithInputs, RawExample, RawExamples
 from modelyard.errors import DataError
 
 _HINT = "`modelyard data verify` lists all such images, `modelyard convert --on_bad skip` leaves them out."
@@ -39,19 +41,21 @@ class DecodedDataset(Dataset):
         labelled: whether the examples have labels.
         skip_bad: write black for an example that can't be read, and keep the reason in `bad`; else it is an error.
         arrays: the dataset that the splits are of, if they are not files.
+        others: shape and type of the inputs besides the image, for prediction. ``image`` is None if there is no image.
     """
 
     def __init__(
         self,
         splits: Mapping[str, RawExamples],
         classes: Sequence[str],
-        image: ImageOptions | ImageSpec,
+        image: ImageOptions | ImageSpec | None,
         *,
         labelled: bool = True,
         skip_bad: bool = False,
         arrays: Dataset | None = None,
+        others: Mapping[str, Feature] = MappingProxyType({}),
     ) -> None:
-        self._predicts = isinstance(image, ImageSpec)
+        self._predicts = not isinstance(image, ImageOptions)
         if not self._predicts and not len(splits.get(TRAIN, ())):
             raise DataError("there are no training examples.")
         self.splits = {name: examples for name, examples in splits.items() if len(examples)}
@@ -59,6 +63,7 @@ class DecodedDataset(Dataset):
         self.classes = tuple(classes)
         self.bad: dict[int, str] = {}
         self._image, self._labelled, self._skip_bad, self._arrays = image, labelled, skip_bad, arrays
+        self._others = dict(others)
 
     @property
     def declared_splits(self) -> Collection[str]:
@@ -89,6 +94,8 @@ class DecodedDataset(Dataset):
     @cached_property
     def image_spec(self) -> ImageSpec:
         """The spec; in training of the first example. Converting and verifying need none: that one may be damaged."""
+        if self._image is None:
+            raise DataError(f"these examples have no image; they have {', '.join(self._others)}.")
         if isinstance(self._image, ImageSpec):
             return self._image
         train = self.splits[TRAIN]
@@ -97,7 +104,8 @@ class DecodedDataset(Dataset):
     @cached_property
     def features(self) -> dict[str, Feature]:
         """Shape and type of each array of an example."""
-        features = {IMAGE: self.image_spec.feature, ID: Feature((), "int64")}
+        features = {} if self._image is None else {IMAGE: self.image_spec.feature}
+        features |= {**self._others, ID: Feature((), "int64")}
         if self._labelled:
             labels = next(iter(self.splits.values())).labels
             features[LABEL] = Feature(labels.shape[1:], labels.dtype.name)
@@ -106,7 +114,7 @@ class DecodedDataset(Dataset):
     @property
     def crops(self) -> bool:
         """Whether a part of each image can be taken while decoding."""
-        return len(self.image_spec.shape) == 3
+        return self._image is not None and len(self.image_spec.shape) == 3
 
     def sizes(self) -> dict[str, int]:
         """Returns the number of examples of each split."""
@@ -147,6 +155,10 @@ class DecodedDataset(Dataset):
             out[LABEL][...] = examples.labels[indices]
         if ID in out:
             out[ID][...] = examples.ids[indices]
+        if wanted := [name for name in self._others if name in out]:
+            given = examples.others(indices)
+            for name in wanted:
+                out[name][...] = given[name]
         for position, index in enumerate(indices.tolist() if IMAGE in out else ()):
             choose = None if crop is None else partial(crop, position)
             image = out[IMAGE][position]
@@ -163,17 +175,20 @@ class DecodedDataset(Dataset):
 
     def fingerprint(self) -> str:
         """Hashes the raw examples, the classes and the image spec."""
-        digest = hashlib.sha256(repr((self.classes, self.features[IMAGE], self.image_spec.fit)).encode())
+        if self._others:  # only in prediction
+            digest = hashlib.sha256(repr((self.classes, self.features)).encode())
+        else:
+            digest = hashlib.sha256(repr((self.classes, self.features[IMAGE], self.image_spec.fit)).encode())
         for name, examples in sorted(self.splits.items()):
             digest.update(f"{name}/{examples.fingerprint()}".encode())
         return digest.hexdigest()
 
 
 class _DatasetExamples(RawExamples):
-    """The examples of any dataset."""
+    """The examples of any dataset; ``inputs`` are the names of the inputs besides the image."""
 
-    def __init__(self, dataset: Dataset, split: str) -> None:
-        self.dataset, self.split = dataset, split
+    def __init__(self, dataset: Dataset, split: str, inputs: Collection[str] = ()) -> None:
+        self.dataset, self.split, self._inputs = dataset, split, tuple(inputs)
         labels: Any = dataset.labels(split)
         if labels is None:
             rows = np.arange(dataset.size(split))
@@ -182,6 +197,10 @@ class _DatasetExamples(RawExamples):
 
     def load(self, index: int) -> RawExample:
         return np.asarray(self.dataset.read(self.split, np.array([index]))[IMAGE][0])
+
+    def others(self, indices: NDArray[np.int64]) -> Mapping[str, NDArray[Any]]:
+        found = self.dataset.read(self.split, indices) if self._inputs else {}
+        return {name: np.asarray(found[name]) for name in self._inputs}
 
     def name(self, index: int) -> str:
         return self.dataset.name(self.split, index)
@@ -197,11 +216,39 @@ class _DatasetExamples(RawExamples):
         return hashlib.sha256(f"{self.dataset.fingerprint()}/{self.split}".encode()).hexdigest()
 
 
-def raw_examples_of(dataset: Dataset) -> dict[str, RawExamples]:
-    """Returns the raw examples of each split of any dataset that has images or values, and labels."""
-    if isinstance(dataset, DecodedDataset):
+def raw_examples_of(dataset: Dataset, inputs: Collection[str] = (IMAGE,)) -> dict[str, RawExamples]:
+    """Returns the raw examples of each split of any dataset that has these inputs, and labels."""
+    if isinstance(dataset, DecodedDataset) and set(inputs) == {IMAGE}:
         return dict(dataset.splits)
-    missing = [name for name in (IMAGE, LABEL) if name not in dataset.features]
+    missing = [name for name in (*inputs, LABEL) if name not in dataset.features]
     if missing:
         raise DataError(f"an example of this dataset has no {' and no '.join(missing)}.")
-    return {split: _DatasetExamples(dataset, split) for split in dataset.sizes()}
+    others = [name for name in inputs if name != IMAGE]
+    return {split: _DatasetExamples(dataset, split, others) for split in dataset.sizes()}
+
+
+# -- examples to predict ----------------------------------------------------------------------------------------------
+
+
+def examples_of(inputs: Mapping[str, NDArray[Any]], labels: NDArray[Any] | None = None) -> RawExamples:
+    """Returns arrays, by the names of inputs, as raw examples. Without labels, all are 0."""
+    others = {name: values for name, values in inputs.items() if name != IMAGE}
+    if labels is None:
+        labels = np.zeros(len(next(iter(inputs.values()))), np.int32)
+    images = ArrayExamples(inputs[IMAGE], labels) if IMAGE in inputs else None
+    return images if images is not None and not others else ExamplesWithInputs(others, images, labels)
+
+
+def dataset_to_predict(
+    examples: RawExamples,
+    classes: Sequence[str],
+    inputs: Mapping[str, ImageSpec],
+    *,
+    labelled: bool = False,
+    skip_bad: bool = False,
+) -> DecodedDataset:
+    """Returns the dataset whose split `test` is the examples, decoded as the inputs say."""
+    others = {name: spec.feature for name, spec in inputs.items() if name != IMAGE}
+    return DecodedDataset(
+        {TEST: examples}, classes, inputs.get(IMAGE), labelled=labelled, skip_bad=skip_bad, others=others
+    )

@@ -65,6 +65,10 @@ class RawExamples(ABC):
     def load(self, index: int) -> RawExample:
         """Returns one example. A `DataError` with its name is raised if it is damaged."""
 
+    def others(self, indices: NDArray[np.int64]) -> Mapping[str, NDArray[Any]]:
+        """Returns the other inputs of some examples, besides the image, by name."""
+        return {}
+
     @abstractmethod
     def name(self, index: int) -> str:
         """Returns the path of an example, or a file and a position in it."""
@@ -143,6 +147,48 @@ class ArrayExamples(RawExamples):
         return digest.hexdigest()
 
 
+class ExamplesWithInputs(RawExamples):
+    """Examples of several named inputs.
+
+    Args:
+        inputs: arrays of the inputs besides the image, by name.
+        images: the images; None if the model takes none.
+        labels: the labels; by default those of the images.
+    """
+
+    def __init__(
+        self, inputs: Mapping[str, NDArray[Any]], images: RawExamples | None, labels: NDArray[Any] | None = None
+    ) -> None:
+        self.inputs, self.images_of = dict(inputs), images
+        if labels is None and images is None:
+            labels = np.zeros(len(next(iter(inputs.values()))), np.int32)
+        self.labels = labels if labels is not None else images.labels  # type: ignore[union-attr]
+
+    def load(self, index: int) -> RawExample:
+        """Returns the image of an example."""
+        if self.images_of is None:
+            raise DataError(f"example {index} has no image.")
+        return self.images_of.load(index)
+
+    def others(self, indices: NDArray[np.int64]) -> Mapping[str, NDArray[Any]]:
+        """Returns the other inputs of some examples."""
+        return {name: values[indices] for name, values in self.inputs.items()}
+
+    def name(self, index: int) -> str:
+        """Returns the name of the image, or the position."""
+        return str(index) if self.images_of is None else self.images_of.name(index)
+
+    def fingerprint(self) -> str:
+        """Hashes all inputs."""
+        digest = hashlib.sha256(self.labels.tobytes())
+        if self.images_of is not None:
+            digest.update(self.images_of.fingerprint().encode())
+        for name, values in sorted(self.inputs.items()):
+            digest.update(f"{name}/{values.dtype.str}/{values.shape}".encode())
+            digest.update(np.ascontiguousarray(values).data)
+        return digest.hexdigest()
+
+
 class ExampleSubset(RawExamples):
     """Some of the examples of another source, such as those of a derived split."""
 
@@ -168,6 +214,10 @@ class ExampleSubset(RawExamples):
     def load(self, index: int) -> RawExample:
         """Reads the example from the whole."""
         return self.whole.load(int(self.indices[index]))
+
+    def others(self, indices: NDArray[np.int64]) -> Mapping[str, NDArray[Any]]:
+        """Returns the other inputs from the whole."""
+        return self.whole.others(self.indices[indices])
 
     def name(self, index: int) -> str:
         """Returns its name in the whole."""

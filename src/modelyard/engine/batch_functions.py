@@ -104,8 +104,7 @@ class BatchFunctions:
 
     def outputs(self, batch: Batch, training: bool) -> Any:
         """Returns the outputs of the network for a preprocessed batch, in full precision."""
-        inputs = {tensor.name: batch[tensor.name] for tensor in self._model.inputs}
-        outputs = self._model(inputs if len(inputs) > 1 else next(iter(inputs.values())), training=training)
+        outputs = network_outputs(self._model, batch, training)
         return keras.tree.map_structure(lambda x: ops.cast(x, keras.config.floatx()), outputs)
 
     def evaluation(self, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -134,6 +133,12 @@ class BatchFunctions:
         seen = self.preprocess(batch, False)
         forward, names = partial(self.outputs, training=False), self._config.test_time_augmentation
         return averaged(forward, seen, names, one_by_one=self.views_one_by_one), seen
+
+
+def network_outputs(model: keras.Model, batch: Batch, training: bool = False) -> Any:
+    """Returns the outputs of a network, which takes the features of a batch that its inputs are named like."""
+    inputs = {tensor.name: batch[tensor.name] for tensor in model.inputs}
+    return model(inputs if len(inputs) > 1 else next(iter(inputs.values())), training=training)
 
 
 def warn_of_truncated_floats(task: Task, model: Any, batch: Batch) -> None:

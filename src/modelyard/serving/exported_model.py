@@ -19,8 +19,9 @@ from modelyard.config import Config, load_config
 from modelyard.config.backend import keras_backend, select_engine
 from modelyard.config.durations import RunLength
 from modelyard.data.dataset import IMAGE, TEST, Dataset, Feature
-from modelyard.data.decoded import DecodedDataset
+from modelyard.data.decoded import dataset_to_predict
 from modelyard.data.image_spec import ImageSpec
+from modelyard.data.inputs import Inputs, is_one_image
 from modelyard.data.pipeline import Pipeline
 from modelyard.data.raw_examples import RawExamples
 from modelyard.errors import ConfigError, DataError, Problem, RunError
@@ -95,7 +96,7 @@ def read_description(folder: Path) -> ModelInfo:
             int(read["step"]),
             task_type if task_type in _TASK_TYPES else "other",
             tuple(str(name) for name in read.get("classes") or ()),
-            image,
+            {IMAGE: image},
             finite_numbers(read.get("test") or {}),
             bool(read.get("takes_files", True)),
         )
@@ -132,16 +133,17 @@ class ExportedServable(Servable):
         inputs = self._function.structured_input_signature[1]
         if set(inputs) != {IMAGE}:
             raise DataError(f"{folder} has the inputs {', '.join(inputs) or '(none)'}; the one input must be {IMAGE}.")
-        image, spec = self.info.image, inputs[IMAGE]
+        image, spec = self.info.inputs[IMAGE], inputs[IMAGE]
         if not spec.shape.is_compatible_with((None, *image.shape)) or spec.dtype.name != image.dtype:
             raise DataError(
                 f"{folder} takes images {spec.shape} of {spec.dtype.name}, but its {DESCRIPTION} says "
                 f"{image.shape} of {image.dtype}."
             )
 
-    def predict(self, images: NDArray[Any]) -> Outputs:
+    def predict(self, inputs: Mapping[str, NDArray[Any]]) -> Outputs:
         """Predicts with the signature serving_default; bytes become text."""
-        found = {name: values.numpy() for name, values in self._function(image=self._to_tensor(images)).items()}
+        tensors = {name: self._to_tensor(values) for name, values in inputs.items()}
+        found = {name: values.numpy() for name, values in self._function(**tensors).items()}
         for name, values in found.items():
             if values.dtype == object:
                 flat = [each.decode("utf-8", "replace") if isinstance(each, bytes) else each for each in values.flat]
@@ -171,9 +173,19 @@ class OpenExport:
         self.address, self.step, self.classes = str(self.path.absolute()), self.info.step, self.info.classes
 
     @property
-    def image_spec(self) -> ImageSpec:
-        """The spec of its images."""
-        return self.info.image
+    def inputs(self) -> Inputs:
+        """What the model takes, by name."""
+        return self.info.inputs
+
+    @property
+    def features(self) -> dict[str, Feature]:
+        """Shape and type of each input."""
+        return {name: spec.feature for name, spec in self.info.inputs.items()}
+
+    @property
+    def takes_image_only(self) -> bool:
+        """Whether the image is the only input."""
+        return is_one_image(self.info.inputs)
 
     @property
     def label(self) -> Feature:
@@ -187,7 +199,8 @@ class OpenExport:
         """Returns an engine that predicts, and the dataset of the examples."""
         if keras_backend() is None:
             select_engine("tensorflow")
-        dataset = DecodedDataset({TEST: examples}, self.classes, self.info.image, labelled=labelled, skip_bad=skip_bad)
+        inputs = self.info.inputs
+        dataset = dataset_to_predict(examples, self.classes, inputs, labelled=labelled, skip_bad=skip_bad)
         return ExportEngine(self, dataset), dataset
 
 
@@ -203,7 +216,7 @@ class ExportEngine:
         """Yields predictions in order, from the example ``first`` on."""
         for batch, weights in self._pipeline.evaluation(split, self._batch, first=first):
             count = int(weights.sum())
-            outputs = self._model.predict(np.asarray(batch[IMAGE]))
+            outputs = self._model.predict({name: np.asarray(batch[name]) for name in self._model.info.inputs})
             yield {name: values[:count] for name, values in outputs.items() if name != "label"}
 
     def close(self) -> None:

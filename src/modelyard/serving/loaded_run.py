@@ -17,8 +17,8 @@ from modelyard.config import Config
 from modelyard.config.backend import keras_backend, select_engine
 from modelyard.config.calls import Call
 from modelyard.config.durations import RunLength
-from modelyard.data.dataset import IMAGE, LABEL, SPLITS, TEST
-from modelyard.data.decoded import DecodedDataset
+from modelyard.data.dataset import LABEL, SPLITS, TEST
+from modelyard.data.decoded import dataset_to_predict
 from modelyard.data.image_spec import UndecodableError
 from modelyard.data.pipeline import Pipeline
 from modelyard.data.raw_examples import ArrayExamples, RawExamples
@@ -203,6 +203,7 @@ class Run:
         Args:
             data: an array of examples or one example; (x, y), to compare with labels; a data frame; or what
                 `modelyard.predict` takes: a path or a list of paths of images, folders, a .csv or .npz file, records.
+                For a model of several inputs, {name: array} in place of the array.
             on_bad: whether an unreadable file is an error (fail), or has its reason in ``bad`` (skip).
             **columns: options of columns and records, such as image_column.
 
@@ -215,9 +216,7 @@ class Run:
         # Sizes are powers of two, so that few are compiled.
         batch_size = min(1 << (size - 1).bit_length(), self._opened.config.eval_batch_size)
         batch_size = -(-batch_size // model.batch_multiple) * model.batch_multiple
-        dataset = DecodedDataset(
-            {TEST: examples}, self.classes, model.info.image, labelled=False, skip_bad=on_bad == "skip"
-        )
+        dataset = dataset_to_predict(examples, self.classes, model.info.inputs, skip_bad=on_bad == "skip")
         resident = "auto" if isinstance(examples, ArrayExamples) else "never"
         config = self._opened.config.model_copy(update={"resident": resident})
         pipeline = Pipeline(config, dataset, RunLength(size, batch_size, 1))
@@ -225,7 +224,7 @@ class Run:
         try:
             for batch, weights in pipeline.evaluation(TEST, batch_size):
                 count = int(weights.sum())
-                outputs = model.predict(np.array(batch[IMAGE]))
+                outputs = model.predict({name: np.array(batch[name]) for name in model.info.inputs})
                 found.append({name: values[:count] for name, values in outputs.items()})
         except UndecodableError as error:
             raise DataError(f"{error} With on_bad='skip', the others are predicted.") from error

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +15,11 @@ from modelyard.config.backend import import_engine, keras_backend
 from modelyard.config.durations import RunLength
 from modelyard.config.schema import Config
 from modelyard.data.dataset import ID, IMAGE, LABEL, TEST, Dataset, Feature
-from modelyard.data.decoded import DecodedDataset
-from modelyard.data.image_spec import ImageSpec
+from modelyard.data.decoded import dataset_to_predict, examples_of
+from modelyard.data.inputs import Inputs, spec_of
 from modelyard.data.open_dataset import load_dataset
 from modelyard.data.preprocess import with_example_preprocessing
-from modelyard.data.raw_examples import ArrayExamples, RawExamples
+from modelyard.data.raw_examples import RawExamples
 from modelyard.loop.existing_run import find_checkpoint
 from modelyard.loop.run import create_engine
 from modelyard.run.checkpoint import Checkpoint, read_checkpoint
@@ -46,6 +48,8 @@ class OpenRun:
     config: Config
     path: Path
     checkpoint: Checkpoint
+    _engine: Engine | None = field(default=None, init=False, repr=False)
+    """Made before `engine` is called."""
 
     @property
     def step(self) -> int:
@@ -74,10 +78,27 @@ class OpenRun:
         label = recorded.get("stored", {}).get(LABEL)
         return Feature(tuple(label["shape"]), label["dtype"]) if label else Feature((), "int32")
 
+    @cached_property
+    def inputs(self) -> Inputs:
+        """What predictions read of an example, before the run's own preprocessing. Builds the network, if needed."""
+        if self.takes_image_only:
+            return {IMAGE: self.recorded_data().image}
+        self._engine = self._engine or create_engine(self.config)  # it chooses devices before anything runs on them
+        from modelyard.serving.model_inputs import model_inputs
+
+        return model_inputs(self.config, self.recorded_data())
+
     @property
-    def image_spec(self) -> ImageSpec:
-        """The spec of its images, before the run's own preprocessing."""
-        return self.recorded_data().image
+    def takes_image_only(self) -> bool:
+        """Whether examples have nothing else to predict from. Imports no engine, if the manifest says it."""
+        recorded = read_manifest(self.directory).get("data")
+        names = self.recorded_data().features if recorded is None else recorded.get("stored", {})
+        return set(names) - {ID, LABEL} == {IMAGE}
+
+    @cached_property
+    def features(self) -> Mapping[str, Feature]:
+        """Shape and type of each array of a stored example."""
+        return self.recorded_data().features
 
     def recorded_data(self) -> RecordedData:
         """Returns the facts about the run's data. Older runs have not recorded them: their data is opened."""
@@ -103,15 +124,19 @@ class OpenRun:
             labelled: whether their labels are of the run's classes.
             skip_bad: skip unreadable examples instead of raising an error.
         """
-        engine = create_engine(self.config)
+        engine, self._engine = self._engine or create_engine(self.config), None
+        engine.config = self.config
         from modelyard.engine.network import build_network
         from modelyard.models.choose_task import task_for
 
-        recorded = self.recorded_data()
-        image = recorded.image
+        recorded, inputs = self.recorded_data(), dict(self.inputs)
         if examples is None:
-            examples = ArrayExamples(np.zeros((1, *image.shape), image.dtype), np.zeros(1, np.int32))
-        raw = DecodedDataset({TEST: examples}, recorded.data.classes, image, labelled=labelled, skip_bad=skip_bad)
+            examples = examples_of({name: np.zeros((1, *spec.shape), spec.dtype) for name, spec in inputs.items()})
+        inputs |= {
+            name: spec_of(recorded.features[name]) for name in examples.others(np.arange(1)) if name not in inputs
+        }
+        classes = recorded.data.classes
+        raw = dataset_to_predict(examples, classes, inputs, labelled=labelled, skip_bad=skip_bad)
         dataset = with_example_preprocessing(raw, self.config.preprocess)
         length = RunLength(dataset.size(TEST), self.config.train_batch_size, 1)
         with engine.model_scope():
@@ -150,17 +175,17 @@ class RunServable(Servable):
         classes, task_type = tuple(data.data.classes), task_type_of(self._engine.task)
         test = finite_numbers(summarize(run.directory).get("test") or {})
         dataset = Path(config.dataset).name
-        super().__init__(ModelInfo(config.model, dataset, run.step, task_type, classes, data.image, test))
+        super().__init__(ModelInfo(config.model, dataset, run.step, task_type, classes, run.inputs, test))
         self.batch_multiple = len(self._engine.devices)
         self._classes = np.array(classes, object)
 
-    def predict(self, images: NDArray[Any]) -> Outputs:
+    def predict(self, inputs: Mapping[str, NDArray[Any]]) -> Outputs:
         """Predicts with the engine, after the run's own preprocessing of examples."""
-        batch: dict[str, Any] = {IMAGE: images}
+        batch = dict(inputs)
         if self._dataset.stored is not self._dataset:
-            examples = ArrayExamples(images, np.zeros(len(images), np.int32))
+            examples = examples_of(inputs)
             self._dataset.stored.splits[TEST] = examples  # type: ignore[attr-defined]
-            read = self._dataset.read(TEST, np.arange(len(images)))
+            read = self._dataset.read(TEST, np.arange(len(examples)))
             batch = {name: values for name, values in read.items() if name not in (ID, LABEL)}
         found = {name: np.asarray(values) for name, values in self._engine.predict_batch(batch).items()}
         if "class" in found and len(self._classes):

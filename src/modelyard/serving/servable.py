@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from modelyard.data.dataset import ID, IMAGE
 from modelyard.data.image_spec import ImageSpec
+from modelyard.data.inputs import Inputs, describe
 from modelyard.errors import DataError
 
 DEFAULT, BYTES, EXAMPLES = "serving_default", "bytes", "examples"
@@ -39,7 +40,7 @@ class ModelInfo:
         step: the step of its weights.
         task_type: classification, multi_label, regression or other.
         classes: class names, in the order of the probabilities.
-        image: the spec of the images it takes.
+        inputs: the spec of each input it takes, by name.
         test: its metrics on the test split; empty if it was not tested.
         takes_files: whether image files can be converted to its images.
     """
@@ -49,9 +50,20 @@ class ModelInfo:
     step: int
     task_type: str
     classes: tuple[str, ...]
-    image: ImageSpec
+    inputs: Inputs
     test: Mapping[str, float] = field(default_factory=dict)
     takes_files: bool = True
+
+    @property
+    def image(self) -> ImageSpec:
+        """The spec of the images it takes.
+
+        Raises:
+            DataError: if it takes no image.
+        """
+        if IMAGE not in self.inputs:
+            raise DataError(f"the model takes no image; it takes {describe(self.inputs)}.")
+        return self.inputs[IMAGE]
 
     @property
     def signatures(self) -> tuple[str, ...]:
@@ -71,14 +83,14 @@ class Servable(ABC):
         """Shape (without the batch) and type of each output; known after `warm_up`."""
 
     @abstractmethod
-    def predict(self, images: NDArray[Any]) -> Outputs:
-        """Returns the predictions for a batch of images; all arrays have its length."""
+    def predict(self, inputs: Mapping[str, NDArray[Any]]) -> Outputs:
+        """Returns the predictions for a batch: an array per input, by name. All arrays have the same length."""
 
     def warm_up(self, sizes: Sequence[int]) -> None:
         """Predicts a batch of each size, so that all sizes are compiled."""
-        image = self.info.image
         for size in sizes:
-            found = self.predict(np.zeros((size, *image.shape), image.dtype))
+            zeros = {name: np.zeros((size, *spec.shape), spec.dtype) for name, spec in self.info.inputs.items()}
+            found = self.predict(zeros)
             self.outputs = {
                 name: (values.shape[1:], "string" if values.dtype.kind in "OSU" else values.dtype.name)
                 for name, values in found.items()

@@ -9,7 +9,7 @@ column ``label`` is the label.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -90,6 +90,20 @@ def read_given(data: Any, columns: Sequence[str] = ()) -> tuple[Any, NDArray[Any
     named = {IMAGE: _array(data, "the data")} if plain else _named(data, "the data")
     labels = named.pop(LABEL, None)
     return (named[IMAGE] if list(named) == [IMAGE] else named), labels
+
+
+def frame_columns(data: Any, names: Iterable[str]) -> Any:
+    """Returns a data frame whose columns are inputs as a dictionary of arrays; anything else as it is."""
+    if _is_pair(data):
+        return frame_columns(data[0], names), data[1]
+    if not is_frame(data):
+        return data
+    return {str(name): np.array(data[name].tolist()) for name in data.columns if name in (*names, LABEL)}
+
+
+def has_names(data: Any) -> bool:
+    """Returns whether examples, with or without labels, are arrays by name."""
+    return isinstance(data, Mapping) or (_is_pair(data) and isinstance(data[0], Mapping)) or is_frame(data)
 
 
 def _has_splits(data: Any) -> bool:

@@ -101,6 +101,21 @@ def read_csv(
     return found
 
 
+def read_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yields the line and the cells of each row, by the names of the columns.
+
+    Raises:
+        DataError: if the file can't be read.
+    """
+    lines = _lines(path)
+    _, names = next(lines)
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise DataError(f"{path}:1: two columns are named {twice[0]!r}.")
+    for line, row in lines:
+        yield line, dict(zip(names, row, strict=True))
+
+
 def label_columns(options: FilesOptions, columns: Sequence[str] = ()) -> list[str]:
     """Returns the names of the label columns: one of class names, any number of others."""
     if options.label_kind == "class" or options.label_column in columns:

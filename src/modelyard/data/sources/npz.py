@@ -57,6 +57,19 @@ def read_npz_to_predict(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
     return images[..., None] if images.ndim == 3 else images, labels
 
 
+def read_npz_inputs(path: Path, names: Sequence[str]) -> tuple[dict[str, NDArray[Any]], NDArray[Any] | None]:
+    """Reads the arrays in ``path`` that have one of these names, and the labels: ``label`` or ``y``.
+
+    Raises:
+        DataError: if the file can't be read.
+    """
+    with _open(path, "save it with numpy.savez(path, NAME=…), an array per input") as file:
+        present = file.names()
+        label = next((name for name in ("label", "y") if name in present and name not in names), None)
+        arrays = {name: file.read(name) for name in names if name in present}
+        return arrays, None if label is None else file.read(label)
+
+
 def read_npy_folder(folder: Path, context: DataContext) -> ArrayDataset:
     """Reads x_train.npy, y_train.npy and so on in ``folder``; images are memory-mapped.
 

@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -26,7 +26,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from modelyard.data.dataset import ID
+from modelyard.data.dataset import ID, IMAGE
 from modelyard.serving.http import json_tensors as tensors
 from modelyard.serving.http.batching import DeadlineExceededError, QueueFullError
 from modelyard.serving.http.hosts import Hosts
@@ -232,7 +232,7 @@ class Service:
         """Reads a request and predicts its images."""
         async with self._bodies.read(request) as body:
             read = await self._read(kind, body, request.headers.get("content-type", ""), version.servable.info)
-            outputs = await self._run_model(version, read.images)
+            outputs = await self._run_model(version, {IMAGE: read.images})
         if read.ids is not None:
             ids = np.empty(len(read.ids), object)
             ids[:] = read.ids
@@ -255,9 +255,9 @@ class Service:
         except TimeoutError:
             raise self._busy() from None
 
-    async def _run_model(self, version: LoadedVersion, images: NDArray[Any]) -> Outputs:
+    async def _run_model(self, version: LoadedVersion, inputs: Mapping[str, NDArray[Any]]) -> Outputs:
         try:
-            return await version.batcher.submit(images, time.monotonic() + self.limits.timeout)
+            return await version.batcher.submit(inputs, time.monotonic() + self.limits.timeout)
         except QueueFullError as error:
             raise RequestError(429, f"the queue is full: {error}. Try again in a moment.", retry=1) from None
         except DeadlineExceededError:

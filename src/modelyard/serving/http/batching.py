@@ -7,7 +7,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,17 +43,18 @@ class BatchingOptions:
 
 @dataclass(eq=False)
 class _Request:
-    images: NDArray[Any]
+    inputs: Mapping[str, NDArray[Any]]
+    count: int
     answer: asyncio.Future[Outputs]
     arrived: float
     deadline: float
     begun: int = 0
-    """Images that are in a batch already: a large request may be split."""
+    """Examples that are in a batch already: a large request may be split."""
     parts: list[Outputs] = field(default_factory=list)
 
 
 _Slice = tuple[_Request, int, int]
-"""A request and the range of its images that are in a batch."""
+"""A request and the range of its examples that are in a batch."""
 _Answer = tuple[asyncio.Future[Outputs], Outputs | BaseException]
 
 
@@ -88,18 +89,18 @@ class Batcher:
         self._thread.start()
         return self.loaded
 
-    def submit(self, images: NDArray[Any], deadline: float) -> asyncio.Future[Outputs]:
-        """Queues images and returns a future of the predictions, for the event loop of the caller.
+    def submit(self, inputs: Mapping[str, NDArray[Any]], deadline: float) -> asyncio.Future[Outputs]:
+        """Queues examples and returns a future of the predictions, for the event loop of the caller.
 
         Args:
-            images: as the model takes them.
+            inputs: an array per input of the model, by name.
             deadline: by `time.monotonic`; a request that is not started by then is dropped.
 
         Raises:
             QueueFullError: if the queue is full.
         """
-        count, now = len(images), time.monotonic()
-        request = _Request(images, asyncio.get_running_loop().create_future(), now, deadline)
+        count, now = len(next(iter(inputs.values()))), time.monotonic()
+        request = _Request(inputs, count, asyncio.get_running_loop().create_future(), now, deadline)
         with self._change:
             # A request larger than the queue is accepted when nothing else waits.
             if self._closed or (self.waiting and self.waiting + count > self.batching.max_queue):
@@ -158,14 +159,14 @@ class Batcher:
                 if request.answer.cancelled() or (not request.begun and now > request.deadline):
                     dropped.append(request)
                     self._queue.popleft()
-                    self.waiting -= len(request.images) - request.begun
+                    self.waiting -= request.count - request.begun
                     continue
                 first = request.begun
-                request.begun = min(first + room, len(request.images))
+                request.begun = min(first + room, request.count)
                 batch.append((request, first, request.begun))
                 room -= request.begun - first
                 self.waiting -= request.begun - first
-                if request.begun == len(request.images):
+                if request.begun == request.count:
                     self._queue.popleft()
         _deliver([(request.answer, DeadlineExceededError()) for request in dropped])
         return batch
@@ -174,24 +175,26 @@ class Batcher:
         began = time.monotonic()
         count = sum(end - first for _, first, end in batch)
         size = next(size for size in self.sizes if size >= count)
-        image = servable.info.image
         answers: list[_Answer] = []
         try:
-            images = np.zeros((size, *image.shape), image.dtype)
-            np.concatenate([request.images[first:end] for request, first, end in batch], out=images[:count])
-            found = servable.predict(images)
+            inputs = {}
+            for name, spec in servable.info.inputs.items():
+                inputs[name] = np.zeros((size, *spec.shape), spec.dtype)
+                parts = [request.inputs[name][first:end] for request, first, end in batch]
+                np.concatenate(parts, out=inputs[name][:count])
+            found = servable.predict(inputs)
         except BaseException as error:
             answers += [(request.answer, error) for request, _, _ in batch]
             with self._change:  # the rest of a request that was split is dropped: it is answered with the error
                 while self._queue and self._queue[0].begun:
                     request = self._queue.popleft()
-                    self.waiting -= len(request.images) - request.begun
+                    self.waiting -= request.count - request.begun
         else:
             offset = 0
             for request, first, end in batch:
                 request.parts.append({name: values[offset : offset + end - first] for name, values in found.items()})
                 offset += end - first
-                if end == len(request.images):
+                if end == request.count:
                     answers.append((request.answer, _joined(request.parts)))
         if self._observe is not None:
             self._observe(count, size, time.monotonic() - began)

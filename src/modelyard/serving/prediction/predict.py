@@ -21,11 +21,14 @@ from numpy.typing import NDArray
 from modelyard import storage
 from modelyard.config.schema import split_group_of
 from modelyard.data.catalog import FilesOptions
-from modelyard.data.dataset import TEST, Feature
+from modelyard.data.dataset import ID, IMAGE, LABEL, TEST, Feature
+from modelyard.data.decoded import examples_of
 from modelyard.data.image_spec import UndecodableError
-from modelyard.data.raw_examples import ArrayExamples, FileExamples, RawExamples
-from modelyard.data.sources.arrays import is_frame, read_given
+from modelyard.data.inputs import checked_arrays, describe, is_one_image, spec_of
+from modelyard.data.raw_examples import FileExamples, RawExamples
+from modelyard.data.sources.arrays import frame_columns, has_names, is_frame, read_given
 from modelyard.data.sources.files import FilesToPredict, read_to_predict
+from modelyard.data.sources.named_inputs import read_named_inputs
 from modelyard.engine.evaluation import LabelledBatch
 from modelyard.errors import DataError, RunError, UserError, unknown
 from modelyard.serving.exported_model import OpenExport, is_export
@@ -147,7 +150,9 @@ def _split_examples(run: OpenRun, split: str) -> _Labelled:
 
     dataset = open_dataset(run.config)
     dataset.size(split)
-    return raw_examples_of(dataset)[split], True
+    # All features, since loss and metrics may read more than predictions.
+    features = (IMAGE,) if run.takes_image_only else [name for name in run.features if name not in (ID, LABEL)]
+    return raw_examples_of(dataset, features)[split], True
 
 
 def open_examples(run: OpenRun | OpenExport, sources: Sequence[Any], columns: Mapping[str, Any]) -> _Labelled:
@@ -169,6 +174,8 @@ def open_examples(run: OpenRun | OpenExport, sources: Sequence[Any], columns: Ma
     paths = _paths(sources)
     if paths is None:
         found = _given(run, sources[0], options)
+    elif not run.takes_image_only and not is_one_image(run.inputs):
+        found = _named_files(run, paths, options)
     else:
         group = run.config.split_group
         column = "" if group is None else split_group_of(group)[0]
@@ -206,19 +213,36 @@ def _paths(sources: Sequence[Any]) -> list[str] | None:
     return None
 
 
+def _named_files(run: OpenRun | OpenExport, paths: list[str], options: FilesOptions) -> FilesToPredict:
+    """Returns the examples of one file with a column or an array per input."""
+    if len(paths) > 1:
+        raise DataError(
+            f"the model takes {describe(run.inputs)}. Give one file that has all inputs: .npz, .csv, .jsonl."
+        )
+    return FilesToPredict(*read_named_inputs(Path(paths[0]).expanduser(), run.inputs, options))
+
+
 def _given(run: OpenRun | OpenExport, data: Any, options: FilesOptions) -> FilesToPredict:
     """Returns examples that a Python program gives."""
-    if is_frame(data) and options.image_column in data.columns:
+    if is_frame(data) and options.image_column in data.columns and is_one_image(run.inputs):
         names = [str(name) for name in data[options.image_column]]
         return FilesToPredict(FileExamples(Path(), names, np.zeros(len(names), np.int32)), None)
+    inputs = run.inputs
+    data = data if is_one_image(inputs) else frame_columns(data, inputs)
     values, labels = read_given(data, options.value_columns)
-    images = run.image_spec.batch(values)
-    if labels is not None and len(labels) != len(images):
-        raise DataError(f"there are {len(images)} examples but {len(labels)} labels.")
+    if not isinstance(values, Mapping):  # an array without a name
+        values = {next(iter(inputs)) if len(inputs) == 1 and not has_names(data) else IMAGE: values}
+    own = {name: feature for name, feature in run.features.items() if name not in (ID, LABEL)}
+    # Loss and metrics may read more than predictions.
+    given = {name: spec_of(feature) for name, feature in own.items() if name in values and name not in inputs}
+    arrays = checked_arrays(values, {**inputs, **given}, [ID])
+    count = len(next(iter(arrays.values())))
+    if labels is not None and len(labels) != count:
+        raise DataError(f"there are {count} examples but {len(labels)} labels.")
     if labels is not None and labels.ndim == 2 and labels.shape[1:] == (1,) and not run.label.shape:
         labels = labels[:, 0]  # as in training
     numbers = labels is not None and labels.dtype.kind not in "USb"
-    examples = ArrayExamples(images, labels if labels is not None and numbers else np.zeros(len(images), np.int32))
+    examples = examples_of(arrays, labels if numbers else None)
     return FilesToPredict(examples, labels if labels is None or numbers else labels.astype(str).tolist())
 
 
