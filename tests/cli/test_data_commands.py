@@ -279,11 +279,11 @@ def test_info_shows_classes_counts_and_sizes(run: Run, records: Path) -> None:
     assert [line.split()[1:4:2] for line in told.splitlines() if "│" in line] == [
         ["cat", "5"], ["dog", "4"], ["emu", "4"], ["yak", "1"], ["all", "14"],
     ]  # fmt: skip
-    assert "sizes differ (of 100 images, heights 30 to 50, widths 31 to 40)" in told
+    assert "sizes differ (of 14 of 14 training images, heights 30 to 50, widths 31 to 40)" in told
     assert "--image_size" in told
     assert "image/encoded: " in told
     found = json.loads(run("data", "info", str(records), "--json").out)
-    assert set(found) == {"source", "classes", "splits", "image", "sizes", "record", "fingerprint"}
+    assert set(found) == {"source", "classes", "splits", "image", "sizes", "measured", "record", "fingerprint"}
 
 
 def test_info_of_foreign_records_lists_their_features(run: Run, records: Path) -> None:
@@ -378,6 +378,22 @@ def test_show_takes_one_of_each_class_and_no_augmentation_outside_training(run: 
     first = picture()
     run("data", "show", "digits", "--split", "test")
     assert picture().shape == first.shape
+
+
+def test_show_takes_random_examples_by_the_seed_or_those_that_are_named(run: Run, two_devices: None) -> None:
+    def shown(*words: str) -> bytes:
+        run("data", "show", "digits", "--examples", "4", *words)
+        return picture().tobytes()
+
+    drawn = shown()
+    assert shown() == drawn == shown("--which", "random")
+    assert shown("--random_seed", "5") != drawn
+    assert shown("--which", "first") != drawn
+    assert shown("--which", "first") == shown("--which", "first", "--random_seed", "5")
+    assert shown("--which", "0,1,2,3") == shown("--which", "first"), "digits begin with one of each class"
+    wrong = run("data", "show", "digits", "--which", "1,x", status=2).error
+    assert "which is '1,x'; give random, first, or numbers" in wrong
+    assert "there is no example 5000" in run("data", "show", "digits", "--which", "5000", status=2).error
 
 
 def test_a_picture_that_cant_be_written_is_a_sentence_and_the_old_one_stays(run: Run, two_devices: None) -> None:

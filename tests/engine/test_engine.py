@@ -207,9 +207,14 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(make: Make) -> None:
     assert distance(whole.state(), pieces.state()) < 1e-9
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw", "rmsprop", "muon"])
+RATES = {"sgd": 0.02, "momentum": 0.02, "adagrad": 0.05, "adadelta": 1.0, "ftrl": 0.05}
+
+
+@pytest.mark.parametrize(
+    "optimizer", ["sgd", "adam", "adamw", "rmsprop", "muon", "momentum", "adagrad", "adadelta", "ftrl"]
+)
 def test_every_optimizer_learns_and_its_state_survives(make: Make, optimizer: str) -> None:
-    rate = 0.02 if optimizer == "sgd" else 2e-3
+    rate = RATES.get(optimizer, 2e-3)
     engine = make(optimizer=optimizer, learning_rate=rate)
     losses = engine.train(0, 40)["loss"]
     assert losses[-5:].mean() < 0.6 * losses[:3].mean()

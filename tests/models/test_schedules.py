@@ -10,6 +10,7 @@ import pytest
 
 import modelyard
 from modelyard.config.durations import RunLength
+from modelyard.errors import UserError
 
 RUN = RunLength(examples=1000, batch_size=10, total_steps=1000)
 
@@ -31,6 +32,38 @@ class TestSchedules:
         assert got == pytest.approx([0.5, 0.5, 0.05, 0.05, 0.005, 0.005])
         got = rates([199, 200], learning_rate_schedule="piecewise", decay_boundaries="2 epochs", decay_factor=0.5)
         assert got == pytest.approx([0.5, 0.25])
+
+    def test_piecewise_takes_a_factor_for_each_boundary(self) -> None:
+        options = {"learning_rate_schedule": "piecewise", "decay_boundaries": "20 %,50 %,6 epochs"}
+        got = rates([0, 199, 200, 499, 500, 600, 999], **options, decay_factors="0.1,0.5,4")
+        assert got == pytest.approx([0.5, 0.5, 0.05, 0.05, 0.025, 0.1, 0.1])
+
+    def test_piecewise_takes_values_as_keras_does(self) -> None:
+        import keras
+
+        options = {"learning_rate_schedule": "piecewise", "decay_boundaries": "200,500", "decay_values": "0.1,0.03,2"}
+        # Keras changes after a boundary, which counts from 0: one step later.
+        theirs = keras.optimizers.schedules.PiecewiseConstantDecay([199, 499], [0.1, 0.03, 2.0])
+        steps = [0, 199, 200, 499, 500, 999]
+        assert rates(steps, **options) == pytest.approx([float(theirs(step)) for step in steps])
+
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [
+            ({"decay_factors": "0.1"}, r"decay_factors has 1 value\(s\), but .* 2 point\(s\): give 2"),
+            ({"decay_values": "0.1,0.2"}, r"decay_values has 2 value\(s\), but .* 2 point\(s\): give 3"),
+            ({"decay_values": "0.3,0.2,0.1", "decay_factor": 0.5}, "decay_factor and decay_values exclude each other"),
+            ({"decay_factors": "0.1,0"}, "greater than 0"),
+        ],
+    )
+    def test_piecewise_values_must_fit_their_boundaries(self, given: dict[str, Any], message: str) -> None:
+        with pytest.raises(UserError, match=message):
+            rates([0], learning_rate_schedule="piecewise", **given)
+
+    def test_piecewise_values_need_boundaries_in_order(self) -> None:
+        given = {"decay_boundaries": "2 epochs,10 %", "decay_values": "3,2,1"}
+        with pytest.raises(UserError, match=r"decay_boundaries in order; they are the steps \[200, 100\]"):
+            rates([0], learning_rate_schedule="piecewise", **given)
 
     def test_exponential_falls_by_its_rate_each_period(self) -> None:
         options = {"learning_rate_schedule": "exponential", "decay_rate": 0.5, "decay_period": "1 epochs"}

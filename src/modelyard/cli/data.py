@@ -115,7 +115,8 @@ def data_info(options: dict[str, Any], source: Source, json: Json = False) -> No
     image, sizes = found["image"], found["sizes"]
     if sizes and sizes[0] != sizes[1]:
         low, high = sizes
-        text.append(f"sizes differ (of 100 images, heights {low[0]} to {high[0]}, widths {low[1]} to {high[1]}):")
+        of = f"{found['measured']} of {found['splits']['train']['examples']:,} training images"
+        text.append(f"sizes differ (of {of}, heights {low[0]} to {high[0]}, widths {low[1]} to {high[1]}):")
         text.append("to train on them, give one size, such as --image_size 224")
     elif image is not None:
         text.append(f"one example: {'×'.join(map(str, image['shape']))} {image['dtype']}")
@@ -152,6 +153,13 @@ def data_show(
     output: Annotated[str, typer.Option(metavar="FILE", help="PNG file to write")] = "sheet.png",
     split: Annotated[str, typer.Option(metavar="train|validation|test", help="split to show")] = "train",
     examples: Annotated[int, typer.Option(help="number of examples", min=1, max=200)] = 8,
+    which: Annotated[
+        str,
+        typer.Option(
+            metavar="random|first|NUMBERS",
+            help="examples to show: random ones of each class, by --random_seed; the first ones; or 3,17,40",
+        ),
+    ] = "random",
     copies: Annotated[int, typer.Option(help="augmented copies of each example", min=0, max=20)] = 5,
 ) -> None:
     """Make a picture of examples, as they are stored and as they are augmented in training."""
@@ -160,5 +168,7 @@ def data_show(
 
     if split not in SPLITS:
         raise DataError(unknown("split", split, SPLITS))
-    path = show_data(source, output, split=split, examples=examples, copies=copies, origin=COMMAND_LINE, **options)
+    path = show_data(
+        source, output, split=split, examples=examples, which=which, copies=copies, origin=COMMAND_LINE, **options
+    )
     show(None, [str(path)], as_json=False)

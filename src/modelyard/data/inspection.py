@@ -69,26 +69,28 @@ def data_info(source: str, origin: str = "Python", **options: Any) -> dict[str, 
         if dataset.derived is not None and split in dataset.derived.groups:
             splits[split]["groups"] = dataset.derived.groups[split]
     image = dataset.features.get(IMAGE)
+    sizes, measured = _sizes(dataset)
     return {
         "source": source,
         "classes": list(dataset.classes),
         "splits": splits,
         "image": None if image is None else image.as_json(),
-        "sizes": _sizes(dataset),
+        "sizes": sizes,
+        "measured": measured,
         "record": _first_record(dataset),
         "fingerprint": dataset.fingerprint(),
     }
 
 
-def _sizes(dataset: Dataset) -> list[list[int]]:
-    """Returns the smallest and the largest height and width of at most 100 raw images."""
+def _sizes(dataset: Dataset) -> tuple[list[list[int]], int]:
+    """Returns the smallest and the largest height and width of raw images, and of how many: at most 100."""
     if not isinstance(dataset, DecodedDataset):
-        return []
+        return [], 0
     examples = dataset.splits[TRAIN]
     rows = np.unique(np.linspace(0, len(examples) - 1, min(len(examples), 100)).astype(int)).tolist()
     raw = [(examples.load(row), examples.name(row)) for row in rows]
     found = [upright_size(value, name) for value, name in raw if isinstance(value, bytes) or value.ndim >= 2]
-    return [np.min(found, axis=0).tolist(), np.max(found, axis=0).tolist()] if found else []
+    return ([np.min(found, axis=0).tolist(), np.max(found, axis=0).tolist()] if found else []), len(found)
 
 
 def _first_record(dataset: Dataset) -> list[str]:

@@ -56,6 +56,7 @@ def show_data(
     *,
     split: str = TRAIN,
     examples: int = 8,
+    which: str | Sequence[int] = "random",
     copies: int = 5,
     origin: str = "Python",
     **options: Any,
@@ -67,6 +68,7 @@ def show_data(
         output: the PNG file to write.
         split: train, validation or test.
         examples: the number of examples.
+        which: "random" ones of each class, by ``random_seed``; the "first" ones of each class; or numbers of examples.
         copies: the number of augmented images per example.
         origin: where the options come from, for error messages.
         **options: options of the dataset, ``augment``, ``preprocess``, ``random_seed``.
@@ -77,7 +79,7 @@ def show_data(
     config = resolve({**options, "dataset": source}, source=origin, pick_up_files=False)
     select_engine(config.engine)
     dataset = load_dataset(config)
-    rows = _one_of_each_class(dataset, split, examples)
+    rows = _chosen(dataset, split, examples, which, config.random_seed)
     found = dataset.read(split, rows)
     strips = [[image] for image in _originals(dataset, split, rows, np.asarray(found[IMAGE]))]
     augmented = copies if split == TRAIN and (config.augment or config.preprocess) else 0
@@ -120,13 +122,33 @@ def _originals(dataset: Dataset, split: str, rows: NDArray[np.int64], read: NDAr
     return [decode(value, None, name) if isinstance(value, bytes) else value for value, name in raw]
 
 
-def _one_of_each_class(dataset: Dataset, split: str, count: int) -> NDArray[np.int64]:
-    """Returns the first example of each class, then the second, and so on, up to ``count``."""
+def _chosen(dataset: Dataset, split: str, count: int, which: str | Sequence[int], seed: int) -> NDArray[np.int64]:
+    """Returns the examples to show.
+
+    Raises:
+        DataError: if ``which`` is not valid.
+    """
+    if which in ("random", "first"):
+        return _one_of_each_class(dataset, split, count, seed if which == "random" else None)
+    parts = which.split(",") if isinstance(which, str) else [str(number) for number in which]
+    rows = [int(part) for part in parts if part.strip().isdecimal()]
+    size = dataset.size(split)
+    if len(rows) < len(parts) or not rows:
+        raise DataError(f"which is {which!r}; give random, first, or numbers of examples such as 3,17,40.")
+    if max(rows) >= size:
+        raise DataError(f"there is no example {max(rows)}: the {split} split has {size:,}, 0 to {size - 1}.")
+    return np.array(rows, np.int64)
+
+
+def _one_of_each_class(dataset: Dataset, split: str, count: int, seed: int | None) -> NDArray[np.int64]:
+    """Returns one example of each class, then a second, and so on, up to ``count``: random ones, or the first."""
     size = dataset.size(split)
     labels = dataset.labels(split)
+    order = np.arange(size) if seed is None else np.random.default_rng(seed).permutation(size)
     if labels is None:
-        return np.unique(np.linspace(0, size - 1, min(count, size)).astype(np.int64))
-    order = np.argsort(labels, kind="stable")
+        spread = np.unique(np.linspace(0, size - 1, min(count, size)).astype(np.int64))
+        return spread if seed is None else np.sort(order[: min(count, size)])
+    order = order[np.argsort(labels[order], kind="stable")]
     first = np.searchsorted(labels[order], labels[order])
     turn = np.arange(size) - first  # the number of examples of the class before this one
     return np.sort(order[np.lexsort((labels[order], turn))][: min(count, size)])

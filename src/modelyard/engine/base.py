@@ -139,7 +139,7 @@ class Engine(ABC):
         chunks = []
         for first, length in self.phases.cut(step, count):
             if self.phases.begins_at(first):
-                self.assign({}, self.network.zeroed_optimizer_state())
+                self.assign({}, self.network.first_optimizer_state())
             chunks.append(self.train_chunk(first, length))
         if len(chunks) == 1:
             return chunks[0]

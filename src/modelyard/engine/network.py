@@ -22,7 +22,7 @@ from modelyard.config.durations import RunLength
 from modelyard.config.schema import Config
 from modelyard.engine.phases import Freezing, Phases
 from modelyard.errors import CheckpointError, UserError
-from modelyard.models.optimizers import build_optimizer
+from modelyard.models.optimizers import build_optimizer, first_slot_values
 from modelyard.models.task import Task
 
 Arrays = dict[str, NDArray[Any]]
@@ -88,8 +88,10 @@ class Network:
         weights = {name: tuple(v.shape) for name, v in self.weights.items()}
         return weights, {name: tuple(v.shape) for name, v in self.slots.items()}
 
-    def zeroed_optimizer_state(self) -> dict[str, NDArray[Any]]:
-        """Returns zeros for the optimizer's slots of weights and its step counts, but not for loss scales.
+    def first_optimizer_state(self) -> dict[str, NDArray[Any]]:
+        """Returns the first values of the optimizer's slots of weights and step counts, but not of loss scales.
+
+        They are zeros, except for sums of squares that begin with another value.
 
         The optimizer is reset at each phase: its means are of gradients of the phase before, and its bias correction
         would move layers that were frozen until then several times too far.
@@ -97,7 +99,8 @@ class Network:
         averages = {id(v) for v in self.averages}
         own = {name: v for name, v in self.slots.items() if id(v) not in averages}
         known = {name: v for name, v in own.items() if name.rpartition("/")[0] in self.weights or "iteration" in name}
-        return {name: np.zeros(tuple(v.shape), np.float32) for name, v in known.items()}
+        first = first_slot_values(self.optimizer)
+        return {name: np.full(tuple(v.shape), first.get(id(v), 0.0), np.float32) for name, v in known.items()}
 
 
 def build_network(config: Config, task: Task, length: RunLength) -> Network:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, field_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, field_validator, model_validator
 
 from modelyard.config.calls import parse_list
 from modelyard.config.durations import StepDuration
@@ -15,6 +15,7 @@ from modelyard.registry import MODELS, OPTIMIZERS, SCHEDULES, Options
 
 Positive = Annotated[int, Field(ge=1)]
 Widths = Annotated[tuple[Positive, ...], BeforeValidator(parse_list)]
+Factors = Annotated[tuple[Annotated[float, Field(gt=0)], ...], BeforeValidator(parse_list)]
 StepDurations = Annotated[tuple[StepDuration, ...], BeforeValidator(parse_list)]
 BALANCED = "balanced"
 
@@ -403,11 +404,46 @@ class MuonOptions(AdamWOptions):
     )
 
 
+class MomentumOptions(SgdOptions):
+    """Gradient descent with momentum."""
+
+
+class AdagradOptions(Options):
+    """Adagrad."""
+
+    adagrad_initial_accumulator_value: float = Field(0.1, ge=0, description="first sum of squares")
+    adagrad_epsilon: float = Field(1e-7, gt=0, description="small constant for numerical stability")
+    weight_decay: float = Field(0.0, ge=0, description="decoupled weight decay, scaled by the learning rate")
+
+
+class AdadeltaOptions(Options):
+    """Adadelta."""
+
+    adadelta_rho: float = Field(0.95, ge=0, lt=1, description="decay of both mean squares")
+    adadelta_epsilon: float = Field(1e-7, gt=0, description="small constant for numerical stability")
+    weight_decay: float = Field(0.0, ge=0, description="decoupled weight decay, scaled by the learning rate")
+
+
+class FtrlOptions(Options):
+    """FTRL."""
+
+    ftrl_learning_rate_power: float = Field(-0.5, le=0, description="power of the sum of squares")
+    ftrl_initial_accumulator_value: float = Field(0.1, ge=0, description="first sum of squares")
+    ftrl_l1: float = Field(0.0, ge=0, description="strength of L1 regularization")
+    ftrl_l2: float = Field(0.0, ge=0, description="strength of L2 regularization")
+    ftrl_l2_shrinkage: float = Field(0.0, ge=0, description="strength of L2 regularization of the gradient")
+    ftrl_beta: float = Field(0.0, ge=0, description="beta of the paper")
+
+
 for _name, _options, _summary in (
     ("sgd", SgdOptions, "gradient descent with (Nesterov) momentum"),
     ("adam", AdamOptions, "Adam"),
     ("adamw", AdamWOptions, "Adam with decoupled weight decay"),
     ("rmsprop", RmspropOptions, "RMSprop"),
+    ("momentum", MomentumOptions, "gradient descent with momentum: sgd by another name"),
+    ("adagrad", AdagradOptions, "Adagrad"),
+    ("adadelta", AdadeltaOptions, "Adadelta; its usual learning rate is 1"),
+    ("ftrl", FtrlOptions, "FTRL (McMahan et al. 2013), with L1 for sparse weights"),
     ("muon", MuonOptions, "orthogonalized momentum for kernels, convolutions included; AdamW for the rest"),
 ):
     OPTIMIZERS.declare(_name, f"modelyard.models.optimizers:{_name}", options=_options, summary=_summary)
@@ -425,6 +461,28 @@ class PiecewiseOptions(Options):
         validate_default=True,
     )
     decay_factor: float = Field(0.1, gt=0, lt=1, description="factor at each point")
+    decay_factors: Factors = Field((), description="a factor for each point, such as 0.1,0.5, instead of decay_factor")
+    decay_values: Factors = Field(
+        (),
+        description="the learning rates before, between and after the points, such as 0.1,0.01,0.001, instead of "
+        "learning_rate and decay_factor",
+    )
+
+    @model_validator(mode="after")
+    def _one_per_point(self) -> PiecewiseOptions:
+        # A stored config has all options, also those with their defaults.
+        fields = ("decay_factor", "decay_factors", "decay_values")
+        given = [name for name in fields if getattr(self, name) != type(self).model_fields[name].default]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} exclude each other; give one of them.")
+        points = len(self.decay_boundaries)
+        for name, count in (("decay_factors", points), ("decay_values", points + 1)):
+            found = len(getattr(self, name))
+            if found and found != count:
+                raise ValueError(
+                    f"{name} has {found} value(s), but decay_boundaries has {points} point(s): give {count}."
+                )
+        return self
 
 
 class ExponentialOptions(Options):

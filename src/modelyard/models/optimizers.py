@@ -11,7 +11,17 @@ import keras
 from modelyard.config.schema import Config
 from modelyard.config.weight_groups import OptimizerGroup, read_group
 from modelyard.errors import UserError, nearest
-from modelyard.models.catalog import AdamOptions, AdamWOptions, MuonOptions, RmspropOptions, SgdOptions
+from modelyard.models.catalog import (
+    AdadeltaOptions,
+    AdagradOptions,
+    AdamOptions,
+    AdamWOptions,
+    FtrlOptions,
+    MomentumOptions,
+    MuonOptions,
+    RmspropOptions,
+    SgdOptions,
+)
 from modelyard.models.muon import KernelMuon
 
 LearningRate = Callable[[], Any]
@@ -39,6 +49,19 @@ def build_optimizer(config: Config, learning_rate: LearningRate, model: str = ""
             own = entry.load()(group, _times(learning_rate, factor))
         members.append((group, _without_decay_of_biases(own)))
     return GroupedOptimizer(Groups(main, members, model))
+
+
+def first_slot_values(optimizer: Any) -> dict[int, float]:
+    """Returns the initial values that are not 0 of an optimizer's slots, by the `id` of the variable."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    members = [inner.groups.main, *(one for _, one in inner.groups.members)] if hasattr(inner, "groups") else [inner]
+    return {
+        id(variable): float(member.initial_accumulator_value)
+        for member in members
+        if getattr(member, "initial_accumulator_value", 0)
+        for variable in member.variables
+        if variable.path.endswith("_accumulator")
+    }
 
 
 def _without_decay_of_biases(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
@@ -89,6 +112,47 @@ def rmsprop(options: RmspropOptions, learning_rate: LearningRate) -> keras.optim
         momentum=options.momentum,
         weight_decay=options.weight_decay or None,
         name="rmsprop",
+    )
+
+
+def momentum(options: MomentumOptions, learning_rate: LearningRate) -> keras.optimizers.Optimizer:
+    """Gradient descent with momentum, by the name that TensorFlow's estimators have for it."""
+    return sgd(options, learning_rate)
+
+
+def adagrad(options: AdagradOptions, learning_rate: LearningRate) -> keras.optimizers.Optimizer:
+    """Adagrad."""
+    return keras.optimizers.Adagrad(
+        learning_rate,
+        initial_accumulator_value=options.adagrad_initial_accumulator_value,
+        epsilon=options.adagrad_epsilon,
+        weight_decay=options.weight_decay or None,
+        name="adagrad",
+    )
+
+
+def adadelta(options: AdadeltaOptions, learning_rate: LearningRate) -> keras.optimizers.Optimizer:
+    """Adadelta."""
+    return keras.optimizers.Adadelta(
+        learning_rate,
+        rho=options.adadelta_rho,
+        epsilon=options.adadelta_epsilon,
+        weight_decay=options.weight_decay or None,
+        name="adadelta",
+    )
+
+
+def ftrl(options: FtrlOptions, learning_rate: LearningRate) -> keras.optimizers.Optimizer:
+    """FTRL."""
+    return keras.optimizers.Ftrl(
+        learning_rate,
+        learning_rate_power=options.ftrl_learning_rate_power,
+        initial_accumulator_value=options.ftrl_initial_accumulator_value,
+        l1_regularization_strength=options.ftrl_l1,
+        l2_regularization_strength=options.ftrl_l2,
+        l2_shrinkage_regularization_strength=options.ftrl_l2_shrinkage,
+        beta=options.ftrl_beta,
+        name="ftrl",
     )
 
 
@@ -162,6 +226,7 @@ class GroupedOptimizer(keras.optimizers.MultiOptimizer):
 
     def __init__(self, groups: Groups) -> None:
         super().__init__(groups, name="groups")
+        self.groups = groups
 
     def build(self, var_list: Any) -> None:
         """Assigns the weights to the groups.

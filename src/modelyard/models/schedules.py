@@ -12,6 +12,7 @@ from keras import ops
 
 from modelyard.config.durations import RunLength
 from modelyard.config.schema import Config
+from modelyard.errors import UserError
 from modelyard.models.catalog import (
     CosineOptions,
     ExponentialOptions,
@@ -53,14 +54,30 @@ def constant(options: Options, run: RunLength, warmup: int, peak: float) -> Sche
 
 
 def piecewise(options: PiecewiseOptions, run: RunLength, warmup: int, peak: float) -> Schedule:
-    """Multiplies by a factor at each boundary."""
+    """Multiplies by a factor at each boundary, or takes the next value from there on.
+
+    Raises:
+        UserError: if there are values, and boundaries are not in order.
+    """
     boundaries = [boundary.steps(run) for boundary in options.decay_boundaries]
+    if options.decay_values and boundaries != sorted(boundaries):
+        raise UserError(f"decay_values needs decay_boundaries in order; they are the steps {boundaries}.")
+    factors = options.decay_factors or [options.decay_factor] * len(boundaries)
+
+    def value_at(step: Any) -> Any:
+        value = ops.ones_like(step) * np.float32(options.decay_values[0] / peak)
+        for boundary, rate in zip(boundaries, options.decay_values[1:], strict=True):
+            value = ops.where(step >= boundary, np.float32(rate / peak), value)
+        return value
 
     def factor(step: Any) -> Any:
         value = ops.ones_like(step)
-        for boundary in boundaries:
-            value = value * ops.where(step >= boundary, np.float32(options.decay_factor), np.float32(1))
+        for boundary, at in zip(boundaries, factors, strict=True):
+            value = value * ops.where(step >= boundary, np.float32(at), np.float32(1))
         return value
+
+    if options.decay_values:
+        return value_at
 
     return factor
 
