@@ -124,7 +124,23 @@ def _parse_step_duration(value: object) -> Duration:
     return duration
 
 
-DurationField = Annotated[Duration, PlainValidator(Duration.parse), PlainSerializer(str)]
-"""The type of a config field that holds a duration."""
+AUTO = "auto"
+
+
+def _parse_cadence(value: object) -> Duration | None:
+    if value is None or str(value).strip().lower() == AUTO:
+        return None
+    try:
+        return Duration.parse(value)
+    except ValueError as error:
+        raise ValueError(f"{error} Or {AUTO}.") from error
+
+
+DurationOrAuto = Annotated[
+    Duration | None,
+    PlainValidator(_parse_cadence),
+    PlainSerializer(lambda value: AUTO if value is None else str(value)),
+]
+"""The type of a config field that holds a duration, or None for auto."""
 StepDuration = Annotated[Duration, PlainValidator(_parse_step_duration), PlainSerializer(str)]
 """The same without wall-clock time, which would change the result of training."""

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 
 from modelyard.config.calls import Call, CallList, parse_list
-from modelyard.config.durations import DurationField, StepDuration
+from modelyard.config.durations import DurationOrAuto, StepDuration
 from modelyard.registry import DATASETS, MODELS, OPTIMIZERS, SCHEDULES, Entry, Options, Registry
 
 COMPONENTS: dict[str, Registry] = {
@@ -354,8 +354,11 @@ class Saving(Group):
         (), "rename weights of checkpoint_path: 'regex=replacement', such as '^backbone/=,weights$=kernel'"
     )
     strict: bool = option(False, "require every weight of the model in checkpoint_path, with the same shape")
-    save_every: DurationField = option(
-        "5 min", "save a checkpoint after every '500 steps', '1 epochs', '10 min'", mutable=True
+    save_every: DurationOrAuto = option(
+        "auto",
+        "save a checkpoint after every '500 steps', '1 epochs', '10 min'; auto: after evaluations and every 10 s, "
+        "less often if saving would take more than 2 % of the time",
+        mutable=True,
     )
     keep_checkpoints: int = option(3, "number of newest checkpoints to keep", mutable=True, ge=1)
     keep_best: int = option(1, "number of best models to keep", mutable=True, ge=1)

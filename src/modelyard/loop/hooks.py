@@ -169,30 +169,36 @@ class SaveCheckpoints(Hook):
     def on_begin(self, loop: Trainer) -> None:
         """Saves a new run before its first step."""
         every = loop.config.save_every
-        self.cadence = InSteps(every.period(loop.run)) if every.seconds is None else None
+        self.cadence = InSteps(every.period(loop.run)) if every is not None and every.seconds is None else None
         self._saved_at = time.monotonic()
+        loop.save_pace.begin(loop.evaluated_step)
         if loop.step in list_checkpoints(loop.directory.checkpoints):
             self._saved = (loop.step, loop.evaluated_step)
         else:
             self._save(loop)
+        loop.save_pace.forget_cost()  # the first save may take longer than all others
 
     def on_boundary(self, loop: Trainer) -> None:
         """Saves if it is due."""
-        seconds = loop.config.save_every.seconds
-        if self.cadence is not None:
-            due = self.cadence.fires_at(loop.step)
-        else:
-            due = seconds is not None and time.monotonic() - self._saved_at >= seconds
-        if due or loop.is_over:
+        if self._is_due(loop) or loop.is_over:
             self._save(loop)
 
     def on_interrupt(self, loop: Trainer) -> None:
         """Saves before the run ends."""
         self._save(loop)
 
+    def _is_due(self, loop: Trainer) -> bool:
+        every, waited = loop.config.save_every, time.monotonic() - self._saved_at
+        if every is None:
+            return loop.save_pace.is_due(waited, loop.evaluated_step)
+        if every.seconds is not None:
+            return waited >= every.seconds
+        return self.cadence is not None and self.cadence.fires_at(loop.step)
+
     def _save(self, loop: Trainer) -> None:
         if self._saved == (loop.step, loop.evaluated_step):
             return
+        loop.save_pace.begin(loop.evaluated_step)
         checkpoint = loop.snapshot()
         self._saved, self._saved_at = (loop.step, loop.evaluated_step), time.monotonic()
         directory, keep = loop.directory, loop.config.keep_checkpoints

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +18,18 @@ from modelyard.errors import RunError, TrainingError, UserError, unknown
 from modelyard.loop.catalog import EarlyStopOptions, StopAtOptions
 from modelyard.loop.hooks import Hook
 from modelyard.models.metric import build_metric, metric_name
-from modelyard.run.checkpoint import Checkpoint, folder_name, list_best, read_loop_state, write_checkpoint
+from modelyard.run.checkpoint import (
+    Checkpoint,
+    DamagedError,
+    folder_name,
+    list_best,
+    list_checkpoints,
+    rank_key,
+    read_checkpoint,
+    read_loop_state,
+    set_aside,
+    write_checkpoint,
+)
 from modelyard.run.examples import keep_example_values, write_example_values
 from modelyard.system.files import remove_folder, remove_partial, retried
 
@@ -73,29 +86,34 @@ class Ranking:
 
 
 class KeepBest(Hook):
-    """Keeps the best models by validation metric. Their folders are the record, so a restart loses none."""
+    """Keeps the best models by validation metric. Their folders are the record, so a restart loses none.
 
-    order = 50
+    A model is saved when all hooks have seen its evaluation, so that a run can resume from it.
+    """
+
+    order = 90  # before the checkpoints, which a best model may make unnecessary
     needs_training, needs_evaluation = False, True
 
     def on_begin(self, loop: Trainer) -> None:
         """Reads the best models of earlier starts."""
         loop.check_metric(loop.config.best_metric, "best_metric")
         folder = loop.directory.best
-        self._kept: list[tuple[float, int]] = []
+        self._kept: list[tuple[float, float, int]] = []  # as rank_key has them, the best first
         self._ranking: Ranking | None = None
+        self._save_later: Callable[[], None] | None = None
         if any(read_loop_state(path).get("run") != loop.run_id for path in list_best(folder)):
             raise RunError(
                 f"{folder} holds the best models of another run. Name another --best_model_dir, or move them away."
             )
         for unfinished in (folder, loop.directory.examples):
             remove_partial(unfinished)
+        _set_aside_damaged(folder, loop.step)
         for path in list_best(folder)[loop.config.keep_best :]:  # a killed process had already written a better one
             remove_folder(path)
         for path in list_best(folder):
-            best = read_loop_state(path)["best"]
-            self._kept.append((float(best["value"]), int(best["step"])))
-        keep_example_values(loop.directory, VALIDATION, [step for _, step in self._kept])
+            state = read_loop_state(path)
+            self._kept.append(rank_key(state["best"], state.get("metrics", {})))
+        keep_example_values(loop.directory, VALIDATION, [step for *_, step in self._kept])
 
     def on_evaluation(self, loop: Trainer, split: str, row: dict[str, Any]) -> None:
         """Keeps this model if it is among the best."""
@@ -106,26 +124,37 @@ class KeepBest(Hook):
         )
         self._ranking = ranking
         value = ranking.value(row)
-        worse = [(v, s) for v, s in self._kept if ranking.is_better(value, v)]
-        is_full = len(self._kept) >= loop.config.keep_best
-        if (is_full and not worse) or (value, loop.step) in self._kept:
-            return
-        if not self._kept or len(worse) == len(self._kept):
-            log.info("step %d  best %s so far: %.4f", loop.step, ranking.metric, value)
-        self._kept = [(v, s) for v, s in self._kept if s != loop.step]
-        self._kept = sorted([*self._kept, (value, loop.step)], key=lambda k: ranking.key(k[0]))
-        self._kept, dropped = self._kept[: loop.config.keep_best], self._kept[loop.config.keep_best :]
         best = {"metric": ranking.metric, "mode": ranking.mode, "value": value, "step": loop.step}
+        metrics = {name: row[name] for name in row if isinstance(row[name], float)}
+        key, keep = rank_key(best, metrics), loop.config.keep_best
+        if key in self._kept or (len(self._kept) >= keep and key > self._kept[-1]):
+            return
+        if not self._kept or key < self._kept[0]:
+            log.info("step %d  best %s so far: %.4f", loop.step, ranking.metric, value)
+        ranked = sorted([*(other for other in self._kept if other[-1] != loop.step), key])
+        self._kept, dropped = ranked[:keep], ranked[keep:]
+        self._save_later = partial(self._save, loop, best, metrics, [step for *_, step in dropped])
+        if not loop.trains:  # an evaluator keeps a model before its row says that it was evaluated
+            self.on_boundary(loop)
+
+    def on_boundary(self, loop: Trainer) -> None:
+        """Saves the model."""
+        save, self._save_later = self._save_later, None
+        if save is not None:
+            save()
+
+    def _save(self, loop: Trainer, best: dict[str, Any], metrics: dict[str, float], dropped: Sequence[int]) -> None:
+        loop.save_pace.begin(loop.evaluated_step)
         snapshot = loop.snapshot()
-        state = {**snapshot.loop_state, "best": best, "metrics": {k: row[k] for k in row if isinstance(row[k], float)}}
+        state = {**snapshot.loop_state, "best": best, "metrics": metrics, "resumable": True}
         checkpoint = Checkpoint(snapshot.step, snapshot.weights, snapshot.optimizer, state)
-        directory, examples, kept = loop.directory, loop.example_values, [step for _, step in self._kept]
+        directory, examples, kept = loop.directory, loop.example_values, [step for *_, step in self._kept]
 
         def write() -> None:
             directory.check_in_place()
             retried(directory.examples, write_example_values, directory, VALIDATION, checkpoint.step, examples)
             retried(directory.best, write_checkpoint, directory.best, checkpoint)
-            for _, step in dropped:
+            for step in dropped:
                 path = directory.best / folder_name(step)
                 if path.is_dir():
                     remove_folder(path)
@@ -133,6 +162,15 @@ class KeepBest(Hook):
             directory.push()
 
         loop.writer.submit(write)
+
+
+def _set_aside_damaged(folder: Path, step: int) -> None:
+    """Renames damaged models of steps after ``step``, which are trained again: the models are then kept again."""
+    for path in (path for at, path in list_checkpoints(folder).items() if at > step):
+        try:
+            read_checkpoint(path)
+        except DamagedError as error:
+            log.warning("%s It was set aside as %s.", error, set_aside(path).name)
 
 
 class _StopsOnMetric(Hook):

@@ -37,7 +37,7 @@ from modelyard.run.checkpoint import list_best, list_checkpoints, load_latest, r
 from modelyard.run.directory import (
     RunDirectory,
 )
-from modelyard.run.manifest import log_result
+from modelyard.run.manifest import log_result, read_manifest
 from modelyard.system.activity import report
 from modelyard.system.machine import gpus
 from modelyard.system.process import log_to
@@ -118,7 +118,7 @@ def run(config: Config, evaluates: bool, processes: SingleProcess | None = None)
     with faults.injected(directory.logs, name), directory, log_to(directory.logs, name), cleanup:
         # 1. Config and data: the run's own, or those of a new run.
         config = resolve_run_config(directory, config)
-        checkpoint = load_latest(directory.checkpoints)
+        checkpoint = load_latest(directory.checkpoints, directory.best, read_manifest(directory).get("run_id"))
         if checkpoint is not None:
             refuse_other_config(directory, config, checkpoint.step, checkpoint.loop_state)
         initial_weights = None if checkpoint is not None else read_initial_weights(config)
@@ -152,7 +152,7 @@ def run(config: Config, evaluates: bool, processes: SingleProcess | None = None)
         # 4. Training.
         hooks = build_hooks(config.hooks)
         if evaluates_elsewhere:
-            log.info("an evaluator process evaluates what is saved: every %s (save_every)", config.save_every)
+            log.info("an evaluator process evaluates what is saved (save_every: %s)", config.save_every or "auto")
             hooks = [hook for hook in hooks if not hook.needs_evaluation]
         if not any(isinstance(hook, SaveCheckpoints) for hook in hooks):
             log.warning("the hook checkpoint is off: nothing is saved, and this run can't be resumed")

@@ -31,6 +31,7 @@ from modelyard.run.tensors import Arrays
 from modelyard.system.activity import COMPILING, TRAINING, report
 from modelyard.system.console import bar
 from modelyard.system.files import retried
+from modelyard.system.machine import available_cores
 from modelyard.system.process import handle_signals
 
 log = logging.getLogger("modelyard")
@@ -73,6 +74,54 @@ class Pace:
         self._length = max(wanted - wanted % self._steps_per_call, self._steps_per_call)
 
 
+class SavePace:
+    """Measures what saving costs, and decides when ``save_every=auto`` saves. When it saves never changes the result.
+
+    The cost is the time that training stands still, and the processor time of writing as a part of all cores.
+
+    Args:
+        writer: writes what is saved.
+    """
+
+    pause_seconds = 10.0
+    """How often it saves between evaluations."""
+    share = 0.02
+    """The share of the time that saving may take."""
+
+    def __init__(self, writer: BackgroundWriter) -> None:
+        self.snapshot_seconds = 0.0
+        self._writer, self._cores = writer, available_cores()
+        self._began = time.monotonic()
+        self._cost_before: float | None = None
+        self._evaluated_step: int | None = None
+
+    @property
+    def cost(self) -> float:
+        """Seconds that saving has cost so far."""
+        return self.snapshot_seconds + self._writer.blocked_seconds + self._writer.cpu_seconds / self._cores
+
+    def begin(self, evaluated_step: int | None) -> None:
+        """Notes that a checkpoint or a best model is saved, from which the run resumes."""
+        self._began, self._evaluated_step = time.monotonic(), evaluated_step
+        self._cost_before = self.cost
+
+    def forget_cost(self) -> None:
+        """Leaves the cost of this save out."""
+        self._cost_before = None
+
+    def is_due(self, waited: float, evaluated_step: int | None) -> bool:
+        """Returns whether to save a checkpoint now.
+
+        Args:
+            waited: seconds since the last checkpoint.
+            evaluated_step: the step of the last evaluation.
+        """
+        if self._writer.is_busy or (waited < self.pause_seconds and evaluated_step == self._evaluated_step):
+            return False
+        cost = 0.0 if self._cost_before is None else self.cost - self._cost_before
+        return time.monotonic() - self._began >= cost / self.share
+
+
 class Trainer:
     """Trains a run and evaluates it.
 
@@ -104,6 +153,7 @@ class Trainer:
         self.hooks, self.total_steps = list(hooks), run.total_steps
         self.pace = Pace()
         self.writer = BackgroundWriter()
+        self.save_pace = SavePace(self.writer)
         self.last_test: dict[str, Any] = {}
         self.last_log: dict[str, float] = {}
         self._evaluates = evaluates and VALIDATION in engine.dataset.sizes()
@@ -278,6 +328,7 @@ class Trainer:
         """
         if self._loaded is not None:
             return self._loaded
+        began = time.monotonic()
         if self._snapshot is None or self._snapshot[0] != self.step:
             self._snapshot = self.step, self.engine.state()
             weights = self._snapshot[1].weights
@@ -304,6 +355,7 @@ class Trainer:
             "hooks": {hook.name: kept for hook in self.hooks if (kept := hook.state_dict())},
         }
         state = self._snapshot[1]
+        self.save_pace.snapshot_seconds += time.monotonic() - began
         return Checkpoint(self.step, state.weights, state.optimizer, loop_state)
 
     def _train_chunk(self) -> None:
@@ -326,9 +378,12 @@ class Trainer:
         self.directory.check_in_place()
         self._add_to_window(metrics)
         self._call_hooks("on_steps", metrics)
-        if self._log_cadence.fires_at(self.step) or self.is_over:
+        evaluates = self._evaluates and self._evaluation_due()
+        if (
+            evaluates or self._log_cadence.fires_at(self.step) or self.is_over
+        ):  # an evaluation is compared with training
             self._log(metrics)
-        if self._evaluates and self._evaluation_due():
+        if evaluates:
             self._evaluate()
         self._call_hooks("on_boundary")
 

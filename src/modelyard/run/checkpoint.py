@@ -17,7 +17,8 @@ import queue
 import re
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -197,6 +198,8 @@ _LOOP_STATE_TYPES: dict[str, Callable[[Any], bool]] = {
     "total_steps": _is_count,
     "hooks": lambda value: isinstance(value, dict),
     "best": _is_best,
+    "metrics": _is_numbers,
+    "resumable": lambda value: isinstance(value, bool),
 }
 """The fields of the state of the loop that Modelyard reads, each with a check of its type."""
 
@@ -227,19 +230,40 @@ def list_checkpoints(folder: Path) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-def load_latest(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint that can be read. Damaged ones are logged, set aside and skipped.
+def list_saved(checkpoints: Path, best: Path) -> dict[int, Path]:
+    """The checkpoints and the best models by step, oldest first. Of a step that has both, the checkpoint."""
+    return dict(sorted({**list_checkpoints(best), **list_checkpoints(checkpoints)}.items()))
+
+
+def load_latest(folder: Path, best: Path | None = None, run_id: str | None = None) -> Checkpoint | None:
+    """The newest checkpoint that can be read, of ``folder`` or of the best models. Damaged ones are logged and skipped.
+
+    Args:
+        folder: the folder of the checkpoints. Damaged ones are set aside.
+        best: the folder of the best models; None leaves them out.
+        run_id: the run of the best models; those of other runs are left out.
 
     Raises:
         CheckpointError: if all are damaged, the file system fails, or a newer Modelyard wrote the newest: resuming from
             an older one would undo its work.
     """
-    for path in reversed(list_checkpoints(folder).values()):
+    saved = list_checkpoints(folder) if best is None or run_id is None else list_saved(folder, best)
+    for path in reversed(saved.values()):
+        is_best = path.parent != folder
         try:
-            return read_checkpoint(path)
+            if is_best and not is_resumable(read_state(path), run_id):
+                continue
+            checkpoint = read_checkpoint(path)
         except DamagedError as error:
-            aside = _set_aside(path)
-            log.warning("%s It was set aside as %s; the one before it is used.", error, aside.name)
+            if is_best:
+                log.warning("%s It is skipped; the one before it is used.", error)
+            else:
+                aside = set_aside(path)
+                log.warning("%s It was set aside as %s; the one before it is used.", error, aside.name)
+            continue
+        if is_best:
+            log.info("the best model of step %d is the newest that was saved", checkpoint.step)
+        return checkpoint
     if folder.is_dir() and any(folder.glob(f"{DAMAGED}*")):
         raise CheckpointError(
             f"all checkpoints in {folder} are damaged and set aside as {DAMAGED}…; there is nothing to resume from. "
@@ -248,7 +272,21 @@ def load_latest(folder: Path) -> Checkpoint | None:
     return None
 
 
-def _set_aside(path: Path) -> Path:
+def is_resumable(state: dict[str, Any], run_id: str | None = None) -> bool:
+    """Whether a run can resume from the best model with this state.json.
+
+    An earlier Modelyard wrote best models before all hooks had seen the evaluation.
+
+    Args:
+        state: the content of state.json.
+        run_id: the run; None for any.
+    """
+    loop_state = state[_LOOP_STATE]
+    return bool(loop_state.get("resumable")) and run_id in (None, loop_state.get("run"))
+
+
+def set_aside(path: Path) -> Path:
+    """Renames a damaged checkpoint; returns its new path."""
     first = path.with_name(f"{DAMAGED}{path.name}")
     names = itertools.chain([first], (first.with_name(f"{first.name}-{number}") for number in itertools.count(2)))
     with explain(path, "rename"):
@@ -268,14 +306,13 @@ def select_checkpoint(checkpoints: Path, best: Path, which: str | int | None = N
     """
     latest, best_models = list_checkpoints(checkpoints), list_best(best)
     which = str(which) if which is not None else "best" if best_models else "latest"
-    if which == "latest" and latest:
-        return latest[max(latest)]
+    by_step = list_saved(checkpoints, best)
+    if which == "latest" and by_step:
+        return by_step[max(by_step)]
     if which == "best" and best_models:
         return best_models[0]
-    if which.isdecimal():
-        by_step = {**list_checkpoints(best), **latest}
-        if int(which) in by_step:
-            return by_step[int(which)]
+    if which.isdecimal() and int(which) in by_step:
+        return by_step[int(which)]
     if not latest and not best_models:
         raise CheckpointError(
             f"there is no checkpoint in {checkpoints.parent}: nothing was saved yet, or its folders {checkpoints.name} "
@@ -297,18 +334,29 @@ def step_of(path: Path) -> int:
     return int(match[1])
 
 
+def rank_key(best: Mapping[str, Any], metrics: Mapping[str, Any]) -> tuple[float, float, int]:
+    """A sort key of models, the best first: by the metric, then by the lower loss, then the earlier.
+
+    Args:
+        best: metric, mode, value and step.
+        metrics: all metrics of the evaluation.
+    """
+    value, loss = float(best["value"]), float(metrics.get("loss", math.inf))
+    key = -value if best["mode"] == "max" else value
+    # Not a number: last.
+    return math.inf if math.isnan(value) else key, math.inf if math.isnan(loss) else loss, int(best["step"])
+
+
 def list_best(folder: Path) -> list[Path]:
     """The checkpoints of the best models in ``folder``, best first; unreadable ones are left out."""
     ranked = []
-    for step, path in list_checkpoints(folder).items():
+    for path in list_checkpoints(folder).values():
         try:
-            best = read_loop_state(path)["best"]
-            value = float(best["value"])
-            key = -value if best["mode"] == "max" else value
-            ranked.append((math.inf if math.isnan(value) else key, step, path))  # not a number: last
+            state = read_loop_state(path)
+            ranked.append((rank_key(state["best"], state.get("metrics", {})), path))
         except (CheckpointError, KeyError, TypeError, ValueError) as error:
             log.warning("%s is skipped: %s", path, error)
-    return [path for _, _, path in sorted(ranked)]
+    return [path for _, path in sorted(ranked)]
 
 
 def prune(folder: Path, keep: int) -> None:
@@ -324,6 +372,11 @@ class BackgroundWriter:
     """
 
     def __init__(self) -> None:
+        self.cpu_seconds = 0.0
+        """Processor time of all writes that are done."""
+        self.blocked_seconds = 0.0
+        """How long training has waited for writes."""
+        self._submitted = self._done = 0
         self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(maxsize=1)
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
@@ -334,7 +387,15 @@ class BackgroundWriter:
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="checkpoint-writer", daemon=True)
             self._thread.start()
+        self._submitted += 1
+        began = time.monotonic()
         self._queue.put(write)
+        self.blocked_seconds += time.monotonic() - began
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a write is under way or waits."""
+        return self._done < self._submitted
 
     def flush(self) -> None:
         """Waits until everything is written."""
@@ -353,6 +414,7 @@ class BackgroundWriter:
     def _work(self) -> None:
         while True:
             write = self._queue.get()
+            began = time.thread_time()
             try:
                 if write is None:
                     return
@@ -361,6 +423,8 @@ class BackgroundWriter:
             except BaseException as error:
                 self._error = error
             finally:
+                self.cpu_seconds += time.thread_time() - began
+                self._done += write is not None
                 self._queue.task_done()
 
     def _raise(self) -> None:

@@ -17,6 +17,7 @@ import shutil
 import tempfile
 import time
 import weakref
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from modelyard import faults, storage
@@ -28,8 +29,10 @@ from modelyard.run.checkpoint import (
     WEIGHTS,
     DamagedError,
     is_folder_name,
+    is_resumable,
     list_checkpoints,
     read_checkpoint,
+    read_state,
 )
 from modelyard.run.directory import (
     BEST,
@@ -108,7 +111,7 @@ class Mirror:
     # -- to resume a run ---------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Takes the lock and makes the local folder equal to the remote one, with only its newest checkpoint.
+        """Takes the lock and makes the local folder equal to the remote one, with only the newest state of the run.
 
         Local files that the remote folder does not have are removed: the remote folder is the run.
 
@@ -124,7 +127,9 @@ class Mirror:
             kept = set(self._download_newest(names))
             held = _logs_in_use(self.folder)
             self._clear_local(kept | held)
-            self._show(BEST, self._read_states(BEST, names))
+            best = self._read_states(BEST, names)
+            self._show(BEST, best)
+            self._download_newer_best(best, max(map(_step, kept), default=-1))
             for name in names:
                 if PurePosixPath(name).parts[0] in _TO_RESUME and name not in held:
                     self._download(name)
@@ -328,9 +333,30 @@ class Mirror:
             )
         return []
 
+    def _download_newer_best(self, states: Mapping[str, bytes], step: int) -> None:
+        """Downloads the newest of the best models that the run can resume from, if it is of a step after ``step``."""
+        for name in sorted(states, key=_step, reverse=True):
+            try:
+                resumable = _step(name) > step and is_resumable(read_state(self.folder / name))
+            except DamagedError:  # the run says so when it looks for what to resume from
+                continue
+            if resumable and self._fetch(name, states[name]):
+                return
+
     def _download_checkpoint(self, name: str) -> bool:
         """Makes the local checkpoint equal to the remote one. False if that is damaged; it is set aside then."""
-        target, state = self.folder / name, self._states[name]
+        state = self._states[name]
+        if self._fetch(name, state):
+            return True
+        remove_folder(self.folder / name)
+        log.warning("%s is damaged: it was set aside and is skipped.", self._at(name))
+        storage.write_bytes(self._at(name, f"{DAMAGED}{STATE}"), state)
+        self._remove_state(name)
+        return False
+
+    def _fetch(self, name: str, state: bytes) -> bool:
+        """Downloads a checkpoint that is not here yet; returns whether it is whole."""
+        target = self.folder / name
         with explain(target / STATE, "read"):
             same = (target / STATE).is_file() and (target / STATE).read_bytes() == state
         if same and _is_whole(target):
@@ -343,13 +369,7 @@ class Mirror:
                 except StorageError as error:
                     if not storage.is_missing(error):
                         raise
-        if _is_whole(target):
-            return True
-        remove_folder(target)
-        log.warning("%s is damaged: it was set aside and is skipped.", self._at(name))
-        storage.write_bytes(self._at(name, f"{DAMAGED}{STATE}"), state)
-        self._remove_state(name)
-        return False
+        return _is_whole(target)
 
     def _clear_local(self, kept: set[str]) -> None:
         """Removes the local files of an earlier run, except the checkpoints and logs in ``kept``."""

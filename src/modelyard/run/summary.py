@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from modelyard.errors import CheckpointError, UserError
-from modelyard.run.checkpoint import list_best, list_checkpoints, read_loop_state
+from modelyard.run.checkpoint import list_best, list_saved, read_loop_state
 from modelyard.run.directory import RunDirectory, is_running, open_run_folder, run_options
 from modelyard.run.metrics import read_metrics
 
@@ -25,7 +25,7 @@ def summarize(directory: RunDirectory) -> dict[str, Any]:
 def _summary(directory: RunDirectory) -> dict[str, Any]:
     options = run_options(directory)
     rows = [*read_metrics(directory.metrics), *read_metrics(directory.evaluations)]
-    saved = list_checkpoints(directory.checkpoints)
+    saved = list_saved(directory.checkpoints, directory.best)
     step = max(saved, default=0)
     return {
         "run": directory.name,
@@ -55,7 +55,7 @@ def compare(directories: list[RunDirectory]) -> dict[str, Any]:
 def _status(directory: RunDirectory, step: int) -> str:
     if is_running(directory):
         return "running"
-    saved = list_checkpoints(directory.checkpoints)
+    saved = list_saved(directory.checkpoints, directory.best)
     if not saved:
         return "not begun"
     try:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from modelyard.errors import RunError, UserError
-from modelyard.run.checkpoint import list_best, list_checkpoints, step_of
+from modelyard.run.checkpoint import list_best, list_checkpoints, list_saved, step_of
 from modelyard.serving.exported_model import DESCRIPTION, SAVED_MODEL, ExportedServable, is_exported_version
 from modelyard.serving.http.batching import Batcher, BatchingOptions
 from modelyard.serving.run_model import RunServable, open_run
@@ -120,10 +120,10 @@ class RunSource(VersionSource):
         """Returns the step to serve, chosen again when the list of checkpoints changes."""
         fixed = self.directory.mirror is not None or self._which not in ("best", "latest")
         if not fixed:
-            folder = self.directory.best if self._which == "best" else self.directory.checkpoints
-            checkpoints = list_checkpoints(folder)
+            best, is_best = self.directory.best, self._which == "best"
+            checkpoints = list_checkpoints(best) if is_best else list_saved(self.directory.checkpoints, best)
             if checkpoints and list(checkpoints) != self._listed:
-                chosen = list_best(folder) if self._which == "best" else [checkpoints[max(checkpoints)]]
+                chosen = list_best(best) if is_best else [checkpoints[max(checkpoints)]]
                 if chosen:
                     self._path, self._step, self._listed = chosen[0], step_of(chosen[0]), list(checkpoints)
         try:
