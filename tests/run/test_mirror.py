@@ -130,6 +130,24 @@ def test_another_machine_resumes_from_the_newest_checkpoint(tmp_path: Path) -> N
     assert committed() == ["best/step-00000040", "checkpoints/step-00000030", "checkpoints/step-00000040"]
 
 
+@pytest.mark.parametrize("damaged", [False, True])
+def test_another_machine_resumes_from_a_newer_best_model(tmp_path: Path, damaged: bool) -> None:
+    with machine(tmp_path / "a") as first:
+        save(first, 10)
+        won = {"metric": "m", "mode": "max", "value": 20, "step": 20}
+        write_checkpoint(first.best, checkpoint(20, best=won, resumable=True, run="r"))
+        first.push()
+    if damaged:
+        storage.write_bytes(f"{URL}/best/step-00000020/weights.safetensors", b"torn")
+    second = remote_run_folder(URL, tmp_path / "b")  # that it evaluates is decided later
+    second.create()
+    with second:
+        newest = load_latest(second.checkpoints, second.best, "r")
+        assert newest is not None
+        assert newest.step == (10 if damaged else 20)
+        assert list(list_checkpoints(second.checkpoints)) == [10]
+
+
 def kill_at(number: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """From its N-th change of the store on, the process is dead. Returns how many changes there were."""
     count = itertools.count(1)

@@ -393,6 +393,19 @@ def test_the_best_is_first_and_of_equals_the_earlier(tmp_path: Path, mode: str, 
     assert [step_of(path) for path in list_best(tmp_path)] == order
 
 
+def test_of_equals_the_one_with_the_lower_loss_is_the_best(tmp_path: Path) -> None:
+    for step, loss in (
+        (1, {"loss": 0.3}),
+        (2, {"loss": 0.2}),
+        (3, {"loss": 0.2}),
+        (4, {"loss": float("nan")}),
+        (5, {}),
+    ):
+        won = {"metric": "m", "mode": "max", "value": 0.9, "step": step}
+        write_checkpoint(tmp_path, checkpoint(step, best=won, metrics=loss))
+    assert [step_of(path) for path in list_best(tmp_path)] == [2, 3, 1, 4, 5]
+
+
 @pytest.mark.parametrize("mode", ["max", "min"])
 def test_what_is_not_a_number_is_never_best(tmp_path: Path, mode: str) -> None:
     for step, value in ((1, np.nan), (2, 0.9), (3, np.nan), (4, 0.9)):
@@ -418,6 +431,8 @@ def test_a_checkpoint_is_chosen_by_name_or_step(tmp_path: Path) -> None:
     assert select_checkpoint(saved, bests, "10") == saved / "step-00000010"
     assert select_checkpoint(saved, bests, "5") == bests / "step-00000005"
     assert select_checkpoint(saved, bests, "20") == saved / "step-00000020"
+    best(bests, 30, 0.7, "max")
+    assert select_checkpoint(saved, bests, "latest") == bests / "step-00000030"
 
 
 @pytest.mark.parametrize("which", ["11", "first", "-1", "", "²", "1.5"])
