@@ -18,7 +18,7 @@ import pytest
 
 from conftest import environment
 from modelyard.errors import RunError
-from modelyard.system.process import hold_pid_file, holders, log_to, read_holder
+from modelyard.system.process import hold_pid_file, holders, host_file, log_to, read_holder
 from waiting import PATIENCE
 
 FILE = Path("worker-0.pid")
@@ -44,14 +44,23 @@ def another_process(path: Path = FILE) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def test_it_holds_pid_and_host_while_the_process_lives() -> None:
+def test_it_holds_the_pid_for_kill_and_beside_it_the_host_while_the_process_lives() -> None:
     with hold_pid_file(FILE):
-        assert FILE.read_text().splitlines()[:2] == [str(os.getpid()), socket.gethostname()]
+        assert FILE.read_text().split() == [str(os.getpid())]
+        assert host_file(FILE).read_text().splitlines()[0] == socket.gethostname()
         holder = read_holder(FILE)
         assert holder is not None
         assert (holder.name, holder.pid, holder.is_here) == ("worker-0", os.getpid(), True)
         assert str(holder) == f"worker-0 (process {os.getpid()})"
-    assert not FILE.exists()
+    assert list(Path().iterdir()) == []
+
+
+def test_the_pid_file_of_an_earlier_version_has_a_holder() -> None:
+    with another_process() as process:
+        FILE.write_text(f"{process.pid}\nhost\npid:[1]\n")
+        holder = read_holder(FILE)
+        assert holder is not None
+        assert (holder.pid, holder.host, holder.space) == (process.pid, "host", "pid:[1]")
 
 
 def test_a_pid_file_of_a_killed_process_has_no_holder() -> None:
@@ -88,8 +97,7 @@ def test_a_living_holder_is_signalled_and_a_stale_pid_never() -> None:
 
 def test_a_pid_that_the_holder_has_not_yet_written_over_is_not_signalled() -> None:
     with another_process(), subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as innocent:
-        lines = FILE.read_text().splitlines()
-        FILE.write_text("\n".join([str(innocent.pid), *lines[1:], ""]))
+        FILE.write_text(f"{innocent.pid}\n")
         holder = read_holder(FILE)
         assert holder is not None
         assert holder.pid == innocent.pid
@@ -98,7 +106,7 @@ def test_a_pid_that_the_holder_has_not_yet_written_over_is_not_signalled() -> No
         innocent.kill()
 
 
-@pytest.mark.parametrize("text", ["", "12\n", "1\nhost\nspace\n", "-1\nhost\nspace\n", "\x00\xff\nhost\nspace\n"])
+@pytest.mark.parametrize("text", ["", "1\n", "x\n", "1\nhost\nspace\n", "-1\nhost\nspace\n", "\x00\xff\nhost\nspace\n"])
 def test_nonsense_in_a_pid_file_is_no_holder(text: str) -> None:
     with another_process():
         FILE.write_text(text, encoding="latin-1")

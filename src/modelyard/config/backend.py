@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
+import logging
 import os
 import pkgutil
 import re
@@ -31,8 +32,10 @@ INSTALL = {
     "tensorflow": "pip install 'modelyard[cpu]' (or 'modelyard[gpu]' for NVIDIA GPUs)",
     "jax": "pip install 'modelyard[jax]' (or 'modelyard[jax-gpu]' for NVIDIA GPUs)",
 }
+SHOWN = {"tensorflow": "TensorFlow", "jax": "JAX"}
 DEV = Path("/dev")
 DRIVER = Path("/proc/driver/nvidia/gpus")
+log = logging.getLogger("modelyard")
 
 
 def choose_engine(name: str) -> tuple[str, str]:
@@ -198,6 +201,7 @@ def import_engine(name: str) -> str:
     os.environ["KERAS_BACKEND"] = chosen
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # JAX's libraries read it, too
     if chosen not in sys.modules:
+        log.info("loading %s …", SHOWN[chosen])
         try:
             with without_lines(sys.stderr, 2, _GREETING):  # printed before the log level is read
                 importlib.import_module(chosen)

@@ -123,6 +123,7 @@ def run(config: Config, evaluates: bool, processes: SingleProcess | None = None)
             refuse_other_config(directory, config, checkpoint.step, checkpoint.loop_state)
         initial_weights = None if checkpoint is not None else read_initial_weights(config)
         report("loading data")
+        log.info("reading the data: %s …", config.dataset)
         dataset = load_dataset(config)
         if evaluates:
             _check_validation(config, dataset, cluster)
@@ -263,6 +264,7 @@ def is_finished(directory: RunDirectory, config: Config, length: Callable[[], Ru
 def build(engine: Engine, config: Config, dataset: Dataset, length: RunLength) -> None:
     """Makes the model and hands it to the engine."""
     report("building the model")
+    log.info("building the model: %s …", config.model)
     from modelyard.engine.network import build_network
     from modelyard.models.choose_task import build_task
 

@@ -267,6 +267,7 @@ class Trainer:
     def _prepare(self) -> None:
         """Compiles, before the clock runs."""
         report(COMPILING, self.step, total=self.total_steps)
+        log.info("compiling …")
         periods = [self.total_steps, self._log_cadence.period]
         splits = []
         if self._evaluates:

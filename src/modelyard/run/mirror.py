@@ -53,7 +53,7 @@ from modelyard.run.directory import (
 from modelyard.run.manifest import JOURNAL_TITLE
 from modelyard.run.remote_lock import HeldError, RemoteLock, is_alive
 from modelyard.system.files import explain, remove_folder, whole_folder
-from modelyard.system.process import SUFFIX, holders
+from modelyard.system.process import SUFFIX, holders, host_file
 
 _SMALL = (CONFIG, MANIFEST, METRICS, SPLITS, EVENTS, LOGS, PROFILE, EXAMPLES)
 """Files and folders that are uploaded before any checkpoint, in this order: a folder with a config is a run."""
@@ -539,7 +539,10 @@ def _logs_in_use(folder: Path) -> set[str]:
 
     Also what must outlive a kill: which faults were injected.
     """
-    used = {f"{LOGS}/{holder.name}{suffix}" for holder in holders(folder / LOGS) for suffix in (".log", SUFFIX)}
+    used = set()
+    for holder in holders(folder / LOGS):
+        used |= {holder.path.name, host_file(holder.path).name, f"{holder.name}.log"}
+    used = {f"{LOGS}/{name}" for name in used}
     return used | {f"{LOGS}/{path.name}" for path in (folder / LOGS).glob(f"*{faults.SUFFIX}")}
 
 

@@ -1,7 +1,7 @@
 """A process of a run: its pid file, its log file, its signals.
 
-A process holds a lock on its pid file while it lives, so that a stale file is recognized. The first line is the pid;
-then come the host and the pid namespace, without which a pid means nothing.
+A process holds a lock on its pid file while it lives, so that a stale file is recognized. The file has the pid only,
+for ``kill $(cat chief.pid)``. Without host and pid namespace a pid means nothing: a hidden file beside it has them.
 """
 
 from __future__ import annotations
@@ -86,16 +86,23 @@ def hold_pid_file(path: Path) -> Iterator[None]:
         file = _open_locked(path)
     try:
         with explain(path, "write"):
+            host_file(path).write_text(f"{socket.gethostname()}\n{pid_space()}\n", encoding="utf-8")
             # Without a buffer: on a full disk, it would fail again when the file is closed.
             os.ftruncate(file.fileno(), 0)
-            os.write(file.fileno(), f"{os.getpid()}\n{socket.gethostname()}\n{pid_space()}\n".encode())
+            os.write(file.fileno(), f"{os.getpid()}\n".encode())
         yield
     finally:
         # Removed before the lock is released, and only if it is still ours: the folder may have been replaced.
         with contextlib.suppress(OSError):
             if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                host_file(path).unlink(missing_ok=True)
                 path.unlink()
         file.close()
+
+
+def host_file(path: Path) -> Path:
+    """The file beside a pid file that has the host and the pid namespace of the process."""
+    return path.with_name(f".{path.name}-host")
 
 
 def _open_locked(path: Path) -> IO[str]:
@@ -133,6 +140,8 @@ def read_holder(path: Path) -> Holder | None:
                 return None
             except BlockingIOError:
                 lines = file.read(1000).splitlines()
+        if len(lines) == 1:  # an earlier Modelyard wrote all in one file
+            lines += host_file(path).read_text(encoding="utf-8", errors="replace")[:1000].splitlines()
     except OSError:
         return None
     if len(lines) < 3 or not lines[0].isdecimal() or int(lines[0]) < 2:
