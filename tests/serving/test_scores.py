@@ -13,6 +13,7 @@ from keras import ops
 
 import modelyard
 from conftest import engine_name
+from modelyard.errors import ConfigError, DataError
 from modelyard.serving.prediction import predict as predict_module
 
 pytestmark = pytest.mark.usefixtures("two_devices")
@@ -87,6 +88,43 @@ def test_evaluate_predict_and_a_loaded_run_say_the_same(home: Path, run: str) ->
     )
 
 
+def write_table(path: str, labels: str, columns: list[str]) -> None:
+    rows = np.concatenate([VALUES[50:], LABELS[labels][50:].reshape(40, -1)], axis=1)
+    lines = [",".join([*"abcde", *columns]), *(",".join(f"{value:.6g}" for value in row) for row in rows)]
+    Path(path).write_text("\n".join(lines) + "\n")
+
+
+def test_label_columns_of_numbers_and_flags_are_read(home: Path, caplog: pytest.LogCaptureFixture) -> None:
+    options: dict[str, Any] = {"value_columns": "a,b,c,d,e", "overwrite": True, "output": "a.csv"}
+    for kind, columns in (("targets", ["p", "q"]), ("flags", ["0", "1", "2"])):
+        write_table("table.csv", kind, columns)
+        expected = modelyard.evaluate(home / f"{kind}-mlp", split="test").metrics
+        found = modelyard.predict(home / f"{kind}-mlp", "table.csv", label_column=",".join(columns), **options)
+        assert found.metrics == pytest.approx(expected, rel=1e-3)
+        assert not modelyard.predict(home / f"{kind}-mlp", "table.csv", **options).metrics
+        assert "left out" not in caplog.text
+    with pytest.raises(DataError, match=r"there is no column 'z'.* Name the right one with --label_column"):
+        modelyard.predict(home / "targets-mlp", "table.csv", label_column="0,z", **options)
+    text = Path("table.csv").read_text().splitlines()
+    Path("table.csv").write_text("\n".join([*text[:5], text[5].rpartition(",")[0] + ",", *text[6:]]))
+    assert not modelyard.predict(home / "flags-mlp", "table.csv", label_column="0,1,2", **options).metrics
+    assert "labels are left out: table.csv:6: the label is empty" in caplog.text
+    with pytest.raises(ConfigError, match="label_column: has no effect here: it is for csv files, these are npz files"):
+        modelyard.predict(home / "flags-mlp", home / "flags-test.npz", label_column="0", output="b.csv")
+
+
+def test_columns_of_several_targets_are_found_by_name(home: Path) -> None:
+    write_table("named.csv", "targets", ["p", "q"])
+    options: dict[str, Any] = {"value_columns": "a,b,c,d,e", "label_kind": "numbers"}
+    modelyard.train(
+        dataset="named.csv", model="mlp", label_column="p,q", train_steps=2, train_batch_size=10, model_dir="run",
+        engine=engine_name(), **options,
+    )  # fmt: skip
+    found = [modelyard.predict("run", "named.csv", output=f"{n}.csv").metrics for n in range(1)]
+    found += [modelyard.predict("run", "named.csv", label_column=c, output=f"{c}.csv").metrics for c in ("p,q", "q,p")]
+    assert found[0]["mae"] == found[1]["mae"] == found[2]["mae"]
+
+
 def test_r2_of_several_targets_is_the_mean_of_theirs(home: Path) -> None:
     found = modelyard.load(home / "targets-mlp").predict((VALUES[50:], TARGETS[50:]))
     errors = ((found["values"] - TARGETS[50:]) ** 2).mean(axis=0)
@@ -119,7 +157,6 @@ def test_scores_after_a_stop_are_those_of_all_rows(home: Path, monkeypatch: pyte
 
 def test_an_example_that_cannot_be_read_does_not_count(home: Path) -> None:
     from modelyard.data.raw_examples import ArrayExamples
-    from modelyard.errors import DataError
 
     class Damaged(ArrayExamples):
         def load(self, index: int) -> Any:

@@ -190,7 +190,8 @@ class OpenExport:
     @property
     def label(self) -> Feature:
         """Shape and type of a label, by the task of the model."""
-        by_task = {"regression": Feature((), "float32"), "multi_label": Feature((len(self.classes),), "uint8")}
+        several = (len(self.classes),) if len(self.classes) > 1 else ()
+        by_task = {"regression": Feature(several, "float32"), "multi_label": Feature((len(self.classes),), "uint8")}
         return by_task.get(self.info.task_type, Feature((), "int32"))
 
     def engine(

@@ -7,7 +7,7 @@ import io
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -36,6 +36,8 @@ class CsvRows:
     paths: list[str] = field(default_factory=list)
     values: list[NDArray[np.float32]] = field(default_factory=list)
     extra: dict[str, list[str]] = field(default_factory=dict)
+    unlabelled: str = ""
+    """Why there are no labels, if the rows are to be predicted and have columns of labels."""
 
     def examples(self, labels: NDArray[Any] | None = None) -> RawExamples:
         """Returns the examples with these labels; by default all are 0."""
@@ -57,6 +59,7 @@ def read_csv(
     *,
     split_group: str = "",
     to_predict: bool = False,
+    named: Collection[str] = (),
     check_images: bool = True,
 ) -> dict[str, CsvRows]:
     """Reads the rows of each split.
@@ -66,7 +69,8 @@ def read_csv(
         options: which columns hold what.
         split: the split of rows that name none.
         split_group: the column whose equal values stay in one split. It is no column of values, unless named as one.
-        to_predict: whether all rows are of ``split``, and labels may be missing. Only class names are read then.
+        to_predict: whether all rows are of ``split``, and labels may be missing.
+        named: options that are given for rows to predict. If ``label_column`` is one, its columns must exist.
         check_images: whether a missing image is an error.
 
     Raises:
@@ -75,17 +79,26 @@ def read_csv(
     found: dict[str, CsvRows] = {}
     lines = _lines(path)
     _, names = next(lines)
-    columns = _columns(path, names, options, split_group, to_predict)
+    columns = _columns(path, names, options, split_group, to_predict, "label_column" in named)
     for line, row in lines:
         where = f"{path}:{line}"
-        named = row[columns.split].strip() if columns.split is not None and not to_predict else ""
-        rows = found.setdefault(_split(named, where) if named else split, CsvRows(path.parent))
+        text = row[columns.split].strip() if columns.split is not None and not to_predict else ""
+        rows = found.setdefault(_split(text, where) if text else split, CsvRows(path.parent))
         if columns.group is not None:
             group = row[columns.group].strip()
             if not group and not to_predict:
                 raise DataError(f"{where}: {split_group!r} is empty, by which split_group groups the examples.")
             rows.extra.setdefault(split_group, []).append(group)
-        _add_labels(rows, [(names[n], row[n].strip()) for n in columns.labels], options.label_kind, to_predict, where)
+        cells = [(names[n], row[n].strip()) for n in columns.labels]
+        if columns.unlabelled or rows.unlabelled:
+            rows.unlabelled = columns.unlabelled or rows.unlabelled
+        elif cells or not to_predict:
+            try:
+                _add_labels(rows, cells, options.label_kind, where)
+            except DataError as error:
+                if not to_predict:
+                    raise
+                rows.unlabelled = str(error)
         if columns.image is None:
             rows.values.append(_numbers([(names[n], row[n]) for n in columns.values], where))
             continue
@@ -163,9 +176,17 @@ class _Columns:
     group: int | None
     image: int | None
     values: list[int]
+    unlabelled: str = ""
 
 
-def _columns(path: Path, names: Sequence[str], options: FilesOptions, split_group: str, to_predict: bool) -> _Columns:
+def _columns(
+    path: Path,
+    names: Sequence[str],
+    options: FilesOptions,
+    split_group: str,
+    to_predict: bool,
+    needs_labels: bool = False,
+) -> _Columns:
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise DataError(f"{path}:1: two columns are named {twice[0]!r}.")
@@ -180,7 +201,12 @@ def _columns(path: Path, names: Sequence[str], options: FilesOptions, split_grou
             )
         return names.index(name)
 
-    labels = [number(name, "label_column") for name in label_columns(options, names) if name in names or not to_predict]
+    wanted = label_columns(options, names)
+    missing = [name for name in wanted if name not in names]
+    if to_predict and not needs_labels:
+        wanted = [name for name in wanted if name in names]
+    labels = [number(name, "label_column") for name in wanted]
+    unlabelled = f"{path}:1: there is no column {missing[0]!r}." if missing and labels else ""
     split = None
     if options.split_column in names and options.split_column:  # pandas writes a column without a name
         split = names.index(options.split_column)
@@ -190,7 +216,7 @@ def _columns(path: Path, names: Sequence[str], options: FilesOptions, split_grou
     if group is None and not to_predict and split_group not in ("", PATH if not options.value_columns else ""):
         group = number(split_group, "split_group")
     if not options.value_columns:
-        return _Columns(labels, split, group, number(options.image_column, "image_column"), [])
+        return _Columns(labels, split, group, number(options.image_column, "image_column"), [], unlabelled)
     if options.value_columns == ("all",):
         values = [i for i in range(len(names)) if i not in (*labels, split, group)]
     else:
@@ -203,7 +229,7 @@ def _columns(path: Path, names: Sequence[str], options: FilesOptions, split_grou
             )
     if not values:
         raise DataError(f"{path}:1: there are no columns of values beside the label.")
-    return _Columns(labels, split, group, None, values)
+    return _Columns(labels, split, group, None, values, unlabelled)
 
 
 def _split(named: str, where: str) -> str:
@@ -213,12 +239,12 @@ def _split(named: str, where: str) -> str:
     return split
 
 
-def _add_labels(rows: CsvRows, cells: list[tuple[str, str]], kind: str, to_predict: bool, where: str) -> None:
-    if not to_predict and not all(text for _, text in cells):
+def _add_labels(rows: CsvRows, cells: list[tuple[str, str]], kind: str, where: str) -> None:
+    if not all(text for _, text in cells):
         raise DataError(f"{where}: the label is empty.")
     if kind == "class":
         rows.class_names += [text for _, text in cells]
-    elif not to_predict:
+    else:
         numbers = _numbers(cells, where)
         wrong = np.flatnonzero(~np.isin(numbers, (0, 1)))
         if kind == "flags" and len(wrong):

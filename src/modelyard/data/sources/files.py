@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -213,16 +213,17 @@ def _of_csv(paths: dict[str, Path], options: FilesOptions, context: DataContext)
     if options.label_kind == "class":
         classes, labels = _class_indices({split: rows.class_names for split, rows in splits.items()})
         return Source("csv", {split: rows.examples(labels[split]) for split, rows in splits.items()}, classes)
-    examples = {}
-    for split, rows in splits.items():
-        targets: NDArray[Any] = np.stack(rows.targets)
-        if options.label_kind == "flags":
-            targets = targets.astype(np.uint8)
-        elif targets.shape[1] == 1:
-            targets = targets[:, 0]
-        examples[split] = rows.examples(targets)
+    examples = {split: rows.examples(_targets(rows, options)) for split, rows in splits.items()}
     names = label_columns(options)  # of the classes that apply or not, or of the values; a single value needs none
     return Source("csv", examples, tuple(names if options.label_kind == "flags" or len(names) > 1 else ()))
+
+
+def _targets(rows: CsvRows, options: FilesOptions) -> NDArray[Any]:
+    """Returns labels that are numbers or flags."""
+    targets: NDArray[Any] = np.stack(rows.targets)
+    if options.label_kind == "flags":
+        return targets.astype(np.uint8)
+    return targets[:, 0] if targets.shape[1] == 1 else targets
 
 
 def _of_records(paths: dict[str, list[Path]], options: FilesOptions, context: DataContext) -> Source:
@@ -275,15 +276,19 @@ class FilesToPredict:
         examples: the raw examples.
         labels: class names, or the values in a file; None if there are none.
         from_folders: whether the names are those of the images' folders, which may have another meaning.
+        unlabelled: why the labels of a table are left out; empty if they are not, or if there are none.
+        columns: the columns of a table that numbers or flags come from.
     """
 
     examples: RawExamples
     labels: Sequence[str] | NDArray[Any] | None
     from_folders: bool = False
+    unlabelled: str = ""
+    columns: tuple[str, ...] = ()
 
 
 def read_to_predict(
-    sources: Sequence[str], options: FilesOptions, cache: Path, split_group: str = ""
+    sources: Sequence[str], options: FilesOptions, cache: Path, split_group: str = "", named: Collection[str] = ()
 ) -> FilesToPredict:
     """Reads image files, folders of them, and patterns; or one .csv file, .npz file, or records.
 
@@ -292,6 +297,7 @@ def read_to_predict(
         options: which columns or features hold what.
         cache: a folder for indexes.
         split_group: a column of .csv files that is not a value.
+        named: the options that are given for these files; those of other kinds of files are refused.
 
     Raises:
         DataError: if there is nothing, or nothing that can be read.
@@ -301,9 +307,21 @@ def read_to_predict(
             raise DataError(f"{source} is not on this machine; copy it here first.")
     paths = [Path(source).expanduser() for source in sources]
     kinds = [kind_of(path) for path in paths]
+    kind = kinds[0] if len(kinds) == 1 else "folder"
+    owners = {key: owner for owner, keys in _OWN_OPTIONS.items() for key in keys if key in named and owner != kind}
+    if owners and kind != "missing":
+        what = f"{kind} files" if kind in ("npz", "csv", "records") else "images"
+        raise ConfigError(
+            Problem("options of predict", key, f"has no effect here: it is for {owner} files, these are {what}.")
+            for key, owner in owners.items()
+        )
     if kinds == ["csv"]:
-        rows = read_csv(paths[0], options, split_group=split_group, to_predict=True)[TRAIN]
-        return FilesToPredict(rows.examples(), rows.class_names or None)
+        rows = read_csv(paths[0], options, split_group=split_group, to_predict=True, named=named)[TRAIN]
+        if rows.unlabelled or options.label_kind == "class" or not rows.targets:
+            names = None if rows.unlabelled else rows.class_names or None
+            return FilesToPredict(rows.examples(), names, unlabelled=rows.unlabelled)
+        targets = _targets(rows, options)
+        return FilesToPredict(rows.examples(targets), targets, columns=tuple(label_columns(options)))
     if kinds == ["npz"]:
         values, labels = read_npz_to_predict(paths[0])
         zeros = np.zeros(len(values), np.int32)

@@ -170,6 +170,8 @@ def open_examples(run: OpenRun | OpenExport, sources: Sequence[Any], columns: Ma
     """
     known, classes = run.config.options_of("dataset"), run.classes
     own = known.model_dump() if isinstance(known, FilesOptions) else {}
+    if own.get("label_kind", "class") == "class":  # the run was trained on arrays or a dataset of its own
+        own["label_kind"] = _label_kind(run.label)
     options = FilesOptions.model_validate({**own, **columns})
     paths = _paths(sources)
     if paths is None:
@@ -179,13 +181,17 @@ def open_examples(run: OpenRun | OpenExport, sources: Sequence[Any], columns: Ma
     else:
         group = run.config.split_group
         column = "" if group is None else split_group_of(group)[0]
-        found = read_to_predict(paths, options, storage.cache_folder(run.config.cache_dir), column)
+        found = read_to_predict(paths, options, storage.cache_folder(run.config.cache_dir), column, [*columns])
     examples, labels = found.examples, found.labels
     if not len(examples):
         raise DataError("there are no examples to predict.")
     if labels is None:
+        if found.unlabelled:
+            log.warning("labels are left out: %s", found.unlabelled)
         return examples, False
     if isinstance(labels, np.ndarray):
+        if sorted(found.columns) == sorted(classes):  # columns are found by their names
+            examples.labels = labels = labels[:, [found.columns.index(name) for name in classes]]
         problem = _label_mismatch(labels, run.label, len(classes))
     else:
         numbers = {name: number for number, name in enumerate(classes)}
@@ -244,6 +250,13 @@ def _given(run: OpenRun | OpenExport, data: Any, options: FilesOptions) -> Files
     numbers = labels is not None and labels.dtype.kind not in "USb"
     examples = examples_of(arrays, labels if numbers else None)
     return FilesToPredict(examples, labels if labels is None or numbers else labels.astype(str).tolist())
+
+
+def _label_kind(label: Feature) -> Literal["class", "numbers", "flags"]:
+    """Returns the `label_kind` of the labels that a run was trained on."""
+    if label.dtype.startswith("float"):
+        return "numbers"
+    return "flags" if len(label.shape) == 1 else "class"
 
 
 def _label_mismatch(labels: NDArray[np.generic], label: Feature, classes: int) -> str | None:
