@@ -1,10 +1,12 @@
 """Looking at a run of somebody else does not run its code, and one's own runs need no flag."""
 
+import inspect
 import multiprocessing
 import os
 import re
 import shutil
 import stat
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -136,7 +138,17 @@ VERBS: dict[str, Callable[[], object]] = {
     "find_learning_rate": lambda: modelyard.find_learning_rate(config_file="theirs/config.yaml"),
     "data_info": lambda: modelyard.data_info("digits", config_file="theirs/config.yaml"),
     "matrix": lambda: modelyard.matrix(models=["mlp"], output="m", config_file="theirs/config.yaml"),
+    "load": lambda: modelyard.load("theirs"),
 }
+WITHOUT_PLUGINS = {
+    "any_input", "convert", "fetch", "image_input", "launch", "leaderboard", "load_weights", "main", "show_data",
+    "stop", "submit", "verify_data",
+}  # fmt: skip
+
+
+def test_every_function_is_tried() -> None:
+    functions = {name for name in modelyard.__all__ if inspect.isfunction(getattr(modelyard, name))}
+    assert {name for name in functions if not name.startswith("register_")} == {*VERBS, *WITHOUT_PLUGINS}
 
 
 @pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
@@ -276,6 +288,13 @@ def test_a_module_in_the_working_folder_is_not_run_for_a_stranger(name: str) -> 
     with pytest.raises(UntrustedPluginError):
         modelyard.evaluate(run)
     assert [has_run("."), has_run("my_package")] == [False, False]
+
+
+def test_python_imports_modules_of_the_folder_in_which_it_is_started() -> None:
+    """docs/security.md says so. Nothing that Modelyard does comes before it."""
+    Path("typer.py").write_text("print('IT RAN')")
+    words = [sys.executable, "-m", "modelyard", "--version"]
+    assert "IT RAN" in subprocess.run(words, capture_output=True, text=True, check=False).stdout
 
 
 def test_a_module_that_is_imported_already_runs_nothing() -> None:

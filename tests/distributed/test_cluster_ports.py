@@ -14,7 +14,8 @@ import pytest
 
 from cluster_processes import PARTS
 from conftest import COMMAND, environment, on_engine
-from modelyard.system.network import is_loopback
+from modelyard.system import network
+from modelyard.system.network import expects_loopback, is_loopback
 from waiting import wait_until
 
 SYNCHRONOUS = ["--workers", "2", "--evaluator"]
@@ -75,3 +76,18 @@ def test_a_local_cluster_listens_on_loopback_only_and_keeps_its_secret(tmp_path:
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert {"config.yaml", "manifest.json", "out"} <= {path.name for path in written}
     assert [path for path in written if secret.encode() in path.read_bytes()] == []
+
+
+def test_a_program_that_listens_on_all_interfaces_is_reported(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On macOS, TensorFlow does."""
+    opened = iter([{7}, {7, 2222}] * 2)
+    monkeypatch.setattr(network, "_open_ports", lambda: next(opened))
+    with expects_loopback("TensorFlow", ["127.0.0.1:1", "localhost:2"]):
+        pass
+    assert "TensorFlow listens on all interfaces at port 2222, although" in caplog.text
+    caplog.clear()
+    with expects_loopback("TensorFlow", ["127.0.0.1:1", "192.0.2.7:2"]):  # several machines: it has to
+        pass
+    assert not caplog.records

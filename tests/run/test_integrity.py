@@ -109,6 +109,15 @@ def test_an_edited_config_is_accepted_without_its_comments(tmp_path: Path) -> No
     assert run_options(directory)["train_steps"] == 200
 
 
+def test_who_edits_a_config_on_purpose_can_compute_its_checksum_again(tmp_path: Path) -> None:
+    """docs/security.md says so: checksums are not signatures."""
+    directory = made(tmp_path, copy=False)
+    edit(directory, "train_steps: 60\n", "train_steps: 200\n")
+    lines = directory.config.read_text().splitlines(keepends=True)
+    directory.config.write_text(with_checksum("".join(line for line in lines if not line.startswith("#"))))
+    assert run_options(directory)["train_steps"] == 200
+
+
 def test_a_damaged_config_is_restored_from_the_newest_readable_checkpoint(tmp_path: Path) -> None:
     directory = made(tmp_path, learning_rate=0.25)
     whole = directory.config.read_text()
