@@ -14,6 +14,7 @@ import pytest
 from made_runs import write_run
 
 import modelyard
+from modelyard.comparison.matrix import CellResult, progress
 from modelyard.comparison.plots import Point, scatter
 from modelyard.errors import RunError, UserError
 
@@ -208,6 +209,24 @@ def test_the_examples_of_all_folds_are_pooled(seeds: int) -> None:
     assert f"({seeds} × 3)" in Path("runs/leaderboard.md").read_text()
     assert not any("single seed" in note for note in board.notes)
     assert "3 models, 1 dataset, " + str(9 * seeds) in Path("runs/leaderboard.html").read_text()
+
+
+def test_folds_are_compared_on_validation_and_on_request_on_test() -> None:
+    for model, accuracy in (("mlp", 0.9), ("simple_cnn", 0.6)):
+        for fold in (1, 2, 3):
+            right = np.arange(200) >= 200 * (1 - accuracy) + fold
+            data = {"fingerprint": f"of fold {fold}", "undivided": "whole"}
+            examples = {"test": {"accuracy": right.astype(np.float32)}}
+            options = {"model": model, "folds": 3, "fold": fold, "data": data, "examples": examples}
+            scores = {"validation": {"accuracy": accuracy}, "test": {"accuracy": float(right.mean())}}
+            write(f"{model}{fold}", 0.5, scores=scores, **options)
+    assert modelyard.leaderboard("runs").split == "validation"
+    board = modelyard.leaderboard("runs", split="test")
+    scores = {name: entrant.scores["digits"] for name, entrant in by_name(board).items()}
+    assert {(score.n, score.folds, score.examples) for score in scores.values()} == {(1, 3, 200)}
+    assert (scores["mlp"].mark, scores["simple_cnn"].mark) == ("best", "worse")
+    cell = CellResult(name="a", axes={"fold": 3}, state="done", model_dir="runs/simple_cnn3", log="")
+    assert progress(cell)[1] == "validation accuracy 0.6"
 
 
 def test_folds_that_not_all_have_are_left_out() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from modelyard.comparison.matrix_folder import MatrixFolder, merge_plan
-from modelyard.comparison.plan import MatrixRequest, make_cells, read_request
+from modelyard.comparison.plan import MatrixRequest, make_cells, read_request, with_folds
 from modelyard.errors import ConfigError, RunError
 from waiting import PATIENCE
 
@@ -55,6 +55,19 @@ def test_any_option_may_be_an_axis_and_exclusions_take_cells_away() -> None:
     ]
     assert len(found) == 5
     assert found[0].config.learning_rate == 0.1
+
+
+def test_folds_are_an_axis() -> None:
+    axes = {"model": ["mlp", "simple_cnn"], "dataset": ["digits"], "random_seed": [0, 1]}
+    found = make_cells(with_folds(MatrixRequest(axes, options={"folds": 3}, source="here")))
+    assert len(found) == 12
+    assert found[0].name == "mlp-digits-fold1-seed0"
+    assert {(cell.config.folds, cell.config.fold) for cell in found} == {(3, 1), (3, 2), (3, 3)}
+    assert {cell.axes["random_seed"] for cell in found[:6]} == {0}
+    one = make_cells(with_folds(MatrixRequest(axes, options={"folds": 3, "fold": 2}, source="here")))
+    assert {cell.config.fold for cell in one} == {2}
+    with pytest.raises(ConfigError, match="folds"):
+        make_cells(with_folds(MatrixRequest(axes, options={"folds": "many"}, source="here")))
 
 
 def test_all_problems_are_reported_at_once() -> None:

@@ -61,7 +61,10 @@ def leaderboard(
     folder: Annotated[str, typer.Argument(metavar="FOLDER", help="folder with runs, at any depth")],
     metric: Annotated[str | None, typer.Option(help="metric to compare (default: accuracy if there is)")] = None,
     split: Annotated[
-        str | None, typer.Option(metavar="test|validation", help="split to compare (default: test if all runs have it)")
+        str | None,
+        typer.Option(
+            metavar="test|validation", help="split to compare (default: test if all have it; folds: validation)"
+        ),
     ] = None,
     output: Annotated[str | None, typer.Option(metavar="FOLDER", help="folder to write to (default: FOLDER)")] = None,
     json: Json = False,

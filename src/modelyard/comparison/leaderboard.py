@@ -132,7 +132,7 @@ def leaderboard(
     Args:
         folder: a folder with runs at any depth, such as that of a matrix.
         metric: the metric to compare; by default accuracy, or another that the runs have.
-        split: test or validation; by default test, if all runs have it.
+        split: test or validation; by default test, if all runs have it, and validation for folds.
         output: the folder to write to; by default ``folder``.
 
     Raises:
@@ -241,9 +241,11 @@ def choose_metric(runs: Sequence[RunResult], metric: str | None, split: str | No
     """
     known = default_metrics(name for run in runs for mine in run.scores.values() for name in mine)
     enough = min(2, len(runs))
+    # Cross-validation is about the folds, even if there is a test split.
+    preferred = SPLITS[::-1] if all(run.fold is not None for run in runs) else SPLITS
     for name in known if metric is None else [metric]:
         counts = {where: sum(name in run.scores.get(where, {}) for run in runs) for where in SPLITS}
-        where = split or max(SPLITS, key=lambda split: counts[split])
+        where = split or max(preferred, key=lambda split: counts[split])
         if counts[where] >= enough:
             return where, name
     has = "; ".join(f"{run.name} has {_listed(run)}" for run in runs[:10]) + ("; …" if len(runs) > 10 else "")

@@ -26,7 +26,17 @@ from rich.text import Text
 from modelyard import faults
 from modelyard.comparison.leaderboard import Leaderboard, leaderboard
 from modelyard.comparison.matrix_folder import MatrixFolder, is_finished, merge_plan
-from modelyard.comparison.plan import DATASET, MODEL, SEED, Cell, MatrixRequest, make_cells, read_request, with_folds
+from modelyard.comparison.plan import (
+    DATASET,
+    FOLD,
+    MODEL,
+    SEED,
+    Cell,
+    MatrixRequest,
+    make_cells,
+    read_request,
+    with_folds,
+)
 from modelyard.comparison.results import default_metrics, metrics_of, rows_of_best
 from modelyard.config.calls import parse_list
 from modelyard.config.resolve import option_name
@@ -431,8 +441,9 @@ def progress(result: CellResult) -> tuple[str, str]:
     best = _best_models(directory, result.state == DONE)
     if best and not any(row.get("step") == step_of(best[0]) and row.get("split") == "validation" for row in rows):
         rows = read_metrics(directory.metrics)
-    for split, row in rows_of_best(rows, best).items():
-        metrics = metrics_of(row)
+    chosen = rows_of_best(rows, best)
+    for split in sorted(chosen, reverse=FOLD in result.axes):  # with folds, validation comes before test
+        metrics = metrics_of(chosen[split])
         for metric in default_metrics(metrics)[:1]:
             return step, f"{split} {metric} {metrics[metric]:.4g}"
     for row in reversed(rows):
