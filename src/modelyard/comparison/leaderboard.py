@@ -203,9 +203,9 @@ def _remarks(board: Leaderboard, ranking: Ranking) -> Iterator[str]:
     scores = [score for entrant in board.entrants for score in entrant.scores.values()]
     if board.looks > 1:
         yield (
-            f"the scores are too good: each is the best of up to {board.looks} evaluations of its run on "
-            f"{board.split}, by which the model was chosen. --test_at_end evaluates it once on examples that chose "
-            "nothing; without a test split, add --test_fraction."
+            f"the scores are optimistic: each is the best of up to {board.looks} evaluations of its run on "
+            f"{board.split}, by which the model was chosen. --test_at_end evaluates that model once, on examples that "
+            "were not used to choose it; without a test split, add --test_fraction."
         )
     if len(board.ranked) < len(board.datasets) and len(board.entrants) > 1:
         over = ", ".join(board.ranked) or "none, so there is no mean rank"
