@@ -301,3 +301,27 @@ def test_a_damaged_file_is_named_at_its_batch(make: Any, tmp_path: Path) -> None
     made.batches(0, 4)
     with pytest.raises(UserError, match=f"{name} can't be decoded"):
         made.batches(4, 5)
+
+
+# -- memory ---------------------------------------------------------------------------------------------------------
+
+HUGE = 10**12
+
+
+def test_a_batch_that_cannot_fit_in_memory_is_an_error_in_words() -> None:
+    with pytest.raises(UserError, match=r"^train_batch_size is too large: 1,000,000,000,000 examples .* GiB are free"):
+        modelyard.train(model="mlp", dataset="digits", train_steps=1, train_batch_size=HUGE, model_dir="run")
+    with pytest.raises(UserError, match="train_batch_size is too large"):
+        modelyard.find_learning_rate(model="mlp", dataset="digits", train_batch_size=HUGE)
+
+
+def test_batches_that_are_read_ahead_fit_in_memory_too(
+    make: Any, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make(photos, resident="never")
+    monkeypatch.setattr(module, "_ALWAYS_ALLOWED", 100)
+    monkeypatch.setattr(module, "available_memory", lambda: 1000)
+    with pytest.raises(UserError, match="train_batch_size is too large: 8 examples of 436 bytes"):
+        made.batches(0, 1)
+    with pytest.raises(UserError, match=r"eval_batch_size is too large: 50 examples .* Give at most 1\."):
+        next(made.pipeline.evaluation("validation", 50))

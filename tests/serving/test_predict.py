@@ -381,6 +381,40 @@ def test_numbers_and_several_classes_have_tables_too(tmp_path: Path) -> None:
     assert set(table("flags.csv")[0]) == {"path", "truth", "labels"}
 
 
+def test_arrays_of_another_size_are_resized_if_the_run_resized_its_images(home: Path) -> None:
+    small = np.stack([photo(n, 12, 14) for n in range(3)])
+    np.savez("a.npz", x=small)
+    np.save("b.npy", small)
+    Path("files").mkdir()
+    for number, image in enumerate(small):
+        Image.fromarray(image).save(f"files/{number}.png")
+    run = modelyard.load(home / "run")
+    chances = run.predict(small)["probabilities"]
+    for source in ("a.npz", "b.npy", "files"):
+        modelyard.predict(home / "run", source, output=f"{source}.csv")
+        found = [float(row["probability"]) for row in table(f"{source}.csv")]
+        np.testing.assert_allclose(found, chances.max(axis=1), atol=1e-5)
+
+
+def test_arrays_of_another_size_are_refused_if_the_run_saw_arrays_as_they_are() -> None:
+    images = np.random.default_rng(0).integers(0, 255, (40, 8, 8), np.uint8)
+    np.savez("train.npz", x_train=images, y_train=np.arange(40) % 2)
+    short = {**SMALL, "train_steps": 2}
+    modelyard.train(dataset="train.npz", model="mlp", engine=engine_name(), model_dir="run", **short)
+    np.savez("a.npz", x=images[:3, :6, :6])
+    np.save("b.npy", images[:3, :6, :6])
+    for source in ("a.npz", "b.npy"):
+        with pytest.raises(DataError, match=r"images in the array are 6×6, the model takes 8×8.*--image_size.*files"):
+            modelyard.predict("run", source, output="a.csv")
+    with pytest.raises(DataError, match=r"the array has shape 3×6×6; the model takes .* 8×8×1"):
+        modelyard.load("run").predict(images[:3, :6, :6])
+    np.save("c.npy", images[:3])
+    assert modelyard.predict("run", "c.npy", output="c.csv").examples == 3
+    np.save("value.npy", np.array(3))
+    with pytest.raises(DataError, match=r"value\.npy: its array has shape \(\); examples are needed"):
+        modelyard.predict("run", "value.npy", output="d.csv")
+
+
 def test_a_run_on_an_object_store_is_opened_by_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
     from modelyard.serving.prediction import predict as predict_module
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from modelyard.errors import UserError
 from modelyard.serving.http.batching import (
     Batcher,
     BatchingOptions,
@@ -159,3 +160,9 @@ def test_a_model_that_does_not_load_says_why() -> None:
 
     with pytest.raises(ValueError, match="no weights"):
         Batcher(load, BatchingOptions()).start().result(PATIENCE)
+
+
+def test_a_max_batch_that_cannot_fit_in_memory_is_an_error_in_words() -> None:
+    batcher = Batcher(lambda: Brightness(facts("regression")), BatchingOptions(10**12))
+    with pytest.raises(UserError, match="max_batch is too large: 1,000,000,000,000 examples of 48 bytes"):
+        batcher.start().result(PATIENCE)

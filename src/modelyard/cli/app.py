@@ -222,6 +222,9 @@ def main(arguments: list[str] | None = None) -> None:
             error.hint = f"with --trust:\n  {_trusting(sys.argv[1:] if arguments is None else arguments, name)}"
         _print_error(error)
         sys.exit(error.exit_status)
+    except MemoryError as error:
+        _print_error(UserError(f"there is not enough memory: {error}. Try smaller batches."))
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,14 +24,36 @@ from modelyard.data.stream import Stream, read_all, slots_for
 from modelyard.errors import UserError
 from modelyard.registry import AUGMENTATIONS
 from modelyard.system.console import bar
-from modelyard.system.machine import available_cores
+from modelyard.system.machine import available_cores, available_memory
 
 log = logging.getLogger("modelyard")
 
 RESIDENT_BYTES = 2 << 30
 """The limit of all resident splits together if `resident` is auto."""
+_ALWAYS_ALLOWED = 64 << 20
+_ROW_BYTES = 8
+"""The bytes of the index of an example."""
 STREAM_BYTES = 128 << 20
 """The limit of batches in memory; three batches are always allowed."""
+
+
+def check_batch_memory(option: str, size: int, features: Mapping[str, Feature], copies: int = 1) -> None:
+    """Raises `UserError` if batches of ``size`` examples do not fit in memory.
+
+    Args:
+        option: the option that has the batch size.
+        size: the examples of this process.
+        features: shape and type of each array of an example.
+        copies: the number of batches that are in memory at once.
+    """
+    example = sum(feature.nbytes for feature in features.values())
+    needed, free = size * copies * (example + _ROW_BYTES), available_memory()
+    if needed > _ALWAYS_ALLOWED and needed > free:
+        fitting = f"at most {free // (copies * (example + _ROW_BYTES)):,}" if free > 0 else "a smaller one"
+        raise UserError(
+            f"{option} is too large: {size:,} examples of {example:,} bytes need {needed / 2**30:,.1f} GiB of memory, "
+            f"but {free / 2**30:,.1f} GiB are free. Give {fitting}."
+        )
 
 
 class Pipeline:
@@ -113,6 +135,7 @@ class Pipeline:
         """Yields this process's share of at most ``most`` global batches from ``step`` on, and their number."""
         if self._stream is None:
             slots = slots_for(self.features, len(self.share), STREAM_BYTES)
+            check_batch_memory("train_batch_size", len(self.share), self.features, slots)
             while_decoding = ", cropped while they are decoded" if self.crops_while_decoding else ""
             log.info("training batches are read ahead by %d threads%s", self.threads, while_decoding)
             self._stream = Stream(
@@ -187,6 +210,7 @@ class Pipeline:
             self.dataset.read_into(split, _padded(first + start, stop - start, size)[0], out)
 
         slots = min(slots_for(self.features, share, STREAM_BYTES), max(len(starts), 2))
+        check_batch_memory("eval_batch_size", share, self.features, slots)
         stream = Stream(read, self.features, share, slots=slots, threads=self.threads, count=len(starts))
         try:
             for number, start in enumerate(starts):

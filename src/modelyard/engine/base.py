@@ -31,9 +31,9 @@ from modelyard.compat.keras import set_precision
 from modelyard.config.durations import RunLength
 from modelyard.config.schema import Config
 from modelyard.data.augment.build import build_augmentation, neighbours
-from modelyard.data.dataset import Arrays, Dataset
+from modelyard.data.dataset import ID, Arrays, Dataset
 from modelyard.data.draws import halves
-from modelyard.data.pipeline import Pipeline, share_of_batch
+from modelyard.data.pipeline import Pipeline, check_batch_memory, share_of_batch
 from modelyard.data.preprocess import batch_preprocessing
 from modelyard.engine.batch_functions import BatchFunctions
 from modelyard.engine.evaluation import (
@@ -117,6 +117,8 @@ class Engine(ABC):
         self.network, self.dataset = network, dataset
         self.task, self.model, self.phases = network.task, network.model, network.phases
         self.optimizer = network.optimizer
+        features = {name: feature for name, feature in dataset.features.items() if name != ID}
+        check_batch_memory("train_batch_size", length.batch_size // self.processes, features)
         share = share_of_batch(length.batch_size, config.gradient_accumulation, self.processes, self.process)
         self.pipeline = Pipeline(config, dataset, length, share)
         per_replica = length.batch_size // (self.replicas * config.gradient_accumulation)

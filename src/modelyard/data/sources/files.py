@@ -33,7 +33,7 @@ from modelyard.data.sources.folder import (
     sorted_classes,
     split_folders,
 )
-from modelyard.data.sources.npz import read_npy_folder, read_npz, read_npz_to_predict
+from modelyard.data.sources.npz import read_npy_folder, read_npy_to_predict, read_npz, read_npz_to_predict
 from modelyard.data.sources.remote import local_tree
 from modelyard.errors import ConfigError, DataError, Problem
 from modelyard.storage import is_remote, list_files
@@ -290,7 +290,7 @@ class FilesToPredict:
 def read_to_predict(
     sources: Sequence[str], options: FilesOptions, cache: Path, split_group: str = "", named: Collection[str] = ()
 ) -> FilesToPredict:
-    """Reads image files, folders of them, and patterns; or one .csv file, .npz file, or records.
+    """Reads image files, folders of them, and patterns; or one .csv, .npz or .npy file, or records.
 
     Args:
         sources: the paths.
@@ -326,6 +326,9 @@ def read_to_predict(
         values, labels = read_npz_to_predict(paths[0])
         zeros = np.zeros(len(values), np.int32)
         return FilesToPredict(ArrayExamples(values, zeros if labels is None else labels), labels)
+    if kinds == ["npy"] and not paths[0].is_dir():
+        values = read_npy_to_predict(paths[0])
+        return FilesToPredict(ArrayExamples(values, np.zeros(len(values), np.int32)), None)
     if kinds == ["records"]:
         return _records_to_predict(_matching(paths[0]), options, cache)
     images = [image for path in paths for image in _images_at(path)]

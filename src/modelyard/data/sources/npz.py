@@ -70,6 +70,20 @@ def read_npz_inputs(path: Path, names: Sequence[str]) -> tuple[dict[str, NDArray
         return arrays, None if label is None else file.read(label)
 
 
+def read_npy_to_predict(path: Path) -> NDArray[Any]:
+    """Reads the images in a .npy file, memory-mapped.
+
+    Raises:
+        DataError: if it can't be read, or holds Python objects.
+    """
+    with _readable(path, ".npy file of a plain array"), open_regular(path, DataError) as file:
+        _check_header(file, os.fstat(file.fileno()).st_size)
+        images: NDArray[Any] = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+    if images.ndim < 2 or not len(images):
+        raise DataError(f"{path}: its array has shape {images.shape}; examples are needed, the first axis counts them.")
+    return images[..., None] if images.ndim == 3 else images
+
+
 def read_npy_folder(folder: Path, context: DataContext) -> ArrayDataset:
     """Reads x_train.npy, y_train.npy and so on in ``folder``; images are memory-mapped.
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from modelyard.data.pipeline import check_batch_memory
 from modelyard.serving.servable import Outputs, Servable
 
 
@@ -129,6 +130,8 @@ class Batcher:
         try:
             servable = self._load()
             multiple = servable.batch_multiple
+            features = {name: spec.feature for name, spec in servable.info.inputs.items()}
+            check_batch_memory("max_batch", self.batching.max_batch, features)
             self.sizes = batch_sizes(-(-self.batching.max_batch // multiple) * multiple, multiple)
             servable.warm_up(self.sizes)
         except BaseException as error:

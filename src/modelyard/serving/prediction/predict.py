@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -23,9 +23,9 @@ from modelyard.config.schema import split_group_of
 from modelyard.data.catalog import FilesOptions
 from modelyard.data.dataset import ID, IMAGE, LABEL, TEST, Feature
 from modelyard.data.decoded import examples_of
-from modelyard.data.image_spec import UndecodableError
+from modelyard.data.image_spec import ImageSpec, UndecodableError
 from modelyard.data.inputs import checked_arrays, describe, is_one_image, spec_of
-from modelyard.data.raw_examples import FileExamples, RawExamples
+from modelyard.data.raw_examples import ArrayExamples, FileExamples, RawExamples
 from modelyard.data.sources.arrays import frame_columns, has_names, is_frame, read_given
 from modelyard.data.sources.files import FilesToPredict, read_to_predict
 from modelyard.data.sources.named_inputs import read_named_inputs
@@ -182,6 +182,8 @@ def open_examples(run: OpenRun | OpenExport, sources: Sequence[Any], columns: Ma
         group = run.config.split_group
         column = "" if group is None else split_group_of(group)[0]
         found = read_to_predict(paths, options, storage.cache_folder(run.config.cache_dir), column, [*columns])
+        if isinstance(found.examples, ArrayExamples) and options.image_size is None:
+            _check_size(found.examples.images, run.inputs[IMAGE])
     examples, labels = found.examples, found.labels
     if not len(examples):
         raise DataError("there are no examples to predict.")
@@ -241,6 +243,8 @@ def _given(run: OpenRun | OpenExport, data: Any, options: FilesOptions) -> Files
     own = {name: feature for name, feature in run.features.items() if name not in (ID, LABEL)}
     # Loss and metrics may read more than predictions.
     given = {name: spec_of(feature) for name, feature in own.items() if name in values and name not in inputs}
+    if options.image_size is not None and IMAGE in inputs and IMAGE in values:
+        inputs = {**inputs, IMAGE: _of_any_size(inputs[IMAGE], np.asarray(values[IMAGE]))}
     arrays = checked_arrays(values, {**inputs, **given}, [ID])
     count = len(next(iter(arrays.values())))
     if labels is not None and len(labels) != count:
@@ -257,6 +261,26 @@ def _label_kind(label: Feature) -> Literal["class", "numbers", "flags"]:
     if label.dtype.startswith("float"):
         return "numbers"
     return "flags" if len(label.shape) == 1 else "class"
+
+
+def _check_size(images: NDArray[Any], spec: ImageSpec) -> None:
+    """Refuses images of another size if the run did not resize its own: arrays are what the model sees.
+
+    Raises:
+        DataError: with both sizes.
+    """
+    if len(spec.shape) == 3 and images.ndim == 4 and images.shape[1:3] != spec.shape[:2]:
+        found, wanted = ("×".join(map(str, size)) for size in (images.shape[1:3], spec.shape[:2]))
+        raise DataError(
+            f"the images in the array are {found}, the model takes {wanted}. Arrays are only resized if the run "
+            "resized its training images (--image_size). Resize them first, or give image files."
+        )
+
+
+def _of_any_size(spec: ImageSpec, images: NDArray[Any]) -> ImageSpec:
+    """Returns the spec of images that will be resized, as the run resized its own."""
+    size = images.shape[1:3] if images.ndim == 4 or (images.ndim == 3 and spec.shape[2] == 1) else images.shape[:2]
+    return replace(spec, shape=(*size, *spec.shape[2:])) if len(spec.shape) == 3 and images.ndim > 2 else spec
 
 
 def _label_mismatch(labels: NDArray[np.generic], label: Feature, classes: int) -> str | None:
