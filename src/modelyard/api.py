@@ -17,7 +17,7 @@ from modelyard.cluster.environment import find_cluster
 from modelyard.config import Config
 from modelyard.data.dataset import VALIDATION
 from modelyard.data.sources.arrays import is_one_split
-from modelyard.errors import ConfigError, Problem, UserError
+from modelyard.errors import StorageError, UserError
 from modelyard.loop import existing_run
 from modelyard.loop.existing_run import find_checkpoint, resume_config
 from modelyard.loop.run import Result, as_config
@@ -133,7 +133,7 @@ def run(config: Config, evaluates: bool) -> Result:
     exports = cluster.me.role == EVALUATOR or (cluster.is_coordinator and not cluster.has_evaluator)
     formats = config.export_at_end if exports else ()
     if formats:
-        _check_exports(config)
+        _check_exports(formats)
     if not cluster.is_alone or cluster.model_dir:  # TF_CONFIG may name the folder of a single process, too
         from modelyard.distributed.agreement import config_in_cluster
 
@@ -149,14 +149,11 @@ def run(config: Config, evaluates: bool) -> Result:
     return _exported(result, formats, config.given_dataset, in_subprocess=not cluster.is_alone)
 
 
-def _check_exports(config: Config) -> None:
+def _check_exports(formats: Sequence[str]) -> None:
     """Raises before training if an export would fail at the end."""
     from modelyard.serving.exporting.export import check_installed
 
-    if storage.is_remote(config.model_dir or config.runs_dir):
-        message = "exports are written to a folder of this machine, and the run is at a URL. Use `modelyard export`."
-        raise ConfigError([Problem(config.origin("export_at_end"), "export_at_end", message)])
-    for form in config.export_at_end:
+    for form in formats:
         check_installed(form)
 
 
@@ -197,16 +194,18 @@ def _exported(result: Result, forms: Sequence[Any], data: Any, in_subprocess: bo
 def _existing_export(model_dir: str, form: str) -> str | None:
     """Returns the export of this very model, if an earlier start made it."""
     from modelyard.serving.exported_model import DESCRIPTION
-    from modelyard.serving.exporting.export import exported_versions
+    from modelyard.serving.exporting.export import export_address, exported_versions, exported_versions_at
 
     directory, _, path = find_checkpoint(model_dir, None, {"trust": True}, "Python")
-    base = directory.export(form)
-    for number in reversed(exported_versions(base)):
+    base = export_address(directory, form)
+    versions = exported_versions_at(base) if storage.is_remote(base) else exported_versions(Path(base))
+    for number in reversed(versions):
+        description = storage.inside(storage.inside(base, str(number)), DESCRIPTION)
         try:
-            about = json.loads((base / str(number) / DESCRIPTION).read_bytes())
-        except (OSError, ValueError, RecursionError):
+            about = json.loads(storage.read_bytes(description))
+        except (StorageError, ValueError, RecursionError):
             continue
         if isinstance(about, dict) and about.get("step") == step_of(path):
             log.info("the export as %s of step %d exists already", form, about["step"])
-            return str(base / str(number))
+            return storage.inside(base, str(number))
     return None

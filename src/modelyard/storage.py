@@ -16,7 +16,8 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ _MAGIC = re.compile(r"[*?\[]")
 _PARTIAL = ".partial-"
 DAY = 86400
 _PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}
-_TRIES = 3
+_TRIES, _THREADS = 3, 8
 _CONFLICT, _PRECONDITION_FAILED, _NOT_IMPLEMENTED = 409, 412, 501
 for _name in set(_PACKAGES.values()):  # they print tracebacks of errors that are explained here
     logging.getLogger(_name).addHandler(logging.NullHandler())
@@ -61,6 +62,11 @@ def cache_folder(cache_dir: str | None = None) -> Path:
 def join(url: str, *parts: str) -> str:
     """Appends ``parts`` to ``url``."""
     return "/".join([url.rstrip("/"), *(part.strip("/") for part in parts)])
+
+
+def inside(folder: str, name: str) -> str:
+    """Returns the path or URL of a file in a folder."""
+    return join(folder, name) if is_remote(folder) else str(Path(folder) / name)
 
 
 def parent(url: str) -> str:
@@ -137,6 +143,33 @@ def upload(local: Path, url: str, new: bool = False) -> bool:
                 return False
             system.put_file(str(local), path)
     return True
+
+
+def output_folder(url: str, cache: Path) -> Path:
+    """Returns the local folder in which the content of ``url`` is prepared before it is uploaded; it may not exist."""
+    return cache / "outputs" / _digest(url.rstrip("/"))
+
+
+def upload_folder(local: Path, url: str, last: Sequence[str] = ()) -> None:
+    """Makes a remote folder equal to a local one. Files that the local one does not have are removed.
+
+    Args:
+        local: the folder.
+        url: the remote folder, which need not exist.
+        last: names of files without which the folder is incomplete. They are removed first and uploaded last, so that
+            a folder that has them is complete.
+    """
+    there = set(names_below(url))
+    here = [path.relative_to(local).as_posix() for path in sorted(local.rglob("*")) if path.is_file()]
+    for name in last:
+        if name in there:
+            remove(join(url, name))
+    with ThreadPoolExecutor(_THREADS) as pool:
+        list(pool.map(lambda name: upload(local / name, join(url, name)), [n for n in here if n not in last]))
+        list(pool.map(lambda name: remove(join(url, name)), sorted(there - {*here, *last, ""})))
+    for name in last:
+        if name in here:
+            upload(local / name, join(url, name))
 
 
 def read_bytes(url: str | Path) -> bytes:

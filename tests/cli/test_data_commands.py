@@ -149,7 +149,6 @@ def test_help_of_every_data_command_comes_without_heavy_imports() -> None:
         (["convert", "--image_channels=1"], ["image_channels is chosen when training"]),
         (["convert", "--max_edg", "3"], ["max_edg: there is no such option"]),
         (["convert", "--record_image", "x"], ["record_image: has no effect here", "these are folder"]),
-        (["convert", "--to", "s3://bucket/records"], ["s3://bucket/records is not on this machine"]),
         (["data", "info", "digitss"], ["there is no dataset 'digitss'", "'digits'"]),
         (["data", "info", "digits", "--record-image", "x"], ["record_image: has no effect here"]),
         (["data", "info", "digits", "photos"], ["photos: is not an option"]),

@@ -307,9 +307,3 @@ def test_verify_of_a_remote_folder_checks_the_files_too(files: Path, url: str) -
     assert len(problems) == 3
     assert sum("train-00001-of-00003.tfrecord" in problem for problem in problems) == 2
     assert sum("at byte " in problem for problem in problems) == 1
-
-
-def test_converting_to_a_url_is_refused_and_makes_no_folder(files: Path) -> None:
-    with pytest.raises(DataError, match=r"s3://yard/made is not on this machine\. Convert to a local folder"):
-        convert(str(files / "photos"), f"s3://{BUCKET}/made")
-    assert list(Path().iterdir()) == []

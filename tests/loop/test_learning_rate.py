@@ -151,10 +151,6 @@ class TestOnAnEngine:
         (tmp_path / "thesis.tex").write_text("years of work")
         with pytest.raises(UserError, match=r"holds thesis.tex; name a new folder"):
             modelyard.find_learning_rate(output=tmp_path)
-        with pytest.raises(UserError, match="not on this machine; --output names a local folder"):
-            modelyard.find_learning_rate(output="s3://bucket/x")
-        with pytest.raises(UserError, match="name a local folder with --output"):
-            modelyard.find_learning_rate(runs_dir="gs://bucket/runs")
         with pytest.raises(ConfigError, match="there is no model 'mpl'"):
             modelyard.find_learning_rate(model="mpl")
 

@@ -258,7 +258,7 @@ def _check_job(job: Job, target: Target) -> Job:
 
     words = normalize(job.words)
     elsewhere = "" if target.sees_this_folder else f"where {target.name} runs it"
-    missing = [name for name in named_files(words) if not Path(name).is_file()]
+    missing = [name for name in named_files(words) if not is_remote(name) and not Path(name).is_file()]
     if words[0] == RESUME and not is_remote(job.model_dir) and not Path(job.model_dir).exists():
         missing.append(job.model_dir)
     if elsewhere and missing:

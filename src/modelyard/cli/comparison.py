@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -48,7 +49,7 @@ def matrix(
     except Interrupted as interrupt:
         count = f"{interrupt.step} of {len(MatrixFolder(output).cell_axes())} cells done"
         exit_interrupted(interrupt, f" with {count}; started cells are saved", f"{again} --jobs {jobs}")
-    text = [] if result.leaderboard is None else [*_tables(result.leaderboard), _written(Path(result.output))]
+    text = [] if result.leaderboard is None else [*_tables(result.leaderboard), _written(str(result.output))]
     text += [f"{cell.name} failed: {cell.reason}\n  log: {cell.log}" for cell in result.failed]
     show(asdict(result), text, as_json=json, text_too=True)
     if result.failed:
@@ -74,10 +75,13 @@ def leaderboard(
     The table is written as leaderboard.csv, leaderboard.md and leaderboard.html.
     """
     from modelyard.comparison.leaderboard import leaderboard as make_leaderboard
-    from modelyard.comparison.pages import page_files
+    from modelyard.comparison.pages import PAGES
+    from modelyard.storage import exists, inside, is_remote
 
-    target = Path(output or folder).expanduser()
-    replaced = [path for path in page_files(target) if path.exists()]
+    target = output or folder
+    target = target if is_remote(target) else str(Path(target).expanduser())
+    pages = [inside(target, name) for name in PAGES]
+    replaced = [path for path in pages if exists(path if is_remote(path) else Path(path))]
     board = make_leaderboard(folder, metric=metric, split=split, output=output)
     show(asdict(board), [*_tables(board), _written(target, replaced)], as_json=json, text_too=True)
 
@@ -91,12 +95,13 @@ def _tables(board: Leaderboard) -> list[Any]:
     return [ranking, LEGEND, *(f"note: {n}" for n in board.notes), *(f"not counted: {reason}" for reason in reasons)]
 
 
-def _written(folder: Path, replaced: list[Path] | None = None) -> str:
-    from modelyard.comparison.pages import page_files
+def _written(folder: str, replaced: Sequence[str] = ()) -> str:
+    from modelyard.comparison.pages import PAGES
+    from modelyard.storage import inside
 
-    text = f"written: {', '.join(str(path) for path in page_files(folder))}"
+    text = f"written: {', '.join(inside(folder, name) for name in PAGES)}"
     if replaced:
-        names = ", ".join(path.name for path in replaced)
+        names = ", ".join(path.rpartition("/")[2] for path in replaced)
         text += f"\n  in place of the earlier {names}; --output FOLDER writes elsewhere and keeps them"
     return text
 

@@ -47,7 +47,7 @@ def convert(
     If interrupted, run the same command again to resume.
     """
     import modelyard
-    from modelyard.data.records.reader import read_dataset_json
+    from modelyard.storage import inside
     from modelyard.system.console import console
 
     hints = get_type_hints(modelyard.convert)
@@ -72,8 +72,10 @@ def convert(
     if report.reencoded:
         text.append(f"{report.reencoded:,} images were larger than max_edge; they were made smaller and encoded again.")
     if report.bad:
-        text.append(f"{len(report.bad)} images can't be read and were left out: {report.folder / 'bad.txt'}")
-    size = " --image_size 224" if read_dataset_json(report.folder).shape is None else ""
+        text.append(
+            f"{len(report.bad)} images can't be read and were left out: {inside(str(report.folder), 'bad.txt')}"
+        )
+    size = " --image_size 224" if report.shape is None else ""
     text.append(f"train on it: modelyard train-and-evaluate --dataset {shlex.quote(to)}{size}")
     show({**asdict(report), "folder": str(report.folder)}, text, as_json=json)
 

@@ -128,10 +128,9 @@ def find_learning_rate(
 
     Give the model, dataset and other options of the run that you plan.
     """
-    from pathlib import Path
-
     from modelyard.config import resolve
     from modelyard.loop import learning_rate_finder
+    from modelyard.storage import inside
 
     config = resolve(options)
     found = learning_rate_finder.find_learning_rate(config, lowest=lowest, highest=highest, steps=steps, output=output)
@@ -152,5 +151,5 @@ def find_learning_rate(
     else:
         which = "where the loss falls fastest" if found.suggestion == found.steepest else "a tenth of where it diverges"
         text.append(f"suggestion: --learning_rate {found.suggestion:.2g} ({which})")
-    text.append(f"{Path(found.folder) / learning_rate_finder.TABLE}, {learning_rate_finder.PLOT}")
+    text.append(f"{inside(found.folder, learning_rate_finder.TABLE)}, {learning_rate_finder.PLOT}")
     show(found.as_json(), text, as_json=json)

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from modelyard import storage
 from modelyard.comparison.results import (
     RunResult,
     Unfinished,
@@ -130,10 +131,10 @@ def leaderboard(
     """Compares all runs in a folder, and writes leaderboard.csv, leaderboard.md and leaderboard.html.
 
     Args:
-        folder: a folder with runs at any depth, such as that of a matrix.
+        folder: a folder with runs at any depth, such as that of a matrix; or its URL.
         metric: the metric to compare; by default accuracy, or another that the runs have.
         split: test or validation; by default test, if all runs have it, and validation for folds.
-        output: the folder to write to; by default ``folder``.
+        output: the folder to write to, or its URL; by default ``folder``.
 
     Raises:
         RunError: if there is nothing to compare, or the runs have no metric in common.
@@ -146,7 +147,8 @@ def leaderboard(
 
     if split is not None and split not in SPLITS:
         raise UserError(f"there is no split {split!r} to compare on. Choose test or validation.")
-    runs, unfinished = read_results(Path(folder).expanduser())
+    folder, output = (_address(path) for path in (folder, folder if output is None else output))
+    runs, unfinished = read_results(folder)
     if not runs:
         more = f" {len(unfinished)} have not finished." if unfinished else ""
         raise RunError(f"{folder} has no finished run to compare.{more}")
@@ -184,7 +186,7 @@ def leaderboard(
     board = replace(board, notes=(*notes, *_remarks(board, ranking)))
     for note in board.notes:
         log.debug("%s", note)  # the commands print them
-    write_pages(board, Path(output if output is not None else folder).expanduser())
+    write_pages(board, output)
     return board
 
 
@@ -225,6 +227,10 @@ def _remarks(board: Leaderboard, ranking: Ranking) -> Iterator[str]:
 def _is_above(score: Score, level: float, ranking: Ranking) -> bool:
     ends = score.interval or (score.mean, score.mean)
     return all(ranking.is_better(end, level) for end in ends)
+
+
+def _address(path: str | Path) -> str:
+    return str(path) if storage.is_remote(str(path)) else str(Path(path).expanduser())
 
 
 def _sort_key(entrant: Entrant, ranking: Ranking) -> tuple[float, float, str]:

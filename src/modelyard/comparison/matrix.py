@@ -40,6 +40,7 @@ from modelyard.comparison.plan import (
 from modelyard.comparison.results import default_metrics, metrics_of, rows_of_best
 from modelyard.config.calls import parse_list
 from modelyard.config.resolve import option_name
+from modelyard.config.yaml_file import config_path
 from modelyard.errors import COMMAND_LINE, Interrupted, Problem, UserError
 from modelyard.launcher.job import TRAIN_AND_EVALUATE
 from modelyard.launcher.processes import (
@@ -161,7 +162,7 @@ def matrix(
     picks_up = source == COMMAND_LINE
     request = MatrixRequest(given, exclude, options, source, picks_up, problems=problems, trust=trust)
     if file is not None:
-        request = read_request(Path(file), request)
+        request = read_request(config_path(str(file)), request)
     request = with_folds(request)
     if problems:
         make_cells(request)  # raises them with all others

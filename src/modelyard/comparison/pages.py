@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from modelyard import storage
 from modelyard.comparison.leaderboard import Entrant, Leaderboard, Score
 from modelyard.comparison.plots import COLOURS, MAX_NAME, Point, scatter, templates, with_unit
 from modelyard.comparison.significance import BEST, TIED, UNKNOWN
@@ -34,15 +35,15 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _MARKDOWN = str.maketrans({letter: f"\\{letter}" for letter in "\\`*_[]<>|#~&"} | {"\n": " ", "\r": " "})
 
 
-def page_files(folder: Path) -> list[Path]:
-    """Returns the files that `write_pages` writes."""
-    return [folder / f"leaderboard.{ending}" for ending in ("csv", "md", "html")]
+PAGES = tuple(f"leaderboard.{ending}" for ending in ("csv", "md", "html"))
+"""The files that `write_pages` writes."""
 
 
-def write_pages(board: Leaderboard, folder: Path) -> None:
-    """Writes leaderboard.csv, leaderboard.md and leaderboard.html, each atomically."""
-    with explain(folder, "make the folder"):
-        folder.mkdir(parents=True, exist_ok=True)
+def write_pages(board: Leaderboard, folder: str) -> None:
+    """Writes `PAGES` to a folder or URL, each atomically."""
+    if not storage.is_remote(folder):
+        with explain(Path(folder), "make the folder"):
+            Path(folder).mkdir(parents=True, exist_ok=True)
     columns, *rows = table_rows(board)
     percent = is_percentage(board)
     runs = sum(score.n * max(score.folds, 1) for entrant in board.entrants for score in entrant.scores.values())
@@ -70,8 +71,11 @@ def write_pages(board: Leaderboard, folder: Path) -> None:
     environment.filters |= {"inline": inline, "rank": rank, "markdown": lambda text: text.translate(_MARKDOWN)}
     texts = [csv_text(board)]
     texts += [environment.get_template(f"leaderboard.{ending}").render(context) for ending in ("md", "html")]
-    for path, text in zip(page_files(folder), texts, strict=True):
-        write_text(path, text)
+    for name, text in zip(PAGES, texts, strict=True):
+        if storage.is_remote(folder):
+            storage.write_bytes(storage.join(folder, name), text.encode())
+        else:
+            write_text(Path(folder, name), text)
 
 
 def csv_text(board: Leaderboard) -> str:

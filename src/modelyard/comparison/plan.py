@@ -17,7 +17,8 @@ from typing import Any
 
 from modelyard.config import Config, resolve
 from modelyard.config.calls import parse_list
-from modelyard.config.resolve import SAVED_MODEL_PATH, relative_to_file
+from modelyard.config.named_files import SAVED_MODEL_PATH
+from modelyard.config.resolve import relative_to_file
 from modelyard.config.schema import CORE_FIELDS, EXCLUSIVE, TRUST, is_mutable, is_path
 from modelyard.config.trust import is_own_file, trust_plugins, trust_saved_model
 from modelyard.config.yaml_file import Value, inline, read_sections
@@ -71,7 +72,7 @@ class MatrixRequest:
         return self.locations.get(key, self.source)
 
 
-def read_request(path: Path, overrides: MatrixRequest) -> MatrixRequest:
+def read_request(path: Path | str, overrides: MatrixRequest) -> MatrixRequest:
     """Reads a request from a YAML file. Axes and options of ``overrides`` replace those of the file.
 
     Errors in the file are added to ``problems`` of the result. Everything that could be read is kept.
@@ -112,7 +113,7 @@ def read_request(path: Path, overrides: MatrixRequest) -> MatrixRequest:
     )
 
 
-def _locate_plugins(path: Path, options: dict[str, Value], axes: dict[str, Value], trust: bool) -> None:
+def _locate_plugins(path: Path | str, options: dict[str, Value], axes: dict[str, Value], trust: bool) -> None:
     """Makes the paths of plugins relative to the file that names them.
 
     Raises:

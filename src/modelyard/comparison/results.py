@@ -23,7 +23,7 @@ from modelyard.config.yaml_file import inline, is_run_config
 from modelyard.errors import RunError, UserError
 from modelyard.registry import DATASETS
 from modelyard.run.checkpoint import list_best, step_of
-from modelyard.run.directory import CONFIG, RunDirectory, open_run_folder, run_options
+from modelyard.run.directory import CONFIG, RunDirectory, find_run_folder, open_run_folder, run_options
 from modelyard.run.examples import read_example_values
 from modelyard.run.manifest import read_manifest
 from modelyard.run.metrics import read_metrics
@@ -79,41 +79,71 @@ class Unfinished:
     reason: str = ""
 
 
-def read_results(folder: Path) -> tuple[list[RunResult], list[Unfinished]]:
-    """Reads all runs in ``folder`` and below, finished and unfinished ones, by name.
+def read_results(folder: str) -> tuple[list[RunResult], list[Unfinished]]:
+    """Reads all runs in a folder and below, finished and unfinished ones, by name.
+
+    Args:
+        folder: the folder, or its URL.
 
     Raises:
         RunError: if there is no such folder.
     """
-    if storage.is_remote(str(folder)):
-        raise RunError(f"{folder}: a leaderboard needs a folder on this machine; copy the runs here first.")
-    if not folder.is_dir():
-        raise RunError(f"{folder} is not a folder. Give a folder of runs, such as runs or the output of a matrix.")
+    if storage.is_remote(folder):
+        return _read_remote(folder)
+    top = Path(folder)
+    if not top.is_dir():
+        raise RunError(f"{top} is not a folder. Give a folder of runs, such as runs or the output of a matrix.")
     results: list[RunResult] = []
     others: list[Unfinished] = []
-    found, matrices = _find_runs(folder)
-    failures = _failures(folder, matrices)
+    found, matrices = _find_runs(top)
+    failures = _failures(top, matrices)
     for path in found:
-        name = str(path.relative_to(folder))
         reason = failures.pop(path.resolve(), "")
-        try:
-            directory = RunDirectory(path)
-            status = summarize(directory)["status"]
-            if status in _ENDED:
-                if is_finished(directory, bool(run_options(directory).get("test_at_end"))):
-                    results.append(_read_result(open_run_folder(path), name))
-                    continue
-                status = "interrupted"  # before the test
-        except (UserError, OSError, ValueError, TypeError, AttributeError, KeyError) as error:
-            status, reason = "damaged", reason or str(error)
-        status, _, more = str(status).partition(": ")
-        others.append(Unfinished(name, "failed" if reason and status != "damaged" else status, reason or more))
+        one = _read_run(str(path), str(path.relative_to(top)), reason)
+        (results if isinstance(one, RunResult) else others).append(one)  # type: ignore[arg-type] # by its type
     others += [
-        Unfinished(str(path.relative_to(folder.resolve())), "failed" if reason else "not begun", reason)
+        Unfinished(str(path.relative_to(top.resolve())), "failed" if reason else "not begun", reason)
         for path, reason in failures.items()
         if not (path / CONFIG).exists()
     ]
     return results, sorted(others, key=lambda one: one.name)
+
+
+def _read_remote(url: str) -> tuple[list[RunResult], list[Unfinished]]:
+    """Reads the runs below a URL. Configs of other runs may be in a run folder, so the upper ones count."""
+    results: list[RunResult] = []
+    others: list[Unfinished] = []
+    found: list[str] = []
+    for name in sorted(storage.names_below(url), key=lambda name: name.count("/")):
+        folder, _, file = f"/{name}".rpartition("/")
+        if file == CONFIG and not any(f"{folder}/".startswith(f"{above}/") for above in found):
+            found.append(folder)
+    for folder in found:
+        run = storage.join(url, folder) if folder else url.rstrip("/")
+        one = _read_run(run, folder.strip("/") or run.rpartition("/")[2], "")
+        (results if isinstance(one, RunResult) else others).append(one)  # type: ignore[arg-type] # by its type
+    return results, sorted(others, key=lambda one: one.name)
+
+
+def _read_run(run: str, name: str, reason: str) -> RunResult | Unfinished:
+    """Reads one run.
+
+    Args:
+        run: its folder or URL.
+        name: what it is called.
+        reason: why it failed, if that is known.
+    """
+    try:
+        directory = find_run_folder(run)
+        status = summarize(directory)["status"]
+        if status in _ENDED:
+            if is_finished(directory, bool(run_options(directory).get("test_at_end"))):
+                return _read_result(open_run_folder(run) if directory.mirror is None else directory, name)
+            status = "interrupted"  # before the test
+    except (UserError, OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+        status, reason = "damaged", reason or str(error)
+    status, _, more = str(status).partition(": ")
+    return Unfinished(name, "failed" if reason and status != "damaged" else status, reason or more)
 
 
 def _find_runs(folder: Path) -> tuple[list[Path], list[Path]]:

@@ -14,6 +14,7 @@ from modelyard.errors import Problem, nearest
 from modelyard.storage import is_remote
 
 _RUN_CONFIG = "config.yaml"
+SAVED_MODEL_PATH = "saved_model_path"
 
 
 def missing_files(config: Config, merged: Mapping[str, Value]) -> Iterator[Problem]:
@@ -22,12 +23,23 @@ def missing_files(config: Config, merged: Mapping[str, Value]) -> Iterator[Probl
     A run that exists needs its initial weights no more. What its own config names is checked when it is read: it may
     have moved.
     """
+    for key in ("data_dir", "cache_dir"):
+        path = getattr(config, key)
+        if path is not None and is_remote(path):
+            yield Problem(merged[key].where, key, _not_remote(path))
     for key, path in _named(config):
         value = merged.get(key)
         if value is None or Path(value.where.rpartition(":")[0] or value.where).name == _RUN_CONFIG:
             continue
-        if not is_remote(path) and not _exists(path, is_prefix=key == "checkpoint_path"):
+        if is_remote(path):
+            if key == SAVED_MODEL_PATH:
+                yield Problem(value.where, key, _not_remote(path))
+        elif not _exists(path, is_prefix=key == "checkpoint_path"):
             yield Problem(value.where, key, f"there is no file or folder {path}.{_hint(path)}")
+
+
+def _not_remote(path: str) -> str:
+    return f"must be a folder on this machine, not the URL {path}."
 
 
 def _named(config: Config) -> Iterator[tuple[str, str]]:

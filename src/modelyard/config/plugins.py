@@ -14,6 +14,7 @@ from pathlib import Path
 
 from modelyard.config.trust import exists, find_file, imported_module
 from modelyard.errors import UserError
+from modelyard.storage import is_remote
 
 ENTRY_POINTS = "modelyard.plugins"
 
@@ -36,6 +37,8 @@ def missing_plugins(names: tuple[str, ...]) -> list[str]:
 
 
 def _missing(name: str) -> str:
+    if is_remote(name):
+        return f"plugins at URLs are not imported. Copy {name} to this machine, and name the copy with --plugins."
     if name.endswith(".py"):
         return f"there is no plugin file {name!r}; --plugins PATH names another."
     return f"there is no plugin module {name!r}. The path of a file must end in .py."

@@ -15,9 +15,10 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from modelyard import storage
 from modelyard.config.backend import select_engine
 from modelyard.config.calls import Call, validation_message
-from modelyard.config.named_files import missing_files
+from modelyard.config.named_files import SAVED_MODEL_PATH, missing_files
 from modelyard.config.plugins import has_installed_plugins, load_installed_plugins, load_plugins, missing_plugins
 from modelyard.config.schema import (
     COMPONENTS,
@@ -31,13 +32,21 @@ from modelyard.config.schema import (
 )
 from modelyard.config.trust import is_own_file, trust_cache, trust_plugins, trust_saved_model
 from modelyard.config.weight_groups import read_group, read_phases
-from modelyard.config.yaml_file import CONFIG_VERSION, RUN_CONFIG_KEY, Value, is_run_config, read_flat, read_set
+from modelyard.config.yaml_file import (
+    CONFIG_VERSION,
+    RUN_CONFIG_KEY,
+    Value,
+    config_path,
+    is_run_config,
+    read_flat,
+    read_set,
+)
 from modelyard.errors import COMMAND_LINE, ConfigError, Problem, UserError, nearest, unknown
 from modelyard.registry import AUGMENTATIONS, ENGINES, HOOKS, METRICS, PREPROCESSINGS
 
 DEFAULT_RECIPE = "digits"
-SAVED_MODEL, SAVED_MODEL_PATH = "saved_model", "saved_model_path"
-"""The model whose option names a program."""
+SAVED_MODEL = "saved_model"
+"""The model whose option `SAVED_MODEL_PATH` names a program."""
 log = logging.getLogger("modelyard")
 
 
@@ -167,7 +176,7 @@ def _check_trust(
     # A file that names another one, such as a recipe, may be a stranger's.
     own = own_files and all(level.is_own for level in levels)
 
-    def naming(key: str) -> tuple[Path | None, bool]:
+    def naming(key: str) -> tuple[Path | str | None, bool]:
         """Returns the file that sets an option, and whether the user has written it."""
         file = next(level for level in reversed(levels) if key in level.values).file
         return file, file is None or own
@@ -190,10 +199,14 @@ def _check_trust(
     return config
 
 
-def relative_to_file(plugins: tuple[str, ...], file: Path | None) -> tuple[str, ...]:
-    """Returns plugins that a file names, as paths from the working folder; ``None`` is no file."""
+def relative_to_file(plugins: tuple[str, ...], file: Path | str | None) -> tuple[str, ...]:
+    """Returns plugins that a file or URL names, as paths from the working folder; ``None`` is no file."""
     if file is None:
         return plugins
+    if isinstance(file, str):
+        folder = storage.parent(file)
+        is_beside = [name.endswith(".py") and not Path(name).is_absolute() for name in plugins]
+        return tuple(storage.join(folder, name) if b else name for name, b in zip(plugins, is_beside, strict=True))
     return tuple(str(file.parent / name) if name.endswith(".py") else name for name in plugins)
 
 
@@ -202,10 +215,10 @@ def recipe_names() -> list[str]:
     return sorted(path.name.removesuffix(".yaml") for path in _recipes().iterdir() if path.name.endswith(".yaml"))
 
 
-def recipe_path(name: str) -> Path:
-    """The file of a recipe, given by its name or path."""
+def recipe_path(name: str) -> Path | str:
+    """The file of a recipe, given by its name, path or URL."""
     if name.endswith((".yaml", ".yml")):
-        return Path(name)
+        return config_path(name)
     if name not in recipe_names():
         raise UserError(unknown("recipe", name, recipe_names()))
     return Path(str(_recipes() / f"{name}.yaml"))
@@ -226,18 +239,18 @@ class _Level:
     """
 
     values: dict[str, Value]
-    file: Path | None = None
+    file: Path | str | None = None
     is_own: bool = True
 
 
 def _levels(top: dict[str, Value], pick_up_files: bool, problems: list[Problem]) -> list[_Level]:
     """Returns the options of all levels, lowest first."""
 
-    def read(kind: str, default: str, known: Mapping[str, Value]) -> tuple[Path | None, dict[str, Value]]:
+    def read(kind: str, default: str, known: Mapping[str, Value]) -> tuple[Path | str | None, dict[str, Value]]:
         """Reads the file and the set that ``known`` chooses with ``{kind}_file`` and ``{kind}_set``."""
         named, chosen = _text(known, f"{kind}_file"), f"{kind}_set"
-        path = Path(default if named is None else named)
-        if named is not None or (pick_up_files and path.is_file()):
+        path = config_path(default if named is None else named)
+        if named is not None or (pick_up_files and Path(default).is_file()):
             return path, read_set(path, _text(known, chosen), problems)
         if chosen in known:
             message = f"there is no ./{default}; name a file with {kind}_file."
@@ -276,7 +289,7 @@ def _levels(top: dict[str, Value], pick_up_files: bool, problems: list[Problem])
     return levels
 
 
-def _of_file(values: dict[str, Value], file: Path | None) -> _Level:
+def _of_file(values: dict[str, Value], file: Path | str | None) -> _Level:
     return _Level(values) if file is None else _Level(values, file, is_own_file(file))
 
 

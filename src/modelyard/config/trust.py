@@ -88,8 +88,10 @@ def _may_run(name: str, path: Path | None) -> bool:
     return imported_module(name) is None and (path is not None or not name.endswith(".py"))
 
 
-def is_own_file(path: Path) -> bool:
-    """Whether a config file that the user names is their own: not the config of a run, and not in a run folder."""
+def is_own_file(path: Path | str) -> bool:
+    """Whether a config file that the user names is their own: not the config of a run, not in a run folder, no URL."""
+    if isinstance(path, str):
+        return False
     return path.name != _RUN_CONFIG and not is_run_config(path) and not _is_in_run(path)
 
 

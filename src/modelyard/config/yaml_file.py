@@ -10,7 +10,8 @@ from typing import Any
 
 import yaml
 
-from modelyard.errors import Problem, unknown
+from modelyard.errors import Problem, StorageError, unknown
+from modelyard.storage import is_remote, read_bytes
 
 MAX_BYTES = 1 << 20
 MAX_VALUES = 100_000
@@ -112,11 +113,16 @@ class Value:
     inherited: bool = False
 
 
-def read_set(path: Path, set_name: str | None, problems: list[Problem]) -> dict[str, Value]:
+def config_path(name: str) -> Path | str:
+    """Returns the path of a config file as the other functions take it; a URL stays text."""
+    return name if is_remote(name) else Path(name)
+
+
+def read_set(path: Path | str, set_name: str | None, problems: list[Problem]) -> dict[str, Value]:
     """Reads a named set of options, with what it inherits by merge keys.
 
     Args:
-        path: the file.
+        path: the file, or its URL.
         set_name: the name; None is ``default``, or nothing if the file has no such set.
         problems: receives the errors in the file.
     """
@@ -149,36 +155,41 @@ def read_set(path: Path, set_name: str | None, problems: list[Problem]) -> dict[
     return file.values(found) if isinstance(found, yaml.MappingNode) else {}
 
 
-def is_run_config(path: Path) -> bool:
+def is_run_config(path: Path | str) -> bool:
     """Whether ``path`` is the config.yaml of a run."""
     try:
         return any(line.startswith(f"{RUN_CONFIG_KEY}:") for line in _read_text(path).splitlines())
-    except (OSError, ValueError):
+    except (OSError, ValueError, StorageError):
         return False
 
 
-def _read_text(path: Path) -> str:
+def _read_text(path: Path | str) -> str:
     """Reads a config file.
 
     Raises:
         ValueError: if it can't be one.
     """
+    if isinstance(path, str):
+        return _as_text(read_bytes(path))
     if path.exists() and not (path.is_file() or path.is_dir()):  # a stranger's may be a link to /dev/zero or a pipe
         raise ValueError("is not a file.")
     with open(path, "rb") as file:
-        data = file.read(MAX_BYTES + 1)
+        return _as_text(file.read(MAX_BYTES + 1))
+
+
+def _as_text(data: bytes) -> str:
     if len(data) > MAX_BYTES:
         raise ValueError("is larger than 1 MiB, so it is not a config file.")
     return data.decode("utf-8")
 
 
-def read_flat(path: Path, problems: list[Problem]) -> dict[str, Value]:
+def read_flat(path: Path | str, problems: list[Problem]) -> dict[str, Value]:
     """Reads a file of options without sets, such as a recipe."""
     file = _File(path, problems)
     return file.values(file.root) if file.root is not None else {}
 
 
-def read_sections(path: Path, problems: list[Problem]) -> dict[str, Value]:
+def read_sections(path: Path | str, problems: list[Problem]) -> dict[str, Value]:
     """Reads a file like `read_flat`. The items of its mappings and lists are `Value` objects, too."""
     file = _File(path, problems)
     if file.root is None:
@@ -211,7 +222,7 @@ def inline(value: Any) -> str:
 class _File:
     """A parsed file. ``root`` is None if it is empty or not valid."""
 
-    def __init__(self, path: Path, problems: list[Problem]) -> None:
+    def __init__(self, path: Path | str, problems: list[Problem]) -> None:
         self.path, self._problems = path, problems
         self.root = self._parse()
 
@@ -227,6 +238,8 @@ class _File:
             root = self._loader.get_single_node()
         except FileNotFoundError:
             self.report("there is no such file.")
+        except StorageError as error:
+            self.report(str(error).removeprefix(f"can't read {self.path}: "))
         except (OSError, UnicodeDecodeError) as error:
             self.report(f"can't be read: {error}")
         except ValueError as error:

@@ -85,10 +85,18 @@ class FileExamples(RawExamples):
         root: the folder that the paths are relative to.
         paths: of the files, with forward slashes.
         labels: one class index per file, or an array of other labels.
+        names: what messages and tables call the files; by default their paths.
     """
 
-    def __init__(self, root: Path, paths: Sequence[str], labels: Sequence[int] | NDArray[Any]) -> None:
+    def __init__(
+        self,
+        root: Path,
+        paths: Sequence[str],
+        labels: Sequence[int] | NDArray[Any],
+        names: Sequence[str] | None = None,
+    ) -> None:
         self.root, self.paths = root, list(paths)
+        self._names = self.paths if names is None else list(names)
         self.labels = labels if isinstance(labels, np.ndarray) else np.asarray(labels, np.int32)
 
     @property
@@ -109,8 +117,8 @@ class FileExamples(RawExamples):
             raise DataError(f"{path} can't be read: {error.strerror or error}.") from error
 
     def name(self, index: int) -> str:
-        """Returns the path, relative to the root."""
-        return self.paths[index]
+        """Returns the path, relative to the root, or the name that was given instead."""
+        return self._names[index]
 
     def fingerprint(self) -> str:
         """Hashes names, sizes and labels."""

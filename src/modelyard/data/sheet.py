@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
+from modelyard import storage
 from modelyard.config import Config, resolve
 from modelyard.config.backend import select_engine
 from modelyard.config.durations import RunLength
@@ -60,12 +61,12 @@ def show_data(
     copies: int = 5,
     origin: str = "Python",
     **options: Any,
-) -> Path:
+) -> Path | str:
     """Draws examples of all classes, as stored and several times augmented as in training.
 
     Args:
         source: a path or the name of a dataset.
-        output: the PNG file to write.
+        output: the PNG file to write, or its URL.
         split: train, validation or test.
         examples: the number of examples.
         which: "random" ones of each class, by ``random_seed``; the "first" ones of each class; or numbers of examples.
@@ -73,9 +74,9 @@ def show_data(
         origin: where the options come from, for error messages.
         **options: options of the dataset, ``augment``, ``preprocess``, ``random_seed``.
     """
-    path = Path(output).expanduser()
-    if path.suffix.lower() != ".png":
-        raise DataError(f"{path} must end in .png.")
+    output = str(output)
+    if not output.lower().endswith(".png"):
+        raise DataError(f"{output} must end in .png.")
     config = resolve({**options, "dataset": source}, source=origin, pick_up_files=False)
     select_engine(config.engine)
     dataset = load_dataset(config)
@@ -97,6 +98,10 @@ def show_data(
     ]
     headings = ["stored", *(f"augmented {number + 1}" for number in range(augmented))]
     picture = sheet(list(zip(captions, strips, strict=True)), headings, title=source, notes=notes)
+    if storage.is_remote(output):
+        storage.write_bytes(output, to_png(picture))
+        return output
+    path = Path(output).expanduser()
     with explain(path, "write", DataError), whole_file(path) as file:
         file.write(to_png(picture))
     return path

@@ -15,6 +15,7 @@ from modelyard.config.calls import parse_list
 from modelyard.errors import COMMAND_LINE, ConfigError, Problem
 from modelyard.launcher.job import named_files, option
 from modelyard.launcher.template import fill_text, shipped_template
+from modelyard.storage import is_remote
 
 _CONFIG_FILES = ("project.yaml", "hyperparameters.yaml")
 
@@ -30,7 +31,7 @@ def dockerfile(words: Sequence[str], gpus: bool) -> str:
         ConfigError: for files outside this folder, where ``docker build`` can't see them.
     """
     files = [name for name in _CONFIG_FILES if Path(name).is_file()]
-    files += named_files(words)
+    files += [name for name in named_files(words) if not is_remote(name)]
     files += [str(name) for name in parse_list(option(words, "plugins") or "") if str(name).endswith(".py")]
     problems = []
     for name in files:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from modelyard.cluster.description import CHIEF, EVALUATOR, PS, WORKER
 from modelyard.cluster.secret import SECRET, SECRET_FILE, new_secret
 from modelyard.config.calls import validation_message
-from modelyard.config.yaml_file import Value, read_flat
+from modelyard.config.yaml_file import Value, config_path, read_flat
 from modelyard.errors import COMMAND_LINE, ConfigError, Problem, nearest
 from modelyard.launcher.job import Job, option
 from modelyard.launcher.template import fill_text, fill_yaml, shipped_template, without_repeated_documents
@@ -110,7 +110,7 @@ def read_resources(
     if isinstance(file, Mapping):
         values = {key: Value(value, "resources") for key, value in file.items()}
     elif file is not None:
-        values = read_flat(Path(file), problems)
+        values = read_flat(config_path(str(file)), problems)
     values |= {key: Value(value, COMMAND_LINE) for key, value in options.items() if value is not None}
     known = kind.model_fields
     for key, value in values.items():

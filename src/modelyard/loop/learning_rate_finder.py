@@ -5,10 +5,12 @@ It trains a new model with the schedule ``range_test``, without a run folder.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import math
-from collections.abc import Iterable, Mapping
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from html import escape
@@ -25,7 +27,7 @@ from modelyard.data.open_dataset import load_dataset
 from modelyard.errors import UserError
 from modelyard.loop.run import as_config, build, create_engine, run_length
 from modelyard.system.console import bar
-from modelyard.system.files import whole_folder
+from modelyard.system.files import PARTIAL, explain, whole_folder
 
 log = logging.getLogger("modelyard")
 
@@ -101,7 +103,7 @@ def find_learning_rate(
         lowest: the learning rate of the first step.
         highest: the learning rate of the last step.
         steps: the maximum number of steps.
-        output: folder for the table and the plot; by default a new one in ``runs_dir``.
+        output: folder for the table and the plot, or its URL; by default a new one in ``runs_dir``.
         **options: options of a run by name, instead of ``config``.
 
     Example:
@@ -118,7 +120,7 @@ def find_learning_rate(
     folder = _folder(config, output)
     rates, losses = _measure(_range_test(config, lowest, highest, steps), steps)
     found = _read(rates, losses, steps, folder)
-    with whole_folder(folder) as partial:
+    with _new_folder(folder, storage.cache_folder(config.cache_dir)) as partial:
         rows = zip(found.learning_rates, found.losses, found.smoothed, strict=True)
         lines = [f"{step},{r:.9g},{raw:.9g},{s:.9g}\n" for step, (r, raw, s) in enumerate(rows)]
         (partial / TABLE).write_text("step,learning_rate,loss,smoothed_loss\n" + "".join(lines), encoding="utf-8")
@@ -150,22 +152,43 @@ def divergence(losses: NDArray[np.float64], steps: int) -> int | None:
     return int(wrong[0]) if len(wrong) else None
 
 
-def _folder(config: Config, output: str | Path | None) -> Path:
+def _folder(config: Config, output: str | Path | None) -> str:
+    """Returns the folder of the results, or its URL.
+
+    Raises:
+        UserError: if it has other files.
+    """
     if output is None:
-        if storage.is_remote(config.runs_dir):
-            raise UserError(f"runs_dir {config.runs_dir} is not on this machine; name a local folder with --output.")
         name = f"lr-finder-{datetime.now():%Y-%m-%d-%H_%M_%S}"
-        runs = Path(config.runs_dir).expanduser()
-        paths = (runs / (f"{name}-{number}" if number > 1 else name) for number in itertools.count(1))
-        return next(path for path in paths if not path.exists())
+        runs = config.runs_dir if storage.is_remote(config.runs_dir) else str(Path(config.runs_dir).expanduser())
+        paths = (storage.inside(runs, f"{name}-{n}" if n > 1 else name) for n in itertools.count(1))
+        return next(path for path in paths if not storage.exists(path if storage.is_remote(path) else Path(path)))
     if storage.is_remote(str(output)):
-        raise UserError(f"{output} is not on this machine; --output names a local folder.")
-    folder = Path(output).expanduser()
-    unexpected = [p.name for p in folder.iterdir() if p.name not in (TABLE, PLOT)] if folder.is_dir() else []
-    if unexpected or (folder.exists() and not folder.is_dir()):
-        reason = f"holds {unexpected[0]}" if unexpected else "is a file"
+        folder, names = str(output).rstrip("/"), storage.names_below(str(output))
+        is_file = "" in names
+    else:
+        local = Path(output).expanduser()
+        names = [path.name for path in local.iterdir()] if local.is_dir() else []
+        folder, is_file = str(local), local.exists() and not local.is_dir()
+    unexpected = [name for name in names if name not in (TABLE, PLOT)]
+    if unexpected or is_file:
+        reason = "is a file" if is_file else f"holds {unexpected[0]}"
         raise UserError(f"{folder} {reason}; name a new folder for the results with --output.")
     return folder
+
+
+@contextlib.contextmanager
+def _new_folder(folder: str, cache: Path) -> Iterator[Path]:
+    """Yields a folder to fill, which becomes ``folder`` at the end of the block."""
+    if not storage.is_remote(folder):
+        with whole_folder(Path(folder)) as partial:
+            yield partial
+        return
+    with explain(cache, "write to the cache"):
+        cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=cache) as partial:
+        yield Path(partial)
+        storage.upload_folder(Path(partial), folder)
 
 
 def _range_test(config: Config, lowest: float, highest: float, steps: int) -> Config:
@@ -216,7 +239,7 @@ def _measure(config: Config, steps: int) -> tuple[list[float], list[float]]:
     return rates, losses
 
 
-def _read(rates: list[float], losses: list[float], steps: int, folder: Path) -> LearningRates:
+def _read(rates: list[float], losses: list[float], steps: int, folder: str) -> LearningRates:
     """Returns the result for the losses."""
     raw = np.array(losses, np.float64)
     wrong = np.flatnonzero(~np.isfinite(raw))
@@ -229,7 +252,7 @@ def _read(rates: list[float], losses: list[float], steps: int, folder: Path) -> 
     steepest = None if index is None else rates[index]
     suggestion = min((rate for rate in (steepest, tenth) if rate is not None), default=None)
     curve = tuple(rates[: len(raw)]), tuple(raw.tolist()), tuple(smoothed.tolist())
-    return LearningRates(*curve, steepest, diverged, tenth, suggestion, str(folder))
+    return LearningRates(*curve, steepest, diverged, tenth, suggestion, folder)
 
 
 def _falls(losses: NDArray[np.float64]) -> bool:

@@ -18,6 +18,7 @@ import numpy as np
 from keras import layers, ops
 from numpy.typing import NDArray
 
+from modelyard import storage
 from modelyard.compat.keras import weight_paths
 from modelyard.data.dataset import IMAGE
 from modelyard.errors import CheckpointError, DataError, UserError
@@ -128,7 +129,7 @@ class BackboneNetwork:
                     "machine has no network, copy the file here and give its path: --pretrained FILE.weights.h5"
                 ) from error
             return _arrays(source)
-        path = Path(wanted)
+        path = storage.local_copy(wanted, storage.cache_folder())
         if not path.is_file():
             raise UserError(f"pretrained must be {IMAGENET} or the path of a file; there is no file {wanted}.")
         if not path.name.endswith((".weights.h5", ".h5")):

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import modelyard
+from modelyard import storage
 from modelyard.config import Config, load_config
 from modelyard.config.backend import keras_backend, select_engine
 from modelyard.config.durations import RunLength
@@ -24,8 +25,9 @@ from modelyard.data.image_spec import ImageSpec
 from modelyard.data.inputs import Inputs, is_one_image
 from modelyard.data.pipeline import Pipeline
 from modelyard.data.raw_examples import RawExamples
+from modelyard.data.sources.remote import local_tree
 from modelyard.errors import ConfigError, DataError, Problem, RunError
-from modelyard.run.directory import LARGEST_JSON
+from modelyard.run.directory import CONFIG, LARGEST_JSON
 from modelyard.run.metrics import read_metrics
 from modelyard.serving.servable import DEFAULT, ModelInfo, Outputs, Servable, finite_numbers
 from modelyard.system.files import write_text
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from modelyard.serving.exporting.formats import Exportable
 
 DESCRIPTION, SAVED_MODEL = "modelyard.json", "saved_model.pb"
+_COMPLETE = (DESCRIPTION, SAVED_MODEL)
 """An exported SavedModel has both. Either may be copied last: without one, it is incomplete."""
 _TASK_TYPES = ("classification", "multi_label", "regression", "other")
 _NO_METRICS = ("step", "epoch", "split", "time", "seconds", "examples_per_second")
@@ -157,20 +160,26 @@ class OpenExport:
     """A version of an export, to predict a table with. It has the attributes and methods of `OpenRun`.
 
     Args:
-        folder: the version; or the folder of all versions, whose newest is opened.
+        folder: the version; or the folder of all versions, whose newest is opened. At a URL, it is copied to the cache.
         options: options among `_OPTIONS`.
         source: where the options come from, for error messages.
     """
 
-    def __init__(self, folder: Path, options: dict[str, Any], source: str) -> None:
+    def __init__(self, folder: str | Path, options: dict[str, Any], source: str) -> None:
         wrong = [key for key in options if key not in _OPTIONS]
         if wrong:
             message = f"has no effect here: an export takes {', '.join(_OPTIONS)} only."
             raise ConfigError(Problem(source, key, message) for key in wrong)
-        self.path = folder if (folder / DESCRIPTION).is_file() else _newest(folder)
-        self.info = read_description(self.path)
         self.config: Config = load_config(**options)
-        self.address, self.step, self.classes = str(self.path.absolute()), self.info.step, self.info.classes
+        if isinstance(folder, str) and storage.is_remote(folder):
+            self.address = _newest_at(folder)
+            self.path = local_tree(self.address, storage.cache_folder(self.config.cache_dir))
+        else:
+            folder = Path(folder).expanduser()
+            self.path = folder if (folder / DESCRIPTION).is_file() else _newest(folder)
+            self.address = str(self.path.absolute())
+        self.info = read_description(self.path)
+        self.step, self.classes = self.info.step, self.info.classes
 
     @property
     def inputs(self) -> Inputs:
@@ -238,9 +247,36 @@ def is_export(folder: Path) -> bool:
     """Returns whether a folder is an exported version, or holds exported versions."""
     return (folder / DESCRIPTION).is_file() or (
         folder.is_dir()
-        and not (folder / "config.yaml").exists()
+        and not (folder / CONFIG).exists()
         and any(is_exported_version(path) for path in folder.iterdir())
     )
+
+
+def is_export_at(address: str | Path) -> bool:
+    """Returns `is_export` of a path or URL."""
+    if not isinstance(address, str) or not storage.is_remote(address):
+        return is_export(Path(address).expanduser())
+    if storage.exists(storage.join(address, CONFIG)):
+        return False
+    return storage.exists(storage.join(address, DESCRIPTION)) or bool(versions_at(address))
+
+
+def versions_at(url: str) -> list[int]:
+    """Returns the numbers of the complete versions below a URL, oldest first."""
+    names = set(storage.names_below(url))
+    numbers = {name.partition("/")[0] for name in names}
+    complete = (n for n in numbers if n.isascii() and n.isdecimal() and {f"{n}/{f}" for f in _COMPLETE} <= names)
+    return sorted(map(int, complete))
+
+
+def _newest_at(url: str) -> str:
+    """Returns the URL of a version: the one at ``url``, or the newest below it."""
+    if storage.exists(storage.join(url, DESCRIPTION)):
+        return url.rstrip("/")
+    versions = versions_at(url)
+    if not versions:
+        raise RunError(f"{url} holds no exported version.")
+    return storage.join(url, str(versions[-1]))
 
 
 def _newest(folder: Path) -> Path:

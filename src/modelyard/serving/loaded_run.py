@@ -28,7 +28,7 @@ from modelyard.loop import existing_run
 from modelyard.loop.run import Result, best_of
 from modelyard.registry import ENGINES
 from modelyard.run.metrics import read_metrics
-from modelyard.serving.exported_model import ExportedServable, OpenExport, is_export
+from modelyard.serving.exported_model import ExportedServable, OpenExport, is_export_at
 from modelyard.serving.prediction.predict import open_examples, open_model
 from modelyard.serving.prediction.table import TASK_OF_OUTPUT, Confusion, Table, output_type
 from modelyard.serving.run_model import OpenRun, RunServable
@@ -282,7 +282,7 @@ def load(model_dir: str | Path, checkpoint: str | int | None = None, **options: 
     """Opens a run, or the newest version of an exported SavedModel, to use it from Python.
 
     Args:
-        model_dir: the run folder, or the folder of an export.
+        model_dir: the run folder, or the folder of an export; or its URL.
         checkpoint: best, latest or a step; by default best if there is one.
         **options: options that change how it is computed, such as eval_batch_size; ``dataset``, if the run was trained
             on arrays and its splits are to be evaluated. By default, the engine is that of Keras in this process.
@@ -296,7 +296,7 @@ def load(model_dir: str | Path, checkpoint: str | int | None = None, **options: 
         >>> run.model.summary()
     """
     backend = keras_backend()
-    if backend in ENGINES.names() and not is_export(Path(model_dir).expanduser()):
+    if backend in ENGINES.names() and not is_export_at(model_dir):
         options = {"engine": backend, **options}
     return Run(open_model(model_dir, checkpoint, "Python", options), options)
 

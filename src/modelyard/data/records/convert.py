@@ -11,6 +11,8 @@ import itertools
 import json
 import math
 import os
+import re
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +21,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
+from modelyard import storage
 from modelyard.config import resolve
 from modelyard.config.schema import PATH_DATASET
 from modelyard.data.dataset import SPLITS, VALIDATION
@@ -50,9 +53,8 @@ from modelyard.data.records.shard import (
 )
 from modelyard.data.splits import SplitRules, divide
 from modelyard.errors import DataError
-from modelyard.storage import is_remote
 from modelyard.system.console import bar
-from modelyard.system.files import PARTIAL, explain, remove_partial, whole_file
+from modelyard.system.files import PARTIAL, explain, remove_folder, remove_partial, whole_file
 from modelyard.system.machine import available_cores
 from modelyard.system.untrusted import read_regular
 
@@ -60,6 +62,11 @@ _SHARD_BYTES = 128_000_000
 _SAMPLED = 32
 _MOST_SHARDS = 99_999
 _SHOWN = 5
+_CONVERTED = re.compile(
+    rf"({'|'.join(SPLITS)})-\d{{5}}-of-\d{{5}}\.tfrecord(\.index)?"
+    rf"|{'|'.join(map(re.escape, (LABELS, BAD, DATASET_JSON)))}"
+)
+"""The names of the files of a complete conversion."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +74,7 @@ class ConvertReport:
     """The result of a conversion.
 
     Args:
-        folder: the folder of records.
+        folder: the folder of records, or its URL.
         already_done: whether an earlier conversion was complete.
         examples: the number of examples in each split.
         shards: the number of shards in each split.
@@ -75,9 +82,10 @@ class ConvertReport:
         bytes: of all shards.
         reencoded: with encoding keep, images that were resized, so their bytes are not the original ones.
         bad: name and reason of each example that was left out.
+        shape: of all examples; None if they differ.
     """
 
-    folder: Path
+    folder: Path | str
     already_done: bool
     examples: dict[str, int]
     shards: dict[str, int]
@@ -85,6 +93,7 @@ class ConvertReport:
     bytes: int
     reencoded: int
     bad: list[tuple[str, str]]
+    shape: list[int] | None = None
 
 
 def convert(
@@ -106,7 +115,7 @@ def convert(
 
     Args:
         source: a path or the name of a dataset.
-        to: the folder to write.
+        to: the folder to write, or its URL. For a URL, the records are written to the cache and then uploaded.
         encoding: keep the original bytes, or store JPEG or raw pixels.
         max_edge: resize images whose longer edge is longer; the aspect ratio is kept.
         quality: of JPEGs that are encoded.
@@ -121,8 +130,6 @@ def convert(
     Example:
         >>> modelyard.convert("photos", "photos-records", validation_fraction=0.1)
     """
-    if is_remote(str(to)):
-        raise DataError(f"{to} is not on this machine. Convert to a local folder, then copy it there.")
     config = resolve({**options, "dataset": source}, source=origin, pick_up_files=False)
     unsuitable = [key for key in ("image_size", "image_fit", "image_channels") if key in options]
     if unsuitable and config.entry("dataset").name == PATH_DATASET:
@@ -138,11 +145,15 @@ def convert(
         raise DataError(
             f"the labels of {source} are not classes, and a record has one class per example. Train from {source}."
         )
-    with bar("converting", sum(dataset.sizes().values())) as progress:
-        return convert_examples(
+    to = str(to)
+    with (
+        _prepared(to, storage.cache_folder(config.cache_dir)) as folder,
+        bar("converting", sum(dataset.sizes().values())) as progress,
+    ):
+        report = convert_examples(
             splits,
             dataset.classes,
-            Path(to).expanduser(),
+            folder,
             encoding=encoding,
             max_edge=max_edge,
             quality=quality,
@@ -152,7 +163,37 @@ def convert(
             on_bad=on_bad,
             source={"dataset": source, "split_seed": config.split_seed, "validation_fraction": validation_fraction},
             progress=progress,
+            address=to,
         )
+    return replace(report, folder=to if storage.is_remote(to) else folder)
+
+
+@contextlib.contextmanager
+def _prepared(to: str, cache: Path) -> Iterator[Path]:
+    """Yields the local folder to write. If ``to`` is a URL, it is in the cache, and uploaded when it is complete.
+
+    Raises:
+        DataError: if there are other files at the URL.
+    """
+    if not storage.is_remote(to):
+        yield Path(to).expanduser()
+        return
+    names = storage.names_below(to)
+    others = [name or to for name in names if not _CONVERTED.fullmatch(name)]
+    if others:
+        raise DataError(f"{to} holds other files: {', '.join(others[:_SHOWN])}. Use an empty or a new folder.")
+    base = storage.output_folder(to, cache)
+    with _locked(base, to):
+        if DATASET_JSON in names:  # it is complete, and only compared with what is wanted now
+            with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=base) as copy:
+                for name in {DATASET_JSON, BAD} & set(names):
+                    storage.download(storage.join(to, name), Path(copy, name))
+                yield Path(copy)
+            return
+        yield base / "records"
+        with bar(f"uploading to {to}"):
+            storage.upload_folder(base / "records", to, last=[DATASET_JSON])
+        remove_folder(base / "records")
 
 
 def convert_examples(
@@ -169,6 +210,7 @@ def convert_examples(
     on_bad: OnBad = "fail",
     source: Mapping[str, Any] | None = None,
     progress: Callable[[int], None] = lambda done: None,
+    address: str | None = None,
 ) -> ConvertReport:
     """Converts raw examples into a folder of records, in order. The other arguments are those of `convert`.
 
@@ -179,6 +221,7 @@ def convert_examples(
         processes: the number of processes; 1 is this one.
         source: facts about the origin of the examples, for dataset.json.
         progress: called with the number of examples that are done, those of finished shards included.
+        address: what messages call the folder; by default its path.
 
     Raises:
         DataError: if an example can't be read, the folder holds something else, or the disk is full.
@@ -199,8 +242,9 @@ def convert_examples(
         "examples": {split: examples.fingerprint() for split, examples in filled.items()},
     }
     tasks = [task for split, examples in filled.items() for task in _tasks(to, split, examples, counts[split])]
-    with _locked(to):
-        info = _completed(to, settings, tasks)
+    address = str(to) if address is None else address
+    with _locked(to, address):
+        info = _completed(to, settings, tasks, address)
         if info is not None:
             return _report(to, info, _read_bad(to), kept=len(tasks), already_done=True)
         results = {task.path: result for task in tasks if (result := _finished(task.path)) is not None}
@@ -299,7 +343,7 @@ def _tasks(to: Path, split: str, examples: RawExamples, count: int) -> Iterator[
 
 
 @contextlib.contextmanager
-def _locked(to: Path) -> Iterator[None]:
+def _locked(to: Path, address: str) -> Iterator[None]:
     """Creates the folder and locks it against other conversions."""
     with explain(to, "write to", DataError):
         if to.exists() and not to.is_dir():
@@ -310,7 +354,7 @@ def _locked(to: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise DataError(f"another conversion is writing to {to}. Wait until it ends, or stop it.") from error
+            raise DataError(f"another conversion is writing to {address}. Wait until it ends, or stop it.") from error
         except OSError:
             pass  # some network file systems have no locks
         yield
@@ -318,7 +362,7 @@ def _locked(to: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _completed(to: Path, settings: dict[str, Any], tasks: Sequence[ShardTask]) -> ConvertedInfo | None:
+def _completed(to: Path, settings: dict[str, Any], tasks: Sequence[ShardTask], address: str) -> ConvertedInfo | None:
     """Returns the info of a complete conversion with the same settings; None if one is to be started or resumed.
 
     Raises:
@@ -329,7 +373,7 @@ def _completed(to: Path, settings: dict[str, Any], tasks: Sequence[ShardTask]) -
     present = {path.name for path in to.iterdir() if not path.name.startswith(PARTIAL)}
     if DATASET_JSON in present:
         info = read_dataset_json(to)
-        _compare(to, info.settings, settings, "holds a dataset that was converted with other settings")
+        _compare(address, info.settings, settings, "holds a dataset that was converted with other settings")
         _remove_temporary(to, tasks)
         return info
     if SETTINGS in present:
@@ -337,7 +381,7 @@ def _completed(to: Path, settings: dict[str, Any], tasks: Sequence[ShardTask]) -
             before = json.loads(read_regular(to / SETTINGS, LARGEST_JSON, DataError))
         except (OSError, ValueError, RecursionError) as error:
             raise DataError(f"{to / SETTINGS} can't be read ({error}). Delete {to} or use another folder.") from error
-        _compare(to, before, settings, "holds an unfinished conversion with other settings")
+        _compare(address, before, settings, "holds an unfinished conversion with other settings")
     unexpected = sorted(present - own) or ([] if SETTINGS in present else sorted(present))
     if unexpected:
         listed = ", ".join(unexpected[:_SHOWN])
@@ -348,7 +392,7 @@ def _completed(to: Path, settings: dict[str, Any], tasks: Sequence[ShardTask]) -
     return None
 
 
-def _compare(to: Path, before: Any, now: dict[str, Any], problem: str) -> None:
+def _compare(to: str, before: Any, now: dict[str, Any], problem: str) -> None:
     if before == now:
         return
     changes = []
@@ -441,4 +485,5 @@ def _report(
         bytes=sum(shard.bytes for parts in info.splits.values() for shard in parts.shards),
         reencoded=info.reencoded,
         bad=bad,
+        shape=info.shape,
     )

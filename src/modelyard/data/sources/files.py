@@ -34,7 +34,7 @@ from modelyard.data.sources.folder import (
     split_folders,
 )
 from modelyard.data.sources.npz import read_npy_folder, read_npy_to_predict, read_npz, read_npz_to_predict
-from modelyard.data.sources.remote import local_tree
+from modelyard.data.sources.remote import local_tree, remote_names
 from modelyard.errors import ConfigError, DataError, Problem
 from modelyard.storage import is_remote, list_files
 from modelyard.system.console import bar
@@ -302,10 +302,7 @@ def read_to_predict(
     Raises:
         DataError: if there is nothing, or nothing that can be read.
     """
-    for source in sources:
-        if is_remote(source):
-            raise DataError(f"{source} is not on this machine; copy it here first.")
-    paths = [Path(source).expanduser() for source in sources]
+    paths = [_local_path(source, options, cache) for source in sources]
     kinds = [kind_of(path) for path in paths]
     kind = kinds[0] if len(kinds) == 1 else "folder"
     owners = {key: owner for owner, keys in _OWN_OPTIONS.items() for key in keys if key in named and owner != kind}
@@ -331,11 +328,17 @@ def read_to_predict(
         return FilesToPredict(ArrayExamples(values, np.zeros(len(values), np.int32)), None)
     if kinds == ["records"]:
         return _records_to_predict(_matching(paths[0]), options, cache)
-    images = [image for path in paths for image in _images_at(path)]
-    names = [image.parent.name for image in images]
-    examples = FileExamples(Path(), [image.as_posix() for image in images], np.zeros(len(images), np.int32))
+    images: list[Path] = []
+    names: list[str] = []
+    for source, path in zip(sources, paths, strict=True):
+        found = _images_at(path)
+        images += found
+        names += remote_names(source, path, found) if is_remote(source) else map(Path.as_posix, found)
+    folders = [image.parent.name for image in images]
+    zeros = np.zeros(len(images), np.int32)
+    examples = FileExamples(Path(), [image.as_posix() for image in images], zeros, names)
     one_by_one = all(path.exists() and not path.is_dir() for path in paths)
-    return FilesToPredict(examples, None if one_by_one else names, from_folders=True)
+    return FilesToPredict(examples, None if one_by_one else folders, from_folders=True)
 
 
 def _images_at(path: Path) -> list[Path]:
@@ -371,6 +374,10 @@ def _records_to_predict(paths: list[Path], options: FilesOptions, cache: Path) -
 
 def _local(path: str, options: FilesOptions, context: DataContext) -> Path:
     """Returns a path on this machine. Files in cloud storage are copied to the cache."""
+    return _local_path(path, options, context.cache_dir)
+
+
+def _local_path(path: str, options: FilesOptions, cache: Path) -> Path:
     if not is_remote(path):
         return Path(path).expanduser()
 
@@ -378,7 +385,7 @@ def _local(path: str, options: FilesOptions, context: DataContext) -> Path:
         return read_csv(table, options, to_predict=True, check_images=False)[TRAIN].paths
 
     lists_images = path.lower().endswith(".csv") and not options.value_columns
-    return local_tree(path, context.cache_dir, images if lists_images else None)
+    return local_tree(path, cache, images if lists_images else None)
 
 
 def _is_pattern(path: Path) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
@@ -48,6 +48,19 @@ def local_tree(url: str, cache: Path, referenced: Callable[[Path], list[str]] | 
     copies = {f"{folder}/{name}": copy for name, copy in _copied(url, root, names, cache).items()}
     tree = _linked(copies, cache / "trees" / _digest(url)) / folder
     return tree / pattern if pattern else tree
+
+
+def remote_names(url: str, local: Path, files: Sequence[Path]) -> list[str]:
+    """Returns the URLs of files of a tree.
+
+    Args:
+        url: what `local_tree` copied.
+        local: the path that it returned.
+        files: files of that path or pattern.
+    """
+    root, pattern = _split_pattern(url)
+    top = local.parents[pattern.count("/")] if pattern else local
+    return [storage.join(root, file.relative_to(top).as_posix()) if file != top else root for file in files]
 
 
 def _copied(url: str, root: str, names: list[str], cache: Path) -> dict[str, Path]:

@@ -6,7 +6,9 @@ import contextlib
 import fcntl
 import logging
 import os
-from collections.abc import Callable, Iterator
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("modelyard")
 Format = Literal["saved_model", "keras", "onnx", "tflite"]
 FORMATS = ("saved_model", "keras", "onnx", "tflite")
+_LAST = ("modelyard.json", "saved_model.pb", "model.keras", "model.onnx", "model.tflite")
+"""The files of an export without which it is incomplete."""
 _ONNX_PACKAGES = ("tf2onnx", "onnx", "onnxruntime")
 
 
@@ -68,7 +72,7 @@ def export(
         model_dir: the run folder.
         checkpoint: best, latest or a step; by default best if there is one.
         format: saved_model, keras, onnx or tflite.
-        output: the folder for numbered versions; by default one in the run folder.
+        output: the folder for numbered versions, or its URL; by default one in the run folder.
         version: the number of the new version; by default the next one.
         overwrite: replace that version if it exists; without a number, the newest.
         source: where the options come from, for error messages.
@@ -87,7 +91,10 @@ def export(
     if keras_backend() in (None, "tensorflow"):
         options["engine"] = "tensorflow"  # before the run's plugins are imported, which import Keras
     run = open_run(model_dir, checkpoint, source, **options)
-    base = export_folder(run.directory, format, None if output is None else str(output))
+    where = export_address(run.directory, format, None if output is None else str(output))
+    if storage.is_remote(where):
+        return _export_to_url(run, format, where, version, overwrite, options)
+    base = export_folder(where)
     with cleaned_up(base):
         number = choose_version(base, version, overwrite)
         if keras_backend() not in (None, "tensorflow"):
@@ -101,6 +108,31 @@ def export_in_subprocess(model_dir: str | Path, **arguments: Any) -> Exported:
     """Exports like `export`, in a new process, which can use TensorFlow whatever this one did with it."""
     exported: Exported = check.call_in_subprocess("tensorflow", export, model_dir=str(model_dir), **arguments)
     return exported
+
+
+def _export_to_url(
+    run: OpenRun, form: Format, url: str, version: int | None, overwrite: bool, options: dict[str, Any]
+) -> Exported:
+    """Exports to a folder of the cache, and uploads it. The files that make an export complete come last."""
+    number = _choose(exported_versions_at(url), url, version, overwrite)
+    target = storage.join(url, str(number))
+    base = storage.output_folder(url, storage.cache_folder(run.config.cache_dir))
+    with explain(base, "write to the cache"):
+        base.mkdir(parents=True, exist_ok=True)
+    with cleaned_up(base):
+        here = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=base))
+        try:
+            if keras_backend() in (None, "tensorflow"):
+                done = _export(run, form, here / str(number), overwrite, options)
+            else:
+                changed = {"output": str(here), "version": number, **options, "trust": True}
+                done = export_in_subprocess(run.address, checkpoint=run.step, format=form, **changed)
+            if not overwrite and number in exported_versions_at(url):
+                raise RunError(f"{target} was written by another process meanwhile. Export again.")
+            storage.upload_folder(Path(done.path), target, last=_LAST)
+        finally:
+            shutil.rmtree(here, ignore_errors=True)
+    return replace(done, path=target)
 
 
 def _export(run: OpenRun, form: Format, target: Path, overwrite: bool, options: dict[str, Any]) -> Exported:
@@ -161,30 +193,34 @@ def _why_no_files(model: Exportable) -> str:
 # -- numbered folders, as TensorFlow Serving expects them -------------------------------------------------------------
 
 
-def export_folder(directory: RunDirectory, form: str, output: str | None) -> Path:
-    """Returns the folder of the versions, which is made if needed: ``output``, or one in the run folder.
+def export_address(directory: RunDirectory, form: str, output: str | None = None) -> str:
+    """Returns the folder of the versions, or its URL: ``output``, or one in the run folder."""
+    return directory.address_of(directory.export(form)) if output is None else output
+
+
+def export_folder(path: str) -> Path:
+    """Returns the folder of the versions, which is made if needed.
 
     Raises:
         RunError: if it can't be written to.
     """
-    if output is not None and storage.is_remote(output):
-        raise RunError(f"exports are written to a folder of this machine; {output} is a URL. Copy the export there.")
-    if output is None and directory.mirror is not None:
-        raise RunError(f"{directory.address} is not on this machine. Name a folder for the export: --output FOLDER.")
-    base = directory.export(form) if output is None else Path(output).expanduser()
+    base = Path(path).expanduser()
     if base.exists() and not base.is_dir():
         raise RunError(f"{base} is a file; exports need a folder. Name another one: --output FOLDER.")
-    unexpected = _unexpected_files(base)
-    if unexpected:
-        raise RunError(
-            f"{base} holds other things than exports ({', '.join(unexpected[:3])}); nothing was changed. "
-            "Name another folder: --output FOLDER."
-        )
+    _refuse_unexpected(str(base), _unexpected_files(base))
     with explain(base, "make the folder"):
         base.mkdir(parents=True, exist_ok=True)
         if not os.access(base, os.W_OK | os.X_OK):
             raise PermissionError(13, "Permission denied")
     return base
+
+
+def _refuse_unexpected(base: str, unexpected: Sequence[str]) -> None:
+    if unexpected:
+        raise RunError(
+            f"{base} holds other things than exports ({', '.join(unexpected[:3])}); nothing was changed. "
+            "Name another folder: --output FOLDER."
+        )
 
 
 @contextlib.contextmanager
@@ -212,14 +248,29 @@ def choose_version(base: Path, version: int | None, overwrite: bool) -> int:
     Raises:
         RunError: if that version exists and ``overwrite`` is false.
     """
-    existing = exported_versions(base)
+    return _choose(exported_versions(base), str(base), version, overwrite)
+
+
+def _choose(existing: Sequence[int], base: str, version: int | None, overwrite: bool) -> int:
     if version is None:
         return max(existing, default=1) if overwrite else max(existing, default=0) + 1
     if version < 1:
         raise RunError(f"--version must be 1 or more; it is {version}.")
     if version in existing and not overwrite:
-        raise RunError(f"{base / str(version)} exists and was not changed. Add --overwrite, or leave --version out.")
+        path = storage.inside(base, str(version))
+        raise RunError(f"{path} exists and was not changed. Add --overwrite, or leave --version out.")
     return version
+
+
+def exported_versions_at(url: str) -> list[int]:
+    """Returns the version numbers below a URL, oldest first, with incomplete ones.
+
+    Raises:
+        RunError: if there is anything else.
+    """
+    names = {name.partition("/")[0] for name in storage.names_below(url)}
+    _refuse_unexpected(url, sorted(name for name in names if not _is_number(name)))
+    return sorted(map(int, names))
 
 
 def exported_versions(base: Path) -> list[int]:

@@ -19,6 +19,7 @@ from modelyard.serving.exported_model import DESCRIPTION, SAVED_MODEL, ExportedS
 from modelyard.serving.http.batching import Batcher, BatchingOptions
 from modelyard.serving.run_model import RunServable, open_run
 from modelyard.serving.servable import Servable
+from modelyard.storage import is_remote
 
 log = logging.getLogger("modelyard")
 
@@ -61,6 +62,8 @@ class ExportSource(VersionSource):
     """Folders 1, 2, … as `modelyard export` writes them."""
 
     def __init__(self, folder: str | Path) -> None:
+        if is_remote(str(folder)):
+            raise RunError(f"{folder}: an export must be in a folder on this machine to be served. Copy it here first.")
         self.folder = Path(folder).expanduser()
         if not self.folder.is_dir():
             raise RunError(f"{folder} does not exist, or is not a folder. `modelyard export` makes one.")

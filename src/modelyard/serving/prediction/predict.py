@@ -31,7 +31,8 @@ from modelyard.data.sources.files import FilesToPredict, read_to_predict
 from modelyard.data.sources.named_inputs import read_named_inputs
 from modelyard.engine.evaluation import LabelledBatch
 from modelyard.errors import DataError, RunError, UserError, unknown
-from modelyard.serving.exported_model import OpenExport, is_export
+from modelyard.run.checkpoint import STATE
+from modelyard.serving.exported_model import OpenExport, is_export_at
 from modelyard.serving.prediction.scores import TableScores
 from modelyard.serving.prediction.table import FORMATS, Table
 from modelyard.serving.run_model import OpenRun, open_run
@@ -88,7 +89,7 @@ def predict(
     """Predicts the examples of files, in order, and writes a table.
 
     Args:
-        model_dir: the run folder, or the folder of an exported SavedModel.
+        model_dir: the run folder, or the folder of an exported SavedModel. This and the other paths may be URLs.
         *sources: images, folders or glob patterns; or one .csv file, .npz file, or records; or one array of examples,
             (x, y) or data frame. `modelyard.load` predicts arrays without writing a table.
         checkpoint: best, latest or a step; by default best if there is one.
@@ -104,13 +105,12 @@ def predict(
     Example:
         >>> modelyard.predict("runs/first", "photos/", output="photos.csv", top=3).examples
     """
-    target = Path(output).expanduser()
-    if target.suffix.lower() not in FORMATS:
+    target = storage.absolute(str(output)) if storage.is_remote(str(output)) else str(Path(output).expanduser())
+    if Path(target).suffix.lower() not in FORMATS:
         raise UserError(f"the output {target} must end in {', '.join(FORMATS)}.")
-    if target.exists() and not overwrite:
-        raise UserError(f"{target} exists. Name another --output, or replace it with --overwrite.")
-    if not target.parent.is_dir():
-        raise UserError(f"there is no folder {target.parent} for the output.")
+    _refuse_existing(target, overwrite)
+    if not storage.is_remote(target) and not Path(target).parent.is_dir():
+        raise UserError(f"there is no folder {Path(target).parent} for the output.")
     if bool(sources) == (split is not None):
         named = " ".join(str(each) if isinstance(each, str | Path) else "arrays" for each in sources)
         found = f"got both --split {split} and {named}" if sources else "nothing to predict"
@@ -129,6 +129,11 @@ def predict(
     return _TableWriter(run, examples, table, target, overwrite).run()
 
 
+def _refuse_existing(target: str, overwrite: bool) -> None:
+    if not overwrite and storage.exists(target if storage.is_remote(target) else Path(target)):
+        raise UserError(f"{target} exists. Name another --output, or replace it with --overwrite.")
+
+
 # -- the model and the examples ------------------------------------------------------------------------------------
 
 
@@ -136,12 +141,11 @@ def open_model(
     model_dir: str | Path, checkpoint: str | int | None, source: str, options: dict[str, Any]
 ) -> OpenRun | OpenExport:
     """Opens a checkpoint of a run, or an exported model."""
-    folder = Path(model_dir).expanduser()
-    if storage.is_remote(model_dir) or not is_export(folder):
+    if not is_export_at(model_dir):
         return open_run(model_dir, checkpoint, source, **options)
     if checkpoint is not None:
-        raise UserError(f"{folder} is an export: it has no --checkpoint. Name the run folder instead.")
-    return OpenExport(folder, options, source)
+        raise UserError(f"{model_dir} is an export: it has no --checkpoint. Name the run folder instead.")
+    return OpenExport(model_dir, options, source)
 
 
 def _split_examples(run: OpenRun, split: str) -> _Labelled:
@@ -310,25 +314,34 @@ class _TableWriter:
         model: the run with its checkpoint, or the export.
         examples: the examples to predict.
         table: converts predictions to rows.
-        target: the file to write.
+        target: the file to write, or its URL. A table at a URL is written in the cache, and uploaded when complete.
         overwrite: replace an existing one.
     """
 
     def __init__(
-        self, model: OpenRun | OpenExport, examples: RawExamples, table: Table, target: Path, overwrite: bool
+        self, model: OpenRun | OpenExport, examples: RawExamples, table: Table, target: str, overwrite: bool
     ) -> None:
-        self.model, self.examples, self.table, self.target = model, examples, table, target
+        self.model, self.examples, self.table, self.address = model, examples, table, target
+        self.target, self.is_remote = Path(target), storage.is_remote(target)
+        if self.is_remote:
+            folder = storage.output_folder(target, storage.cache_folder(model.config.cache_dir))
+            with explain(folder, "write to the cache"):
+                folder.mkdir(parents=True, exist_ok=True)
+            self.target = folder / self.target.name
         self.overwrite = overwrite
-        self.partial = target.with_name(PARTIAL + target.name)
-        self.progress = target.with_name(PARTIAL + target.name + ".json")
-        self.measured = target.with_name(PARTIAL + target.name + ".scores")
+        self.partial = self.target.with_name(PARTIAL + self.target.name)
+        self.progress = self.target.with_name(PARTIAL + self.target.name + ".json")
+        self.measured = self.target.with_name(PARTIAL + self.target.name + ".scores")
         self.key = self._key()
         self.scores: TableScores | None = None
         self.skipped, self._saved_at = 0, 0.0
 
     def _key(self) -> str:
         """Returns a hash of everything that the table depends on."""
-        weights = self.model.path.stat().st_mtime_ns
+        path = self.model.path
+        weights: object = path.stat().st_mtime_ns
+        if storage.is_remote(self.model.address) and (path / STATE).is_file():  # what is downloaded is new each time
+            weights = (path / STATE).read_bytes()
         options = [(name, getattr(self.model.config, name)) for name in _KEY_OPTIONS]
         kernels = os.environ.get("TF_ENABLE_ONEDNN_OPTS")  # they decide the last digit
         parts = (self.model.address, self.model.path.name, weights, self.examples.fingerprint(), options, kernels)
@@ -382,18 +395,41 @@ class _TableWriter:
         finally:
             engine.close()
         metrics, scores = ({}, {}) if self.scores is None else self.scores.as_json()
+        text = json.dumps(scores) + "\n" if scores else None
+        if self.is_remote:
+            self._save_progress(file, rows)  # if the upload fails, the next start has nothing else to do
+            self._upload(text)
+        else:
+            self._replace(text)
+        if self.skipped:
+            log.warning("%d of %d examples could not be read; see the column error", self.skipped, size)
+        return Predictions(self.address, rows, self.model.step, self.skipped, metrics, scores)
+
+    def _replace(self, metrics: str | None) -> None:
+        """Renames the complete table; its metrics are there before it."""
         metrics_file = self.target.with_suffix(".metrics.json")
-        if scores:  # before the table, which appears when all is complete
-            write_text(metrics_file, json.dumps(scores) + "\n")
+        if metrics is not None:
+            write_text(metrics_file, metrics)
         with explain(self.target, "write"):
-            if not scores and self.target.exists():  # the metrics of the table that is replaced
+            if metrics is None and self.target.exists():  # the metrics of the table that is replaced
                 metrics_file.unlink(missing_ok=True)
             self.partial.replace(self.target)
             self.progress.unlink(missing_ok=True)
             self.measured.unlink(missing_ok=True)
-        if self.skipped:
-            log.warning("%d of %d examples could not be read; see the column error", self.skipped, size)
-        return Predictions(str(self.target), rows, self.model.step, self.skipped, metrics, scores)
+
+    def _upload(self, metrics: str | None) -> None:
+        """Uploads the complete table after its metrics."""
+        metrics_url = self.address[: -len(self.target.suffix)] + ".metrics.json"
+        if metrics is not None:
+            storage.write_bytes(metrics_url, metrics.encode())
+        elif self.overwrite:
+            storage.remove(metrics_url)
+        if not storage.upload(self.partial, self.address, new=not self.overwrite):
+            _refuse_existing(self.address, overwrite=False)
+        with explain(self.partial, "remove"):
+            self.partial.unlink()
+            self.progress.unlink(missing_ok=True)
+            self.measured.unlink(missing_ok=True)
 
     def _write(
         self, file: BinaryIO, outputs: Outputs, batch: LabelledBatch | None, first: int, unreadable: dict[int, str]
@@ -450,8 +486,7 @@ class _TableWriter:
         with explain(self.target, "write"):
             file = self._open()
         try:
-            if self.target.exists() and not self.overwrite:  # the process that had the lock has finished it
-                raise UserError(f"{self.target} exists. Name another --output, or replace it with --overwrite.")
+            _refuse_existing(self.address, self.overwrite)  # the process that had the lock has finished it
             yield file
         finally:
             with contextlib.suppress(OSError):
@@ -466,7 +501,7 @@ class _TableWriter:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 file.close()
-                message = f"another process is writing {self.target}. Wait until it ends, or name another --output."
+                message = f"another process is writing {self.address}. Wait until it ends, or name another --output."
                 raise RunError(message) from None
             except OSError:  # some network file systems have no locks
                 return file
