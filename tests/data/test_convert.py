@@ -427,7 +427,7 @@ class TestFolders:
                 self.convert(photos, place)
 
     def test_two_at_once_are_refused(self, photos: list[RawExample], to: Path) -> None:
-        with convert._locked(to), pytest.raises(DataError, match="another conversion is writing"):
+        with convert._locked(to, str(to)), pytest.raises(DataError, match="another conversion is writing"):
             self.convert(photos, to)
 
     def interrupt(self, photos: list[RawExample], to: Path) -> None:
