@@ -231,7 +231,8 @@ def _named_files(run: OpenRun | OpenExport, paths: list[str], options: FilesOpti
         raise DataError(
             f"the model takes {describe(run.inputs)}. Give one file that has all inputs: .npz, .csv, .jsonl."
         )
-    return FilesToPredict(*read_named_inputs(Path(paths[0]).expanduser(), run.inputs, options))
+    path = storage.local_copy(paths[0], storage.cache_folder(run.config.cache_dir)).expanduser()
+    return FilesToPredict(*read_named_inputs(path, run.inputs, options))
 
 
 def _given(run: OpenRun | OpenExport, data: Any, options: FilesOptions) -> FilesToPredict:
