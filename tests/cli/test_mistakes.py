@@ -128,3 +128,34 @@ def test_a_matrix_lists_all_mistakes_and_takes_no_option_for_its_file(
     for key in expected:
         assert f"{key}: " in text, text
     assert os.listdir() == []  # noqa: PTH208 - names only
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["predict", "--outpt", "x"], ["outpt: there is no such option. Did you mean 'output'?", "no run is given"]),
+        (
+            ["predict", "nowhere", "x.png", "--topp", "3"],
+            ["topp: there is no such option. Did you", "nowhere does not"],
+        ),
+        (
+            ["evaluate", "nowhere", "--eval_batch_sise", "3"],
+            ["eval_batch_sise: there is no such option", "nowhere does"],
+        ),
+    ],
+)
+def test_a_missing_run_hides_no_misspelt_option(
+    capsys: pytest.CaptureFixture[str], words: list[str], expected: list[str]
+) -> None:
+    found = mistakes(capsys, *words)
+    assert len(found) == len(expected)
+    for line, text in zip(found, expected, strict=True):
+        assert text in line
+
+
+def test_whole_numbers_of_commands_may_have_an_exponent(capsys: pytest.CaptureFixture[str]) -> None:
+    (line,) = mistakes(capsys, "find-learning-rate", "--model", "mlp", "--steps", "1e1", "--train_step", "3")
+    assert line.startswith("train_step: ")  # and not one about --steps
+    with pytest.raises(SystemExit):
+        main(["find-learning-rate", "--model", "mlp", "--steps=1.5e0"])
+    assert "Invalid value for '--steps'" in capsys.readouterr().err

@@ -389,3 +389,50 @@ def test_a_resolved_config_can_not_be_changed() -> None:
     config = resolve({"model": "mlp"})
     with pytest.raises(ValueError, match="frozen"):
         config.random_seed = 5
+
+
+# -- whole numbers, sets and the default recipe ------------------------------------------------------------------
+
+
+def test_a_whole_number_may_have_an_exponent() -> None:
+    config = resolve(
+        {"model": "mlp", "train_steps": "1e3", "num_gpus": "1E0", "hidden_units": "1.5e2,64", "run_name": "1e4"}
+    )
+    assert (config.train_steps, config.num_gpus, config.run_name) == (1000, 1, "1e4")
+    assert config.component_options["hidden_units"] == [150, 64]
+    write("project.yaml", "default:\n  train_batch_size: 1e2\n")
+    assert resolve({"model": "mlp"}).train_batch_size == 100
+    for wrong in ("1.5e0", "1e-3", "1e3x", "e3"):
+        assert only_problem(model="mlp", train_steps=wrong).message == f"must be a whole number, got '{wrong}'."
+
+
+def test_a_file_that_is_named_and_has_no_default_set_is_not_ignored() -> None:
+    write("mine.yaml", "big:\n  train_batch_size: 7\nsmall:\n  train_batch_size: 2\n")
+    for kind in ("config", "hyperparameter"):
+        problem = only_problem(model="mlp", **{f"{kind}_file": "mine.yaml"})
+        assert problem.where == "mine.yaml"
+        assert problem.message.startswith("has no set 'default'")
+        assert problem.message.endswith(f"Choose one with --{kind}_set: big, small.")
+        assert resolve({"model": "mlp", f"{kind}_file": "mine.yaml", f"{kind}_set": "big"}).train_batch_size == 7
+
+
+def test_a_file_that_is_picked_up_and_has_no_default_set_is_ignored_aloud(caplog: pytest.LogCaptureFixture) -> None:
+    write("project.yaml", "big:\n  train_batch_size: 7\n")
+    assert resolve({"model": "mlp"}).train_batch_size == 64
+    assert (
+        "project.yaml: has no set 'default', so nothing in it applies. Choose one with --config_set: big."
+        in caplog.text
+    )
+    caplog.clear()
+    assert resolve({"model": "mlp", "config_set": "big"}).train_batch_size == 7
+    assert not caplog.records
+
+
+def test_the_recipe_of_a_run_without_a_model_is_said() -> None:
+    assert any("this is the run of --recipe digits" in note for note in resolve({}).notes)
+    for given in ({"dataset": "digits"}, {"recipe": "digits"}, {"model": "mlp"}):
+        assert not resolve(given).notes
+
+
+def test_an_option_of_another_dataset_says_what_to_add() -> None:
+    assert "Add --dataset files" in only_problem(model="mlp", train_files="photos/*.jpg").message

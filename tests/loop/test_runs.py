@@ -294,6 +294,8 @@ def test_a_start_that_fails_leaves_no_trace() -> None:
 def test_a_run_that_trained_nothing_starts_over_with_another_config() -> None:
     with pytest.raises(UserError, match=r"best_metric: there is no metric 'acuracy'.*'accuracy'"):
         go(best_metric="acuracy")
+    assert not Path("run").exists()
+    assert not Path("training_log.md").exists()
     assert go(best_metric="accuracy", random_seed=4).step == 40
 
 
@@ -302,7 +304,7 @@ def test_a_metric_that_is_not_measured_is_refused_before_training(hooks: str) ->
     with pytest.raises(UserError, match="there is no metric") as caught:
         go(hooks=hooks)
     assert hooks[1:8] in str(caught.value)
-    assert not Path("run/metrics.jsonl").exists() or metrics() == []
+    assert not Path("run").exists()
 
 
 def test_fewer_steps_than_are_done_are_refused_and_change_nothing() -> None:

@@ -238,3 +238,19 @@ def test_folders_of_a_run_that_are_links_are_refused_and_its_checkpoints_may_be_
     directory.events.symlink_to(Path("events-of-mine").absolute())
     with pytest.raises(RunError, match=r"events is a link to .*events-of-mine"):
         directory.lock()
+
+
+def test_a_run_is_found_by_its_name_beside_a_folder_of_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made(Path("runs/first"))
+    made(Path("others/second"))
+    Path("first").mkdir()
+    assert open_run_folder("first").path == Path("runs/first")
+    assert open_run_folder("second", runs_dir="others").path == Path("others/second")
+    made(Path("first"), random_seed=1)
+    assert open_run_folder("first").path == Path("first")  # a path comes first
+    Path("third").mkdir()
+    with pytest.raises(RunError, match=r"third is not a run folder: it has no config\.yaml"):
+        open_run_folder("third")

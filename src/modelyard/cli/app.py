@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import sys
@@ -23,6 +24,7 @@ _EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
 _HELP_FLAGS = {"-h", "--help"}
 _HELP = {"help_option_names": sorted(_HELP_FLAGS)}
 _WIDEST_HELP = 100
+_NUMBER = re.compile(r"[0-9][eE]")
 _ALIASES = {
     "train_and_evaluate": "train-and-evaluate",
     "train_and_eval": "train-and-evaluate",
@@ -204,6 +206,10 @@ def main(arguments: list[str] | None = None) -> None:
             words = [_underscored(word) for word in words[:own]] + words[own:]
             if name in ("launch", "submit"):
                 cluster.check_order(name, command.function, words)
+        if command is not None and topic is None and any(_NUMBER.search(word) for word in words):
+            from modelyard.cli.options import whole_numbers
+
+            words = whole_numbers(words, command.function)
         if command is not None and topic is None:
             from modelyard.system.console import show_log
 

@@ -128,7 +128,7 @@ def runs(
         if not found and not json:
             console().print(f"no runs in {runs_dir}. Start one: modelyard train-and-evaluate")
         return
-    compared = compare([open_run_folder(folder) for folder in chosen])
+    compared = compare([open_run_folder(folder, runs_dir=runs_dir) for folder in chosen])
     names = [row["run"] for row in compared["runs"]]
     keys = ("model", "dataset", "step", "status", "best", "validation", "test", "seconds")
     results = table(("", *names), [(key, *(row.get(key) for row in compared["runs"])) for key in keys], title="results")

@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from typer.models import ArgumentInfo, OptionInfo
 
 from modelyard.cli.help import Topic, group_name, group_of_part, is_few
-from modelyard.config.resolve import field_kind
+from modelyard.config.resolve import field_kind, without_exponents
 from modelyard.config.schema import (
     COMPONENTS,
     CORE_FIELDS,
@@ -28,7 +28,7 @@ from modelyard.config.schema import (
     Training,
     is_mutable,
 )
-from modelyard.errors import COMMAND_LINE, Problem, UserError, nearest
+from modelyard.errors import COMMAND_LINE, ConfigError, Problem, UserError, nearest
 from modelyard.registry import MODELS
 from modelyard.storage import is_remote, is_same
 
@@ -127,6 +127,18 @@ def as_typer_command(
         flags[TRUST] = _flag_of_trust(hidden=not topic.shows(TRUST, group_name(Experiment), few=of_run))
 
     def command(context: typer.Context, **values: Any) -> Any:
+        others: dict[str, Any] = {}
+        try:
+            return call(context, values, others)
+        except ConfigError:  # with these mistakes
+            raise
+        except UserError as error:
+            mistakes = [mistake for name in others if (mistake := _certain_mistake(name, function)) is not None]
+            if mistakes:
+                raise ConfigError([*mistakes, Problem(COMMAND_LINE, "", str(error))]) from error
+            raise
+
+    def call(context: typer.Context, values: dict[str, Any], others: dict[str, Any]) -> Any:
         # Commands without options of the config, such as launch, take options as arguments behind "--".
         unknown = [*_taken_for_arguments(context, values), *context.args] if "options" in own else []
         arguments = {name: values[name] for name in own if name in values}
@@ -134,9 +146,10 @@ def as_typer_command(
             typed = {
                 name: values[name] for name in flags if values[name] is not None and (name != TRUST or values[name])
             }
-            others = unknown_options(unknown)
+            found = unknown_options(unknown)
             if of_run or "source" in own:  # nothing is trained
-                others = {f"'--{name}'" if name in _OF_TRAINING else name: value for name, value in others.items()}
+                found = {f"'--{name}'" if name in _OF_TRAINING else name: value for name, value in found.items()}
+            others.update(found)
             arguments["options"] = typed | others
         if "run" in own:
             run, model_dir = values["run"], values["model_dir"]
@@ -268,6 +281,36 @@ def unknown_options(words: Sequence[str]) -> dict[str, Any]:
         else:
             options[name] = pending.pop(0) if pending and not _looks_like_option(pending[0]) else True
     return options
+
+
+def _certain_mistake(key: str, function: Callable[..., Any]) -> Problem | None:
+    """Returns the problem of a word that no plugin can know: it is no option, or like one of Modelyard."""
+    problem = Problem(COMMAND_LINE, key, "there is no such option.")
+    wording = reworded(problem, function)
+    if wording != problem or key.startswith("'"):
+        return wording
+    near = nearest(key, CORE_FIELDS, most=1)
+    return replace(problem, message=f"there is no such option. Did you mean {near[0]!r}?") if near else None
+
+
+def whole_numbers(words: Sequence[str], function: Callable[..., Any]) -> list[str]:
+    """Returns the words with ``1e3`` as 1000 behind the options of a command that are whole numbers."""
+    parameters = inspect.signature(function, eval_str=True).parameters
+    names = {name for name in own_options(function) if name in parameters and _is_integer(parameters[name].annotation)}
+    done: list[str] = []
+    for word in words:
+        name, equals, value = word.removeprefix("--").partition("=")
+        if equals and word.startswith("--") and name in names:
+            word = f"--{name}={without_exponents(value)}"
+        elif done and done[-1].startswith("--") and done[-1][2:] in names:
+            word = without_exponents(word)
+        done.append(word)
+    return done
+
+
+def _is_integer(annotation: Any) -> bool:
+    kind = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+    return int in (get_args(kind) or (kind,))
 
 
 def own_options(function: Callable[..., Any]) -> list[str]:

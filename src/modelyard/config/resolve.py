@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from modelyard import storage
 from modelyard.config.backend import select_engine
@@ -34,6 +37,7 @@ from modelyard.config.trust import is_own_file, trust_cache, trust_plugins, trus
 from modelyard.config.weight_groups import read_group, read_phases
 from modelyard.config.yaml_file import (
     CONFIG_VERSION,
+    NO_DEFAULT,
     RUN_CONFIG_KEY,
     Value,
     config_path,
@@ -44,7 +48,13 @@ from modelyard.config.yaml_file import (
 from modelyard.errors import COMMAND_LINE, ConfigError, Problem, UserError, nearest, unknown
 from modelyard.registry import AUGMENTATIONS, ENGINES, HOOKS, METRICS, PREPROCESSINGS
 
+_WITH_EXPONENT = re.compile(r"(?<![\w.])[0-9]+(?:\.[0-9]+)?[eE]\+?[0-9]{1,2}(?![\w.])")
 DEFAULT_RECIPE = "digits"
+_NOTHING_NAMED = "default, since no model or dataset is given"
+_RECIPE_NOTE = (
+    f"this is the run of --recipe {DEFAULT_RECIPE}. With --model or --dataset, none of its options apply, unless you "
+    f"add --recipe {DEFAULT_RECIPE}."
+)
 SAVED_MODEL = "saved_model"
 """The model whose option `SAVED_MODEL_PATH` names a program."""
 log = logging.getLogger("modelyard")
@@ -116,6 +126,8 @@ def resolve(
     if problems:
         raise ConfigError(dict.fromkeys(problems))
     config._origins = {key: value.where for key, value in merged.items()}
+    if "recipe" in merged and merged["recipe"].where == _NOTHING_NAMED:
+        notes = [f"no model, dataset or recipe is named: {_RECIPE_NOTE}", *notes]
     config._notes = notes
     config._given_dataset = given_dataset
     return config
@@ -250,8 +262,16 @@ def _levels(top: dict[str, Value], pick_up_files: bool, problems: list[Problem])
         """Reads the file and the set that ``known`` chooses with ``{kind}_file`` and ``{kind}_set``."""
         named, chosen = _text(known, f"{kind}_file"), f"{kind}_set"
         path = config_path(default if named is None else named)
-        if named is not None or (pick_up_files and Path(default).is_file()):
-            return path, read_set(path, _text(known, chosen), problems)
+        if named is not None:
+            return path, read_set(path, _text(known, chosen), problems, choose_with=chosen)
+        if pick_up_files and Path(default).is_file():
+            found: list[Problem] = []
+            values = read_set(path, _text(known, chosen), found, choose_with=chosen)
+            if len(found) == 1 and NO_DEFAULT in found[0].message:  # it may be for other commands
+                log.warning("%s: %s", found[0].where, found[0].message)
+            else:
+                problems.extend(found)
+            return path, values
         if chosen in known:
             message = f"there is no ./{default}; name a file with {kind}_file."
             problems.append(Problem(known[chosen].where, chosen, message))
@@ -271,7 +291,7 @@ def _levels(top: dict[str, Value], pick_up_files: bool, problems: list[Problem])
     levels = [_of_file(project, project_file), _of_file(hyper, hyper_file), _Level(top)]
     known = {**project, **hyper, **top}
     if not {"model", "dataset", "recipe"} & set(known):
-        known["recipe"] = Value(DEFAULT_RECIPE, "default, since no model or dataset is given")
+        known["recipe"] = Value(DEFAULT_RECIPE, _NOTHING_NAMED)
         levels.insert(0, _Level({"recipe": known["recipe"]}))
     recipe = _text(known, "recipe")
     if recipe is not None:
@@ -336,7 +356,7 @@ def _merge(levels: list[dict[str, Value]], problems: list[Problem]) -> dict[str,
 
 def _check_core(merged: Mapping[str, Value], problems: list[Problem]) -> Config:
     """Returns the core options, with defaults for those that are wrong."""
-    values = {key: value.value for key, value in merged.items() if key in CORE_FIELDS}
+    values = _values_of(CORE_FIELDS, merged)
     wrong = _validate(Config, values, merged, problems)
     config = Config(**{key: value for key, value in values.items() if key not in wrong})
 
@@ -424,7 +444,7 @@ def _check_components(
         if clashes:
             problems.append(Problem(component, name, f"has options that Modelyard has too: {clashes}. Rename them."))
             continue
-        values = {key: merged[key].value for key in fields if key in merged}
+        values = _values_of(fields, merged)
         if not _validate(options, values, merged, problems, chosen.where):
             resolved.update(options(**values).model_dump(mode="json"))
         accepted.update(fields)
@@ -439,6 +459,8 @@ def _check_components(
             problems.append(Problem(value.where, key, f"there is no such option.{hint}"))
         elif all_chosen:
             message = f"has no effect here: it is an option of {_shortened(owners[key])}."
+            if len(owners[key]) == 1:
+                message += f" Add --{owners[key][0]}, or leave it out."
             if value.where == source:
                 problems.append(Problem(value.where, key, message))
             else:
@@ -468,6 +490,25 @@ def _owners_of_options() -> dict[str, list[str]]:
             for key in entry.options.model_fields:
                 owners.setdefault(key, []).append(f"{registry.kind} {entry.name}")
     return owners
+
+
+def _values_of(fields: Mapping[str, FieldInfo], merged: Mapping[str, Value]) -> dict[str, Any]:
+    """Returns the values of some options. Whole numbers are without an exponent, which pydantic does not read."""
+    values = {key: merged[key].value for key in fields if key in merged}
+    for key, value in values.items():
+        if isinstance(value, str) and re.search(r"\bint\b", str(fields[key].annotation)):
+            values[key] = without_exponents(value)
+    return values
+
+
+def without_exponents(text: str) -> str:
+    """Returns a text with ``1e3`` as 1000, where that is a whole number."""
+
+    def plain(found: re.Match[str]) -> str:
+        number = Decimal(found[0])
+        return str(int(number)) if number == number.to_integral_value() else found[0]
+
+    return _WITH_EXPONENT.sub(plain, text)
 
 
 def _validate(

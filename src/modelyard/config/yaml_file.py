@@ -21,6 +21,7 @@ MAX_DIGITS = 100
 """Characters of a number. YAML has numbers in base 60, whose time grows with the square of their length."""
 _NULL, _MERGE = "tag:yaml.org,2002:null", "tag:yaml.org,2002:merge"
 CONFIG_VERSION = 1
+NO_DEFAULT = "has no set 'default'"
 RUN_CONFIG_KEY = "config_version"
 """A file with this key is the config of a run: flat and complete, without sets."""
 
@@ -118,13 +119,16 @@ def config_path(name: str) -> Path | str:
     return name if is_remote(name) else Path(name)
 
 
-def read_set(path: Path | str, set_name: str | None, problems: list[Problem]) -> dict[str, Value]:
+def read_set(
+    path: Path | str, set_name: str | None, problems: list[Problem], choose_with: str = ""
+) -> dict[str, Value]:
     """Reads a named set of options, with what it inherits by merge keys.
 
     Args:
         path: the file, or its URL.
         set_name: the name; None is ``default``, or nothing if the file has no such set.
         problems: receives the errors in the file.
+        choose_with: the option that names a set; if it is given, a file without the set ``default`` is an error.
     """
     before = len(problems)
     file = _File(path, problems)
@@ -150,6 +154,9 @@ def read_set(path: Path | str, set_name: str | None, problems: list[Problem]) ->
     if name not in sets:
         if set_name is not None:
             file.report(unknown("set", name, sets))
+        elif choose_with and sets:
+            names = ", ".join(map(str, sets))
+            file.report(f"{NO_DEFAULT}, so nothing in it applies. Choose one with --{choose_with}: {names}.")
         return {}
     found = sets[name]
     return file.values(found) if isinstance(found, yaml.MappingNode) else {}

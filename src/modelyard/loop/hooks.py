@@ -1,5 +1,6 @@
 """The hook contract, and the hook that saves checkpoints. A run calls its hooks like this:
 
+    check_run(config, engine)                                # before anything of a new run is written
     for hook in hooks: hook.on_begin(loop)
     while steps are left:
         train a chunk of steps, up to the next boundary      # log, evaluation, hook.cadence, phase, end
@@ -31,14 +32,15 @@ from typing import TYPE_CHECKING, Any
 from modelyard.config.calls import Call
 from modelyard.config.durations import InSteps
 from modelyard.config.schema import Config, edit_hooks
-from modelyard.errors import Problem, UserError
+from modelyard.data.dataset import VALIDATION
+from modelyard.errors import Problem, UserError, unknown
 from modelyard.registry import HOOKS
 from modelyard.registry import Options as BaseOptions
 from modelyard.run.checkpoint import list_checkpoints, prune, write_checkpoint
 from modelyard.system.files import retried
 
 if TYPE_CHECKING:
-    from modelyard.engine.base import StepMetrics
+    from modelyard.engine.base import Engine, StepMetrics
     from modelyard.loop.trainer import Trainer
 
 _OLD_NAMES = {
@@ -79,6 +81,9 @@ class Hook:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         _support_old_names(cls)
+
+    def check_run(self, config: Config, engine: Engine) -> None:
+        """Called before anything of a new run is written; raises a `UserError` if the hook can't work in it."""
 
     def on_begin(self, loop: Trainer) -> None:
         """Called before the first step of this process; ``loop.step`` is the step it continues from."""
@@ -145,6 +150,25 @@ def build_hooks(calls: Sequence[Call]) -> list[Hook]:
         hook.name = call.name
         hooks.append(hook)
     return sorted(hooks, key=lambda hook: hook.order)
+
+
+def check_metric(engine: Engine, metric: str, wanted_by: str) -> None:
+    """Raises if no evaluation measures ``metric``."""
+    if metric in ("auto", "loss") or VALIDATION not in engine.dataset.sizes():
+        return
+    known = engine.metric_names(VALIDATION)
+    if metric not in known:
+        raise UserError(f"{wanted_by}: {unknown('metric', metric, known)}")
+
+
+def check_validation(engine: Engine, wanted_by: str) -> None:
+    """Raises if there is no validation split to evaluate on."""
+    sizes = engine.dataset.sizes()
+    if VALIDATION not in sizes:
+        raise UserError(
+            f"{wanted_by} needs a validation split, and there is none: the splits are {', '.join(sizes)}. "
+            "Give a validation_fraction of more than 0, or leave it out."
+        )
 
 
 def stopping_hook_problems(config: Config) -> list[Problem]:

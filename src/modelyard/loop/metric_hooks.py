@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from modelyard.config.calls import Call
+from modelyard.config.schema import Config
 from modelyard.data.dataset import VALIDATION
 from modelyard.errors import RunError, TrainingError, UserError, unknown
 from modelyard.loop.catalog import EarlyStopOptions, StopAtOptions
-from modelyard.loop.hooks import Hook
+from modelyard.loop.hooks import Hook, check_metric, check_validation
 from modelyard.models.metric import build_metric, metric_name
 from modelyard.run.checkpoint import (
     Checkpoint,
@@ -34,7 +35,7 @@ from modelyard.run.examples import keep_example_values, write_example_values
 from modelyard.system.files import remove_folder, remove_partial, retried
 
 if TYPE_CHECKING:
-    from modelyard.engine.base import StepMetrics
+    from modelyard.engine.base import Engine, StepMetrics
     from modelyard.loop.trainer import Trainer
 
 log = logging.getLogger("modelyard")
@@ -93,6 +94,10 @@ class KeepBest(Hook):
 
     order = 90  # before the checkpoints, which a best model may make unnecessary
     needs_training, needs_evaluation = False, True
+
+    def check_run(self, config: Config, engine: Engine) -> None:
+        """Checks that the metric exists."""
+        check_metric(engine, config.best_metric, "best_metric")
 
     def on_begin(self, loop: Trainer) -> None:
         """Reads the best models of earlier starts."""
@@ -179,6 +184,11 @@ class _StopsOnMetric(Hook):
     options: EarlyStopOptions | StopAtOptions
     order = 60
     needs_evaluation = True
+
+    def check_run(self, config: Config, engine: Engine) -> None:
+        """Checks that there is a validation split, and the metric."""
+        check_validation(engine, f"hook {self.name}")
+        check_metric(engine, self.options.metric, f"hook {self.name}")
 
     def on_begin(self, loop: Trainer) -> None:
         """Checks that the metric exists."""

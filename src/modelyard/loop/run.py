@@ -148,13 +148,16 @@ def run(config: Config, evaluates: bool, processes: SingleProcess | None = None)
             engine.initialize()
             if initial_weights is not None:
                 warm_start(engine, initial_weights)
+        hooks = build_hooks(config.hooks)
+        if evaluates_elsewhere:
+            hooks = [hook for hook in hooks if not hook.needs_evaluation]
+        for hook in hooks if evaluates else ():  # before anything of a new run is written
+            hook.check_run(config, engine)
         run_id = record_start(directory, config, dataset, engine, length, checkpoint, evaluates)
 
         # 4. Training.
-        hooks = build_hooks(config.hooks)
         if evaluates_elsewhere:
             log.info("an evaluator process evaluates what is saved (save_every: %s)", config.save_every or "auto")
-            hooks = [hook for hook in hooks if not hook.needs_evaluation]
         if not any(isinstance(hook, SaveCheckpoints) for hook in hooks):
             log.warning("the hook checkpoint is off: nothing is saved, and this run can't be resumed")
         from modelyard.loop.trainer import Trainer

@@ -22,8 +22,8 @@ from modelyard.config.durations import Duration, InSteps, RunLength
 from modelyard.config.schema import Config
 from modelyard.data.dataset import TEST, TRAIN, VALIDATION
 from modelyard.engine.base import Engine, State, StepMetrics
-from modelyard.errors import CheckpointError, Interrupted, TrainingError, UserError, unknown
-from modelyard.loop.hooks import Hook, stop_rules, stopped_by
+from modelyard.errors import CheckpointError, Interrupted, TrainingError, UserError
+from modelyard.loop.hooks import Hook, check_metric, check_validation, stop_rules, stopped_by
 from modelyard.run.checkpoint import BackgroundWriter, Checkpoint, list_best, read_checkpoint
 from modelyard.run.directory import CONFIG_COPY, RunDirectory, recorded_options
 from modelyard.run.examples import write_example_values
@@ -300,20 +300,12 @@ class Trainer:
 
     def check_metric(self, metric: str, wanted_by: str) -> None:
         """Raises if no evaluation measures ``metric``, before training and not after the first epoch. For hooks."""
-        if not self._evaluates or metric in ("auto", "loss"):
-            return
-        known = self.engine.metric_names(VALIDATION)
-        if metric not in known:
-            raise UserError(f"{wanted_by}: {unknown('metric', metric, known)}")
+        if self._evaluates:
+            check_metric(self.engine, metric, wanted_by)
 
     def check_evaluates(self, wanted_by: str) -> None:
         """Raises if there is no validation split to evaluate on. For hooks."""
-        sizes = self.engine.dataset.sizes()
-        if VALIDATION not in sizes:
-            raise UserError(
-                f"{wanted_by} needs a validation split, and there is none: the splits are {', '.join(sizes)}. "
-                "Give a validation_fraction of more than 0, or leave it out."
-            )
+        check_validation(self.engine, wanted_by)
 
     def stop(self, reason: str) -> None:
         """Stops training after this step. For hooks."""

@@ -361,18 +361,19 @@ def evaluated_run_folder(config: Config) -> RunDirectory:
     return RunDirectory(folder, mirror=Mirror(address, folder, cache, evaluator=True))
 
 
-def open_run_folder(path: str | Path, cache_dir: str | None = None) -> RunDirectory:
+def open_run_folder(path: str | Path, cache_dir: str | None = None, runs_dir: str = "runs") -> RunDirectory:
     """Opens an existing run to read it.
 
     Args:
-        path: its folder, its name in ``runs``, or its URL on an object store.
+        path: its folder, its name in ``runs_dir``, or its URL on an object store.
         cache_dir: the folder for copies of remote files; None is the default.
+        runs_dir: the folder of runs, or its URL.
 
     Raises:
         RunError: if ``path`` is not a run folder.
         ConfigError: if its config is damaged.
     """
-    directory = find_run_folder(path, cache_dir)
+    directory = find_run_folder(path, cache_dir, runs_dir)
     options = run_options(directory)
     if directory.mirror is not None:
         return directory
@@ -380,18 +381,25 @@ def open_run_folder(path: str | Path, cache_dir: str | None = None) -> RunDirect
     return RunDirectory(directory.path, Path(str(best)).expanduser() if best else None)
 
 
-def find_run_folder(path: str | Path, cache_dir: str | None = None) -> RunDirectory:
+def find_run_folder(path: str | Path, cache_dir: str | None = None, runs_dir: str = "runs") -> RunDirectory:
     """Finds an existing run like `open_run_folder`, without reading its config."""
     if isinstance(path, str) and storage.is_remote(path):
         return _open_remote(path, cache_dir)
-    directory, named = RunDirectory(Path(path).expanduser()), RunDirectory(Path("runs") / path)
+    directory = RunDirectory(Path(path).expanduser())
     with explain(directory.path, "read"):
-        if not directory.path.exists() and named.exists():  # `modelyard runs` shows names
-            directory = named
-        if not directory.exists() and not list_checkpoints(directory.checkpoints):
+        if not _is_run(directory):  # `modelyard runs` shows names; a folder here may have one of them
+            if storage.is_remote(runs_dir) and storage.exists(storage.join(runs_dir, str(path), CONFIG)):
+                return _open_remote(storage.join(runs_dir, str(path)), cache_dir)
+            named = RunDirectory(Path(runs_dir).expanduser() / path)
+            directory = named if named.exists() else directory
+        if not _is_run(directory):
             what = f"is not a run folder: it has no {CONFIG}" if directory.path.is_dir() else "does not exist"
             raise RunError(f"{path} {what}. {_hint(directory.path)}")
     return directory
+
+
+def _is_run(directory: RunDirectory) -> bool:
+    return directory.exists() or bool(list_checkpoints(directory.checkpoints))
 
 
 def _hint(folder: Path) -> str:
