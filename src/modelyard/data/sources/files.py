@@ -329,14 +329,14 @@ def read_to_predict(
     if kinds == ["records"]:
         return _records_to_predict(_matching(paths[0]), options, cache)
     images: list[Path] = []
-    names: list[str] = []
+    addresses: list[str] = []
     for source, path in zip(sources, paths, strict=True):
         found = _images_at(path)
         images += found
-        names += remote_names(source, path, found) if is_remote(source) else map(Path.as_posix, found)
+        addresses += remote_names(source, path, found) if is_remote(source) else map(Path.as_posix, found)
     folders = [image.parent.name for image in images]
     zeros = np.zeros(len(images), np.int32)
-    examples = FileExamples(Path(), [image.as_posix() for image in images], zeros, names)
+    examples = FileExamples(Path(), [image.as_posix() for image in images], zeros, addresses)
     one_by_one = all(path.exists() and not path.is_dir() for path in paths)
     return FilesToPredict(examples, None if one_by_one else folders, from_folders=True)
 
