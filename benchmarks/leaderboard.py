@@ -9,6 +9,7 @@ chance. Each matrix has 100 to 10,000 examples, 2 to 5 seeds, an accuracy of 60 
 
 - Equal models: the share of matrices with any mark "worse" or any rank that is not shared. The goal is at most 5 %.
 - A third model that is worse by 10 points: the same, for the two that are equal.
+- The share of 95 % confidence intervals of a score that contain the expected accuracy.
 - One model is better than another by 1, 2, 5 and 10 points: the share of matrices where the other is marked worse.
 
 Beside it stands the rule before: t-tests against the best over the seeds alone, paired, without correction.
@@ -24,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special, stats
 
-from modelyard.comparison.significance import SIGNIFICANCE_LEVEL, WORSE, Sample, places
+from modelyard.comparison.significance import SIGNIFICANCE_LEVEL, WORSE, Sample, interval, places
 
 SIZES = (100, 153, 300, 1000, 3000, 10_000)
 
@@ -110,6 +111,17 @@ def false_rate(count: int, *, folds: bool = False, losses: tuple[float, ...] = (
     return now / count, before / count
 
 
+def coverage(count: int, *, folds: bool = False) -> float:
+    """Returns the rate of confidence intervals that contain the expected accuracy."""
+    random = np.random.default_rng(3)
+    contained = []
+    for _ in range(count):
+        setting = random_setting(random, folds=folds)
+        found = interval(simulate(random, setting, (0.0,))[0], is_share=True)
+        contained.append(found is not None and found[0] <= setting.accuracy <= found[1])
+    return sum(contained) / count
+
+
 def main() -> None:
     """Measures all cases and prints tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -125,6 +137,8 @@ def main() -> None:
     ):
         now, before = false_rate(count, folds=folds, losses=losses)
         print(f"{name:45} {now:7.1%} {before:7.1%}   {'goal 5 %' if now <= 0.05 else 'goal 5 %: missed'}", flush=True)
+    for name, folds in (("", False), (", cross-validation", True)):
+        print(f"{'95 % intervals that contain the expected accuracy' + name:67} {coverage(count, folds=folds):7.1%}")
     print("\ndifferences that are found, by points, examples and seeds")
     random = np.random.default_rng(2)
     found: dict[tuple[float, int, int], list[bool]] = defaultdict(list)

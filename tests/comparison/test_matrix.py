@@ -83,7 +83,13 @@ def test_two_models_are_trained_tested_and_compared(command: Any) -> None:
     ]  # fmt: skip
     before = (cells / "mlp-digits/manifest.json").read_bytes()
     again = command("matrix", "--output", "m", "--json")  # nothing is left to do
-    assert {cell["seconds"] for cell in json.loads(again.stdout.splitlines()[-1])["cells"]} == {0}
+    result = json.loads(again.stdout.splitlines()[-1])
+    assert {cell["seconds"] for cell in result["cells"]} == {0}
+    scores = [entrant["scores"]["digits"] for entrant in result["leaderboard"]["entrants"]]
+    tested = manifest["dataset"]["sizes"]["test"]
+    assert [score["examples"] for score in scores] == [tested] * 2  # paired over them
+    assert all(f"test accuracy {score['mean']:.4g}" in done.stderr for score in scores)  # the progress
+    assert 0.05 < result["leaderboard"]["baselines"]["digits"] < 0.2
     assert (cells / "mlp-digits/manifest.json").read_bytes() == before
 
 

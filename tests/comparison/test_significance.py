@@ -51,7 +51,9 @@ def test_significance_is_unknown_with_a_single_seed() -> None:
 
 def test_equal_scores_cause_no_division_by_zero() -> None:
     assert p_value([0.5, 0.5], [0.5, 0.5]) == 1
-    assert p_value([0.5, 0.5], [0.4, 0.4]) == 0
+    assert p_value([0.5, 0.5], [0.4, 0.4]) is None  # nothing is known of the noise
+    assert p_value([0.5, 0.5], [0.4, 0.41]) is not None
+    assert interval(Sample([0.5, 0.5])) is None
     same = of_examples([[1, 0, 1, 1]] * 2)
     assert compare(same, same) is not None
     assert compare(same, same).p == 1  # type: ignore[union-attr]

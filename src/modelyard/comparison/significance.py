@@ -119,7 +119,10 @@ def compare(one: Sample, other: Sample) -> Comparison | None:
     difference = one.mean - other.mean
     has_seeds = bool(one.seeds and other.seeds)
     if not one.parts or one.shape != other.shape or sum(one.shape) < 2:
-        return Comparison(_p_value(difference, [_sum([*one.seeds, *other.seeds])]), True) if has_seeds else None
+        seeds = _sum([*one.seeds, *other.seeds]) if has_seeds else Noise(0.0, 1.0)
+        if seeds.variance <= _NO_DIFFERENCE**2 and (abs(difference) > _NO_DIFFERENCE or not has_seeds):
+            return None  # seeds that agree exactly do not say how large their noise is
+        return Comparison(_p_value(difference, [seeds]), True)
     differences = one.examples - other.examples
     examples = _of_examples(differences)
     p = _p_value(difference, [examples])
@@ -146,7 +149,7 @@ def interval(sample: Sample, *, is_share: bool = False) -> tuple[float, float] |
         else:
             own = max(examples.variance - (sample.interaction if sample.seeds else 0.0), 0.0)
             noise.append(Noise(own, examples.freedom))
-    if not noise:
+    if not noise or (count < 2 and noise[0].variance <= 0):
         return None
     half = math.sqrt(_squared_half_width(noise, SIGNIFICANCE_LEVEL))
     mean = sample.mean
@@ -156,10 +159,8 @@ def interval(sample: Sample, *, is_share: bool = False) -> tuple[float, float] |
     z2 = 1.959964**2
     most = float(count) if count > 1 else math.inf
     equal = min(mean * (1 - mean) * z2 / half**2, most) if half > 0 else most
-    if math.isinf(equal):
-        return mean, mean
-    if equal == 0:
-        equal = most if math.isfinite(most) else z2
+    if equal == 0:  # all are right, or none
+        equal = most
     middle = (mean + z2 / (2 * equal)) / (1 + z2 / equal)
     half = math.sqrt(z2) / (1 + z2 / equal) * math.sqrt(mean * (1 - mean) / equal + z2 / (4 * equal**2))
     return max(middle - half, 0.0), min(middle + half, 1.0)
