@@ -4,7 +4,7 @@ PYTHON ?= python3
 EXTRAS ?= cpu,jax,dev
 BIN := $(VENV)/bin
 
-.PHONY: install train test test-all lint format benchmark clean
+.PHONY: install train test test-all lint format options benchmark clean
 
 install: $(VENV)/.installed
 
@@ -32,6 +32,9 @@ test-all: install  ## all tests
 	$(BIN)/python -m pytest -n auto --dist worksteal
 	$(BIN)/python -m pytest -n auto --dist worksteal --engine jax $(ON_JAX) $(CLUSTER) tests/loop/test_runs.py \
 		tests/loop/test_kill_streaming.py tests/models tests/serving tests/data/test_augmentations.py
+
+options: install  ## write docs/options.md
+	$(BIN)/python -m modelyard.cli.option_page > docs/options.md
 
 lint: install  ## ruff and mypy
 	$(BIN)/ruff check .

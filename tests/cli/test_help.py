@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 
+from conftest import environment
 from modelyard.cli.app import COMMANDS, build_app, main
 from modelyard.config.schema import CORE_FIELDS, GROUPS, is_mutable
+from waiting import PATIENCE
 
 COMMON = {"model", "dataset", "train_epochs", "train_batch_size", "learning_rate", "engine", "model_dir", "hooks"}
 
@@ -118,3 +122,15 @@ def test_an_option_of_training_is_refused_where_nothing_is_trained(
     text = shown(capsys, *words, "--train_steps", "5", "--log_every=3", status=2)
     for key in ("train_steps", "log_every"):
         assert f"command line: {key}: has no effect here: it is for training." in text
+
+
+def test_the_page_of_all_options_is_up_to_date() -> None:
+    written = (Path(__file__).parents[2] / "docs/options.md").read_text(encoding="utf-8")
+    # In a process of its own: tests have registered components here.
+    done = subprocess.run(
+        [sys.executable, "-m", "modelyard.cli.option_page"],
+        capture_output=True, encoding="utf-8", env=environment(), timeout=PATIENCE, check=True,
+    )  # fmt: skip
+    assert written == done.stdout, "an option has changed: write docs/options.md with `make options`"
+    for name in (*CORE_FIELDS, "hidden_units", "momentum", "train_files", "end_learning_rate"):
+        assert f"| `--{name}` |" in written

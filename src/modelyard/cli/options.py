@@ -202,7 +202,7 @@ def _core_flags(core: Collection[str] | None, topic: Topic, of_run: bool) -> dic
     flags = {}
     for name, group in named.items():
         hidden = (of_run and not _may_change(name)) or not topic.shows(name, group_name(group), few)
-        default = "" if of_run else _shown_default(group.model_fields[name])  # a run has its own
+        default = "" if of_run else shown_default(group.model_fields[name])  # a run has its own
         flags[name] = _flag(name, group.model_fields[name], default, group.title, hidden)
     return flags
 
@@ -216,13 +216,13 @@ def _part_flags(parts: tuple[str, ...], topic: Topic, of_run: bool) -> dict[str,
         for name, info in fields.items():
             title = f"{part.replace('_', ' ').capitalize()} {entry.name if entry else ''}"
             flags[name] = _flag(
-                name, info, "" if of_run else _shown_default(info), title, of_run and not _may_change(name)
+                name, info, "" if of_run else shown_default(info), title, of_run and not _may_change(name)
             )
     for part in parts:
         for name, (info, panel, owners) in part_fields((part,)).items():
             hidden = (of_run and not _may_change(name)) or not topic.shows(name, group_of_part(part))
-            default = _shown_default(info) if len(owners) == 1 and not of_run else ""
-            flags.setdefault(name, _flag(name, info, default, panel, hidden, f" – of {_shortened(owners)}"))
+            default = shown_default(info) if len(owners) == 1 and not of_run else ""
+            flags.setdefault(name, _flag(name, info, default, panel, hidden, f" – of {shown_owners(owners)}"))
     return flags
 
 
@@ -232,7 +232,7 @@ def _flag(name: str, info: FieldInfo, default: str, panel: str, hidden: bool, ow
     shown: dict[str, Any] = {"help": text, "rich_help_panel": panel, "show_default": False, "hidden": hidden}
     if kind == "flag":
         return _parameter(name, Annotated[bool | None, typer.Option(f"--{name}/--no_{name}", **shown)])
-    metavar = "|".join(_choices(info.annotation)) if kind == "CHOICE" else kind
+    metavar = "|".join(choices(info.annotation)) if kind == "CHOICE" else kind
     return _parameter(name, Annotated[str | None, typer.Option(f"--{name}", metavar=metavar, **shown)])
 
 
@@ -347,22 +347,25 @@ def _is_run(word: str) -> bool:
     return not is_remote(word) and (Path(word).expanduser() / "config.yaml").is_file()
 
 
-def _shortened(owners: Sequence[str]) -> str:
+def shown_owners(owners: Sequence[str]) -> str:
+    """Returns the components that have an option; the first of many."""
     if set(MODELS.names()) <= set(owners):
         return "every model"
     rest = len(owners) - _OWNERS_SHOWN
     return ", ".join(owners[:_OWNERS_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _choices(annotation: Any) -> list[str]:
+def choices(annotation: Any) -> list[str]:
+    """Returns the words that an option takes; N for a number."""
     if get_origin(annotation) is Literal:
         return [str(choice) for choice in get_args(annotation)]
     if get_origin(annotation) is Annotated:
-        return _choices(get_args(annotation)[0])
-    return ["N"] if annotation is int else [choice for part in get_args(annotation) for choice in _choices(part)]
+        return choices(get_args(annotation)[0])
+    return ["N"] if annotation is int else [choice for part in get_args(annotation) for choice in choices(part)]
 
 
-def _shown_default(info: FieldInfo) -> str:
+def shown_default(info: FieldInfo) -> str:
+    """Returns the default of an option as text; empty if it is none or in the help of the option."""
     default = info.default
     if info.is_required() or default in (None, "", ()) or "default:" in (info.description or ""):
         return ""
