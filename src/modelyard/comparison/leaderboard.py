@@ -155,7 +155,7 @@ def leaderboard(
     notes: list[str] = []
     split, metric = choose_metric(runs, metric, split)
     runs = _with_metric(runs, metric, split, notes)
-    ranking = Ranking.choose(metric, "auto", runs[0].scores[split])
+    ranking = Ranking.choose(metric, "auto", runs[0].scores[split], runs[0].modes)
     datasets = dataset_labels(runs)
     names, options = group_by_entrant(runs, datasets, notes)
     table = _newest_of_each_seed(runs, names, datasets, notes)

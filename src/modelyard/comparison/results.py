@@ -45,7 +45,7 @@ class RunResult:
     ``scores`` are the metrics of each split, of the best model if one was kept, and ``steps`` those of the models.
     ``looks`` counts the evaluations of each split that they are the best of. ``fingerprint`` is that of the data, which
     all folds of a division have in common. ``splits`` has the number of examples of each split by class. ``started`` is
-    when it was first started, as text that sorts by time.
+    when it was first started, as text that sorts by time. ``modes`` says what is better of its metrics, min or max.
     """
 
     name: str
@@ -62,6 +62,7 @@ class RunResult:
     seconds: float | None
     images_per_second: float | None
     started: str
+    modes: Mapping[str, str]
 
     @property
     def fold(self) -> int | None:
@@ -204,6 +205,7 @@ def _read_result(directory: RunDirectory, name: str) -> RunResult:
         max((float(r["seconds"]) for r in rows if r.get("split") != "test" and r.get("seconds")), default=None),
         float(speeds[-1]) if speeds else None,
         str(starts[0].get("time", "")),
+        manifest.get("metrics") or {},
     )
 
 

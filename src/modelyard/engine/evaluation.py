@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from modelyard.config.calls import Call
 from modelyard.data.dataset import LABEL
-from modelyard.models.metric import MetricSet, build_metric
+from modelyard.models.metric import MetricSet, added, build_metric
 from modelyard.models.metric_types import standard_metrics
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ class EvaluationSums:
         self._totals: Arrays = {}
         self._kept: dict[str, list[NDArray[Any]]] = {}
         self._count = self._left_out = 0
+        self._sums_values = task is not None and _is_built_in(task, "example_values")
 
     @property
     def count(self) -> int:
@@ -86,14 +87,17 @@ class EvaluationSums:
             examples: values of each example.
             used: which examples count; by default all.
         """
-        for name, value in sums.items():
-            self._totals[name] = self._totals.get(name, 0.0) + value.astype(np.float64)
         values = {name: array[: self._size - self._count] for name, array in examples.items()}
         count = len(next(iter(values.values()), ()))
         self._count += count
         if used is not None:
             values = {name: array[used[:count]] for name, array in values.items()}
             self._left_out += int((~used[:count]).sum())
+        for name, value in sums.items():
+            if self._sums_values and name in values and not np.ndim(value):  # does not depend on the batches
+                self._totals[name] = added(self._totals.get(name), values[name])
+            else:
+                self._totals[name] = self._totals.get(name, 0.0) + value.astype(np.float64)
         self._metrics.add(_with_prefix(values, PREDICTION), _with_prefix(values, FEATURE))
         for name, array in values.items():
             if not name.startswith((PREDICTION, FEATURE)):
@@ -108,7 +112,7 @@ class EvaluationSums:
             return Evaluation(by_name, {})
         means: dict[str, Any] = {name: total / self.count for name, total in self._totals.items()}
         own = {"loss": float(means.pop("loss")), **self._task.summarize(means)}
-        if not _has_built_in_metrics(self._task):
+        if not _is_built_in(self._task, "metrics"):  # else they are computed from the predictions
             by_name = {name: value for name, value in by_name.items() if name not in own}
         return Evaluation({**own, **by_name}, {name: np.concatenate(parts) for name, parts in self._kept.items()})
 
@@ -123,9 +127,9 @@ def standard_metrics_and(metrics: Sequence[Call], task_type: str) -> MetricSet:
     return MetricSet([build_metric(call) for call in metrics], standard_metrics(task_type))
 
 
-def _has_built_in_metrics(task: Task) -> bool:
-    """Returns whether the metrics of a task are those of its base class, which are computed from the predictions."""
-    return type(task).metrics.__module__ == "modelyard.models.task_types"
+def _is_built_in(task: Task, method: str) -> bool:
+    """Returns whether a method of a task is not a user's own."""
+    return str(getattr(type(task), method).__module__).startswith("modelyard.models.")
 
 
 def predictions_of(values: Arrays) -> Arrays:

@@ -8,17 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from modelyard.config.calls import Call
 from modelyard.config.schema import Config
 from modelyard.data.dataset import VALIDATION
 from modelyard.errors import RunError, TrainingError, UserError, unknown
 from modelyard.loop.catalog import EarlyStopOptions, StopAtOptions
 from modelyard.loop.hooks import Hook, check_metric, check_validation
-from modelyard.models.metric import build_metric, metric_name
+from modelyard.models.metric import metric_modes
 from modelyard.run.checkpoint import (
     Checkpoint,
     DamagedError,
@@ -39,8 +39,9 @@ if TYPE_CHECKING:
     from modelyard.loop.trainer import Trainer
 
 log = logging.getLogger("modelyard")
-_LESS_IS_BETTER = ("loss", "error", "perplexity", "distance", "mae", "mse", "rmse")
+_LESS_IS_BETTER = ("loss", "error", "perplexity", "distance", "mae", "mse", "rmse", "mape")
 _NOT_METRICS = ("step", "epoch", "split", "seconds")
+NO_MODES: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -51,14 +52,14 @@ class Ranking:
     mode: str
 
     @classmethod
-    def choose(cls, metric: str, mode: str, row: Mapping[str, Any], metrics: Sequence[Call] = ()) -> Ranking:
+    def choose(cls, metric: str, mode: str, row: Mapping[str, Any], modes: Mapping[str, str] = NO_MODES) -> Ranking:
         """Resolves ``auto``: accuracy if there is one, else the loss; lower is better for losses and errors.
 
         Args:
             metric: the name of the metric, or auto.
             mode: max, min or auto.
             row: an evaluation row.
-            metrics: the metrics by name, which know what is better.
+            modes: what is better of the metrics that say so; of others it is chosen by the name.
         """
         names = [name for name in row if name not in _NOT_METRICS]
         if metric == "auto":
@@ -66,9 +67,8 @@ class Ranking:
         if metric not in names:
             raise UserError(unknown("metric", metric, names))
         if mode == "auto":
-            by_name = [build_metric(call) for call in metrics if metric_name(call) == metric]
-            is_loss = any(word in metric for word in _LESS_IS_BETTER)
-            mode = "min" if is_loss or any(each.lower_is_better for each in by_name) else "max"
+            by_name = "min" if any(word in metric for word in _LESS_IS_BETTER) else "max"
+            mode = modes.get(metric, by_name)
         return cls(metric, mode)
 
     def value(self, row: Mapping[str, Any]) -> float:
@@ -84,6 +84,10 @@ class Ranking:
     def is_better(self, value: float, than: float, by: float = 0.0) -> bool:
         """Returns whether ``value`` is better by more than ``by``."""
         return self.key(value) < self.key(than) - by
+
+
+def _modes(loop: Trainer) -> dict[str, str]:
+    return metric_modes(loop.engine.functions.metrics.metrics)
 
 
 class KeepBest(Hook):
@@ -124,9 +128,7 @@ class KeepBest(Hook):
         """Keeps this model if it is among the best."""
         if split != VALIDATION:
             return
-        ranking = self._ranking or Ranking.choose(
-            loop.config.best_metric, loop.config.best_mode, row, loop.config.metrics
-        )
+        ranking = self._ranking or Ranking.choose(loop.config.best_metric, loop.config.best_mode, row, _modes(loop))
         self._ranking = ranking
         value = ranking.value(row)
         best = {"metric": ranking.metric, "mode": ranking.mode, "value": value, "step": loop.step}
@@ -198,7 +200,7 @@ class _StopsOnMetric(Hook):
     def on_evaluation(self, loop: Trainer, split: str, row: dict[str, Any]) -> None:
         """Stops if the metric gives a reason to."""
         if split == VALIDATION:
-            ranking = Ranking.choose(self.options.metric, self.options.mode, row, loop.config.metrics)
+            ranking = Ranking.choose(self.options.metric, self.options.mode, row, _modes(loop))
             reason = self._reason_to_stop(ranking, ranking.value(row))
             if reason is not None:
                 loop.stop(reason)

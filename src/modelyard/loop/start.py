@@ -22,6 +22,7 @@ from modelyard.config.yaml_file import inline
 from modelyard.data.dataset import Dataset
 from modelyard.data.splits import describe_splits, held_out
 from modelyard.errors import ChangedConfigError, ConfigError, DataError, Problem, RunError
+from modelyard.models.metric import metric_modes
 from modelyard.run.checkpoint import Checkpoint, folder_name, list_checkpoints
 from modelyard.run.directory import (
     CONFIG,
@@ -230,6 +231,7 @@ def record_start(
         evaluates=evaluates,
         model=_size_of(engine),
         data=record_data(config, dataset, engine.task.data),
+        metrics=metric_modes(engine.functions.metrics.metrics),
     )
     _record_splits(directory, dataset.stored)
     manifest = write_manifest(directory, config, described, engine.describe(), step, before)

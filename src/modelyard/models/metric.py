@@ -13,8 +13,11 @@ example in the order of the split, so a metric does not depend on the batch size
 
 from __future__ import annotations
 
+import functools
+import logging
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +29,7 @@ from modelyard.errors import UserError
 from modelyard.registry import METRICS
 from modelyard.registry import Options as BaseOptions
 
+log = logging.getLogger("modelyard")
 Arrays = Mapping[str, NDArray[Any]]
 
 
@@ -45,7 +49,10 @@ class Metric:
     """The predictions that it reads; only these are copied from the device. Empty: all."""
     whole = False
     """Whether `result` needs the statistics of all examples, and not their sums."""
-    lower_is_better = False
+    lower_is_better: bool | None = None
+    """Whether lower is better. None: by its name, as for losses and errors."""
+    undefined = ""
+    """Why its value may be NaN, in words. It is logged then."""
     name = ""
     """Its name in results: the registered name, with the arguments that were given."""
 
@@ -78,7 +85,7 @@ class _Function(Metric):
     def __init__(self, function: Callable[[Arrays, Arrays], Any], options: BaseOptions) -> None:
         super().__init__(options)
         self._function = function
-        self.lower_is_better = bool(getattr(function, "lower_is_better", False))
+        self.lower_is_better = getattr(function, "lower_is_better", None)
 
     def statistics(self, predictions: Arrays, examples: Arrays) -> Any:
         """Returns what the function returns."""
@@ -98,6 +105,15 @@ def build_metric(call: Call) -> Metric:
 def metric_name(call: Call) -> str:
     """Returns the name of a metric in results: ``top_k(k=3)`` is ``top_k_3``."""
     return re.sub(r"\W+", "_", "_".join([call.name, *map(str, call.arguments.values())]))
+
+
+def metric_modes(metrics: Iterable[Metric]) -> dict[str, str]:
+    """Returns what is better of each metric that says so, "min" or "max"."""
+    return {
+        metric.name: "min" if metric.lower_is_better else "max"
+        for metric in metrics
+        if metric.lower_is_better is not None
+    }
 
 
 class MetricSet:
@@ -157,7 +173,7 @@ class MetricSet:
                 )
             totals = self._totals.setdefault(metric.name, {})
             for name, array in arrays.items():
-                totals[name] = _appended(totals.get(name), array) if metric.whole else _added(totals.get(name), array)
+                totals[name] = _appended(totals.get(name), array) if metric.whole else added(totals.get(name), array)
         self.count += count
 
     def results(self) -> dict[str, float]:
@@ -171,7 +187,15 @@ class MetricSet:
                 found[metric.name] = float(metric.result(totals.get("") if set(totals) == {""} else totals, self.count))
             except Exception as error:
                 raise _failed(metric, error, {}, {}) from error
+            if math.isnan(found[metric.name]):
+                _say_undefined(metric.name, metric.undefined)
         return found
+
+
+@functools.cache
+def _say_undefined(name: str, why: str) -> None:
+    """Logs, once in a process, that a metric is NaN."""
+    log.warning("the metric %s is NaN%s", name, f": {why}" if why else "")
 
 
 def _failed(metric: Metric, error: Exception, predictions: Arrays, examples: Arrays) -> UserError:
@@ -180,7 +204,7 @@ def _failed(metric: Metric, error: Exception, predictions: Arrays, examples: Arr
     return UserError(f"the metric {metric.name!r} failed: {type(error).__name__}: {error}.{has}")
 
 
-def _added(total: Any, array: NDArray[Any]) -> Any:
+def added(total: Any, array: NDArray[Any]) -> Any:
     """Returns the total with the rows of an array, added one by one: the sum does not depend on the batches."""
     if array.dtype.kind in "biu":
         return array.sum(axis=0, dtype=np.int64) + (0 if total is None else total)

@@ -30,6 +30,7 @@ class _OfClasses(Metric):
     """A metric of classifiers, of one class or of several per example."""
 
     tasks: tuple[str, ...] = (CLASSIFICATION, MULTI_LABEL)
+    lower_is_better = False
 
     def flags(self, predictions: Arrays, examples: Arrays) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Returns the predicted and the true classes as flags, [examples, classes]."""
@@ -44,7 +45,7 @@ class _OfClasses(Metric):
 class Accuracy(Metric):
     """the fraction of examples whose most likely class is right"""
 
-    tasks, predictions = (CLASSIFICATION,), ("class",)
+    tasks, predictions, lower_is_better = (CLASSIFICATION,), ("class",), False
 
     def statistics(self, predictions: Arrays, examples: Arrays) -> Any:
         """Returns whether the class is right."""
@@ -61,7 +62,7 @@ class TopOptions(BaseOptions):
 class TopK(Metric):
     """the fraction of examples whose class is among the k most likely; of equal ones, the first"""
 
-    tasks, Options = (CLASSIFICATION,), TopOptions
+    tasks, Options, lower_is_better = (CLASSIFICATION,), TopOptions, False
     options: TopOptions
 
     def statistics(self, predictions: Arrays, examples: Arrays) -> Any:
@@ -200,6 +201,7 @@ class LogLoss(_OfClasses):
 
 class _Ranking(_OfClasses):
     whole = True
+    undefined = "it needs a class that some examples have and others have not"
 
     def statistics(self, predictions: Arrays, examples: Arrays) -> Any:
         """Returns the score and the label of each class."""
@@ -274,7 +276,7 @@ class CalibrationError(Metric):
 
 
 class _OfFlags(Metric):
-    tasks, predictions = (MULTI_LABEL,), ("labels",)
+    tasks, predictions, lower_is_better = (MULTI_LABEL,), ("labels",), False
 
     def right(self, predictions: Arrays, examples: Arrays) -> NDArray[np.bool_]:
         """Returns which decisions are right, [examples, classes]."""
@@ -355,6 +357,8 @@ class RootMeanSquaredError(MeanSquaredError):
 @METRICS.register("mape")
 class MeanAbsolutePercentageError(_OfNumbers):
     """the mean absolute error as a fraction of the label; labels of 0 are left out"""
+
+    undefined = "all labels are 0"
 
     def statistics(self, predictions: Arrays, examples: Arrays) -> Any:
         """Returns the relative errors, and which labels are not 0."""

@@ -396,7 +396,8 @@ class _TableWriter:
         finally:
             engine.close()
         metrics, scores = ({}, {}) if self.scores is None else self.scores.as_json()
-        text = json.dumps(scores) + "\n" if scores else None
+        numbers = {name: None if value != value else value for name, value in scores.items()}  # JSON has no NaN
+        text = json.dumps(numbers) + "\n" if scores else None
         if self.is_remote:
             self._save_progress(file, rows)  # if the upload fails, the next start has nothing else to do
             self._upload(text)
