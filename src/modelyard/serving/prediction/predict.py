@@ -196,7 +196,7 @@ def open_examples(run: OpenRun | OpenExport, sources: Sequence[Any], columns: Ma
             log.warning("labels are left out: %s", found.unlabelled)
         return examples, False
     if isinstance(labels, np.ndarray):
-        if sorted(found.columns) == sorted(classes):  # columns are found by their names
+        if found.columns and sorted(found.columns) == sorted(classes):  # columns are found by their names
             examples.labels = labels = labels[:, [found.columns.index(name) for name in classes]]
         problem = _label_mismatch(labels, run.label, len(classes))
     else:
