@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         register_schedule,
     )
     from modelyard.run.weights.read import load_weights
+    from modelyard.serving.check_data import check_data
     from modelyard.serving.exporting.export import Exported, export
     from modelyard.serving.http.server import serve
     from modelyard.serving.loaded_run import Predicted, Rows, Run, load
@@ -77,6 +78,7 @@ _HOMES = {
     "modelyard.models.task": ("Task", "any_input", "image_input"),
     "modelyard.run.weights.read": ("load_weights",),
     "modelyard.serving.prediction.predict": ("Predictions", "predict"),
+    "modelyard.serving.check_data": ("check_data",),
     "modelyard.serving.exporting.export": ("Exported", "export"),
     "modelyard.serving.http.server": ("serve",),
     "modelyard.serving.loaded_run": ("Predicted", "Rows", "Run", "load"),
@@ -130,6 +132,7 @@ __all__ = [
     "Task",
     "UserError",
     "any_input",
+    "check_data",
     "convert",
     "data_info",
     "evaluate",

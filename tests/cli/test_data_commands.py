@@ -25,7 +25,7 @@ from photos import photo_folder, save_photo
 from waiting import PATIENCE
 
 HEAVY = {"tensorflow", "jax", "keras", "sklearn", "cv2", "PIL", "simplejpeg"}
-DATA_COMMANDS = (["convert"], ["data", "fetch"], ["data", "info"], ["data", "verify"], ["data", "show"])
+DATA_COMMANDS = (["convert"], *(["data", name] for name in ("fetch", "info", "verify", "check", "show")))
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,6 @@ def test_a_sound_dataset_is_described(photos: Path, threads: int) -> None:
     train = report.splits["train"]
     assert (train.examples, train.class_counts, train.bad) == (80, [27, 27, 26], 0)
     assert (train.heights, train.widths) == ((4, 10), (5, 7))
-    assert report.shared == {("train", "test"): 0}
     assert reported == list(range(1, 101))
 
 
@@ -84,31 +83,6 @@ def test_labels_out_of_range_are_named(photos: Path) -> None:
         "002.png: label -1 is out of range, there are 3 classes.",
     ]
     assert report.splits["train"].class_counts == [1, 1, 0]
-
-
-def test_images_that_are_in_two_splits_or_twice_are_counted(photos: Path) -> None:
-    (photos / "081.png").write_bytes((photos / "007.png").read_bytes())
-    (photos / "095.png").write_bytes((photos / "009.png").read_bytes())
-    (photos / "011.png").write_bytes((photos / "010.png").read_bytes())  # with another label
-    splits = {"train": items(photos, range(80)), "test": items(photos, range(80, 100))}
-    report = verify(splits, CLASSES)
-    assert report.ok
-    assert report.shared == {("train", "test"): 2}
-    assert (report.splits["train"].repeated, report.splits["test"].repeated) == (1, 0)
-    assert report.warnings == [
-        "1 examples of the train split are duplicates.",
-        "2 of 20 test examples are also in train, the first: 081.png is 007.png.",
-        "3 examples have duplicates with another label.",
-    ]
-
-
-def test_bad_images_are_not_taken_for_the_same(photos: Path) -> None:
-    for n in (1, 2, 90):
-        (photos / f"{n:03}.png").unlink()
-    splits = {"train": items(photos, range(80)), "test": items(photos, range(80, 100))}
-    report = verify(splits, CLASSES)
-    assert report.warnings == []
-    assert report.problem_count == 3
 
 
 def test_a_class_without_training_examples_is_a_warning(photos: Path) -> None:

@@ -1,4 +1,4 @@
-"""Commands for datasets: convert, and data fetch, info, verify, show."""
+"""Commands for datasets: convert, and data fetch, info, verify, check, show."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from modelyard.cli.output import Json, show, table
+from modelyard.cli.output import Json, show, table, text_of
 from modelyard.errors import COMMAND_LINE, DataError, unknown
 
 Source = Annotated[str, typer.Argument(metavar="DATASET", help="a path, or the name of a dataset")]
@@ -141,12 +141,55 @@ def data_verify(options: dict[str, Any], source: Source, json: Json = False) -> 
         numbers = (split.examples, len(counts), min(counts), max(counts), split.bad)
         rows.append((name, *(f"{number:,}" for number in numbers), *sizes))
     text = [table(columns, rows, title=source), *(f"note: {warning}" for warning in report.warnings)]
-    show({**asdict(report), "shared": [[*pair, n] for pair, n in report.shared.items()]}, text, as_json=json)
+    show(asdict(report), text, as_json=json)
     if not report.ok:
         more = ["…"] if report.problem_count > len(report.problems) else []
         raise DataError("\n  ".join([f"{source}: {report.problem_count} problem(s)", *report.problems, *more]))
     notes = f" See the {len(report.warnings)} note(s)." if report.warnings and not json else ""
     console().print(f"everything was read; nothing is damaged.{notes}")
+    console().print("`modelyard data check` finds duplicates, images in two splits and wrong labels.")
+
+
+def data_check(
+    options: dict[str, Any],
+    source: Source,
+    model_dir: Annotated[
+        str | None, typer.Option("--run", metavar="RUN", help="a run: list labels that its predictions contradict")
+    ] = None,
+    trained_on: Annotated[
+        bool, typer.Option("--trained_on", help="with --run: also examples that the run was trained on")
+    ] = False,
+    skip: Annotated[str, typer.Option(metavar="NAMES", help="checks to leave out, such as classes,size")] = "",
+    most: Annotated[int, typer.Option(metavar="NUMBER", help="how many of each check to print", min=1)] = 3,
+    output: Annotated[str | None, typer.Option(metavar="FILE", help=".csv file to write, with everything")] = None,
+    sheet: Annotated[str | None, typer.Option(metavar="FILE", help="PNG file to draw, with pairs side by side")] = None,
+    json: Json = False,
+) -> None:
+    """Find duplicates, images in two splits, wrong labels and odd images.
+
+    The exit status is 0 if nothing was found, 1 if something was, 2 after an error.
+    """
+    import modelyard
+    from modelyard.data.check import CHECKS
+
+    report = modelyard.check_data(
+        source, run=model_dir, trained_on=trained_on, skip=skip.replace(" ", "").split(",") if skip else (),
+        output=output, sheet=sheet, origin=COMMAND_LINE, **options,
+    )  # fmt: skip
+    rows = []
+    for check, count in report.counts.items():
+        found = [str(finding) for finding in report.of(check)[:most]]
+        more = [f"… {count - most:,} more"] if count > most else []
+        rows.append((CHECKS[check], f"{count:,}", text_of([*found, *more])))
+    examples = ", ".join(f"{count:,} {split}" for split, count in report.examples.items())
+    text: list[Any] = [table(("found", "count", "where"), rows, right=("count",), title=f"{source}: {examples}")]
+    if not rows:
+        text = [f"{source}: {examples}. Nothing was found."]
+    text += [f"note: {note}" for note in report.notes]
+    text += [path for path in (output, sheet) if path is not None and rows]
+    show(report.as_json(), text, as_json=json)
+    if rows:
+        raise typer.Exit(1)
 
 
 def data_show(

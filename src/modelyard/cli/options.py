@@ -123,7 +123,7 @@ def as_typer_command(
     if "options" in own:
         flags = _core_flags(core, topic, of_run) | _part_flags(parts, topic, of_run)
     flags = {name: flag for name, flag in flags.items() if name not in parameters}
-    if "options" in own and (core is None or of_run):  # it may read the config of a run
+    if "options" in own and (core is None or of_run or "model_dir" in own):  # it may read the config of a run
         flags[TRUST] = _flag_of_trust(hidden=not topic.shows(TRUST, group_name(Experiment), few=of_run))
 
     def command(context: typer.Context, **values: Any) -> Any:

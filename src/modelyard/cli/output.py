@@ -14,6 +14,7 @@ import typer
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from rich.text import Text
 
     from modelyard.errors import Interrupted
 
@@ -62,6 +63,13 @@ def table(
     for row in rows:
         made.add_row(*(value if isinstance(value, Text) else cell(value) for value in row))
     return made
+
+
+def text_of(lines: Sequence[str]) -> Text:
+    """Returns a cell of several lines for `table`."""
+    from rich.text import Text
+
+    return Text("\n".join(map(cell, lines)))
 
 
 def _finite(value: Any) -> Any:

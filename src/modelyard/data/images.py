@@ -138,6 +138,22 @@ def upright_size(raw: bytes | Pixels, name: str) -> tuple[int, int]:
     return (opened.height, opened.width) if opened is not None else size_of(raw, name)[:2]
 
 
+def small(raw: bytes | Pixels, edge: int, name: str) -> tuple[Pixels, int, int, int]:
+    """Returns an image stretched to ``edge`` × ``edge`` × 3, and the height, width and channels that it has.
+
+    Raises:
+        DataError: if the image can't be read.
+    """
+    opened = _JpegFile.open(raw) if isinstance(raw, bytes) and raw.startswith(_JPEG) else None
+    out = np.empty((edge, edge, 3), np.uint8 if isinstance(raw, bytes) else raw.dtype)
+    if opened is not None:
+        fill(out, raw, "stretch", None, lambda: name)
+        return out, opened.height, opened.width, 1 if opened.grey else 3
+    pixels = decode(raw, None, name) if isinstance(raw, bytes) else raw
+    fill(out, pixels, "stretch", None, lambda: name)
+    return out, *pixels.shape[:2], pixels.shape[2] if pixels.ndim == 3 else 1
+
+
 def _part(height: int, width: int, out: Pixels, fit: Fit) -> Box:
     """Returns the part of an image that ``out`` shows."""
     if fit != "crop":

@@ -1,4 +1,4 @@
-"""Inspect datasets: what a dataset contains, and a check of every checksum, image and label, and for duplicates."""
+"""Inspect datasets: what a dataset contains, and a check of every checksum, image and label for damage."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from modelyard.config import resolve
 from modelyard.config.schema import is_path
@@ -19,7 +18,7 @@ from modelyard.data.dataset import IMAGE, TRAIN, Dataset
 from modelyard.data.decoded import DecodedDataset, raw_examples_of
 from modelyard.data.images import decode, upright_size
 from modelyard.data.open_dataset import open_dataset, open_stored
-from modelyard.data.raw_examples import RawExample, RawExamples
+from modelyard.data.raw_examples import RawExamples
 from modelyard.data.records.reader import (
     DATASET_JSON,
     LABELS,
@@ -111,7 +110,6 @@ class SplitReport:
         bad: the number of examples that can't be read.
         heights: the smallest and the largest height; None if there are no images.
         widths: the smallest and the largest width.
-        repeated: the number of examples that are equal to an earlier one of the split.
     """
 
     examples: int
@@ -119,7 +117,6 @@ class SplitReport:
     bad: int = 0
     heights: Size | None = None
     widths: Size | None = None
-    repeated: int = 0
 
 
 @dataclass
@@ -128,14 +125,12 @@ class VerifyReport:
 
     Args:
         splits: by name.
-        shared: for each pair of splits, the number of examples of the second that are also in the first.
         problems: errors in the data, at most `MOST_PROBLEMS` of them.
         problem_count: the number of errors.
         warnings: findings that may be intended.
     """
 
     splits: dict[str, SplitReport] = field(default_factory=dict)
-    shared: dict[tuple[str, str], int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     problem_count: int = 0
     warnings: list[str] = field(default_factory=list)
@@ -191,11 +186,9 @@ def verify(
             for row in np.flatnonzero((examples.labels < 0) | (examples.labels >= len(classes))).tolist():
                 label = int(examples.labels[row])
                 report.add(f"{examples.name(row)}: label {label} is out of range, there are {len(classes)} classes.")
-    digests = {name: np.zeros(len(examples), np.uint64) for name, examples in splits.items()}
-    for done, (name, row, checked) in enumerate(_check_all(splits, threads), 1):
+    for done, (name, checked) in enumerate(_check_all(splits, threads), 1):
         progress(done)
         split = report.splits[name]
-        digests[name][row] = checked.digest
         if checked.problem is not None:
             split.bad += 1
             report.add(checked.problem)
@@ -203,7 +196,6 @@ def verify(
             height, width = checked.size
             split.heights = _extended(split.heights, height)
             split.widths = _extended(split.widths, width)
-    _find_repeated(report, splits, digests)
     if TRAIN in report.splits:
         empty = [classes[n] for n, count in enumerate(report.splits[TRAIN].class_counts) if not count]
         if empty:
@@ -254,15 +246,14 @@ def verify_folder(
 
 @dataclass(frozen=True)
 class _Checked:
-    """The result for one example. The digest of an unreadable one is 0."""
+    """The result for one example."""
 
-    digest: int
     size: Size | None = None
     problem: str | None = None
 
 
-def _check_all(splits: Mapping[str, RawExamples], threads: int) -> Iterator[tuple[str, int, _Checked]]:
-    """Yields split, row and result of each example, in order."""
+def _check_all(splits: Mapping[str, RawExamples], threads: int) -> Iterator[tuple[str, _Checked]]:
+    """Yields split and result of each example, in order."""
 
     def check_batch(examples: RawExamples, start: int) -> list[_Checked]:
         return [_check(examples, row) for row in range(start, min(start + _BATCH, len(examples)))]
@@ -272,8 +263,8 @@ def _check_all(splits: Mapping[str, RawExamples], threads: int) -> Iterator[tupl
         for name, examples in splits.items():
             starts = range(0, len(examples), _BATCH)
             batches = pool.map(check_batch, itertools.repeat(examples), starts)
-            for row, checked in enumerate(itertools.chain.from_iterable(batches)):
-                yield name, row, checked
+            for checked in itertools.chain.from_iterable(batches):
+                yield name, checked
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -282,23 +273,13 @@ def _check(examples: RawExamples, row: int) -> _Checked:
     name = examples.name(row)
     try:
         example = examples.load(row)
-        digest = _digest(example)
         if isinstance(example, bytes):
-            return _Checked(digest, decode(example, None, name).shape[:2])
+            return _Checked(decode(example, None, name).shape[:2])
         if example.dtype.kind == "f" and not np.isfinite(example).all():
-            return _Checked(digest, problem=f"{name} holds values that are not finite.")
-        return _Checked(digest, example.shape[:2] if example.ndim == 3 else None)
+            return _Checked(problem=f"{name} holds values that are not finite.")
+        return _Checked(example.shape[:2] if example.ndim == 3 else None)
     except DataError as error:
-        return _Checked(0, problem=str(error))
-
-
-def _digest(example: RawExample) -> int:
-    if isinstance(example, bytes):
-        digest = hashlib.blake2b(example, digest_size=8)
-    else:
-        digest = hashlib.blake2b(f"{example.dtype.str}{example.shape}".encode(), digest_size=8)
-        digest.update(np.ascontiguousarray(example).data)
-    return int.from_bytes(digest.digest(), "little") or 1
+        return _Checked(problem=str(error))
 
 
 def _class_counts(examples: RawExamples, classes: int) -> list[int]:
@@ -311,35 +292,6 @@ def _class_counts(examples: RawExamples, classes: int) -> list[int]:
 
 def _extended(known: Size | None, value: int) -> Size:
     return (value, value) if known is None else (min(known[0], value), max(known[1], value))
-
-
-def _find_repeated(
-    report: VerifyReport, splits: Mapping[str, RawExamples], digests: Mapping[str, NDArray[np.uint64]]
-) -> None:
-    for name, own in digests.items():
-        readable = own[own != 0]
-        repeated = len(readable) - len(np.unique(readable))
-        report.splits[name].repeated = repeated
-        if repeated:
-            report.warnings.append(f"{repeated:,} examples of the {name} split are duplicates.")
-    for one, other in itertools.combinations(digests, 2):
-        both = np.flatnonzero(np.isin(digests[other], digests[one]) & (digests[other] != 0))
-        report.shared[one, other] = len(both)
-        if len(both):
-            index = int(both[0])
-            twin = int(np.flatnonzero(digests[one] == digests[other][index])[0])
-            report.warnings.append(
-                f"{len(both):,} of {len(digests[other]):,} {other} examples are also in {one}, the first: "
-                f"{splits[other].name(index)} is {splits[one].name(twin)}."
-            )
-    if not splits or not all(examples.label_kind == "class" for examples in splits.values()):
-        return
-    labels, every = np.concatenate([e.labels for e in splits.values()]), np.concatenate(list(digests.values()))
-    order = np.lexsort((labels, every))
-    same = (every[order][1:] == every[order][:-1]) & (every[order][1:] != 0)
-    different = int(np.count_nonzero(same & (labels[order][1:] != labels[order][:-1])))
-    if different:
-        report.warnings.append(f"{different:,} examples have duplicates with another label.")
 
 
 def _shard_problems(path: Path, shard: ShardInfo, info: ConvertedInfo, cache: Path | None) -> Iterator[str]:
