@@ -246,7 +246,7 @@ def test_wrong_labels_are_found_among_the_examples_that_the_run_has_not_seen(
     assert set(listed) == wrong & unseen
     assert "trained on 144" in report.notes[0]
     everything = modelyard.check_data(str(data), run=run, trained_on=True)
-    assert {finding.rows[0] for finding in everything.of("mislabelled")} == wrong
+    assert {*listed} < {finding.rows[0] for finding in everything.of("mislabelled")} <= wrong
     seen = next(finding for finding in everything.of("mislabelled") if finding.rows[0] not in unseen)
     assert "trained on" in seen.note
 
