@@ -436,3 +436,13 @@ def test_the_recipe_of_a_run_without_a_model_is_said() -> None:
 
 def test_an_option_of_another_dataset_says_what_to_add() -> None:
     assert "Add --dataset files" in only_problem(model="mlp", train_files="photos/*.jpg").message
+
+
+def test_a_loss_scale_is_for_float16() -> None:
+    with pytest.raises(ConfigError, match=r"loss_scale: is only for precision float16; the precision is bfloat16"):
+        load_config(precision="bfloat16", loss_scale=128)
+    assert load_config(precision="float16", loss_scale="128").loss_scale == 128.0
+    assert load_config(precision="float16", loss_scale="dynamic").loss_scale == "dynamic"
+    for wrong in ("0", "-1", "inf", "big"):
+        with pytest.raises(ConfigError, match="loss_scale"):
+            load_config(precision="float16", loss_scale=wrong)

@@ -257,6 +257,44 @@ def test_mixed_precision_learns(make: Make, precision: str) -> None:
     assert ("loss_scale/dynamic_scale" in state.optimizer) == (precision == "float16")
 
 
+@pytest.mark.parametrize("clip_norm", [None, 0.01])
+def test_a_fixed_loss_scale_changes_no_update(make: Make, clip_norm: float | None) -> None:
+    options = {"precision": "float16", "optimizer": "sgd", "learning_rate": 0.02, "clip_norm": clip_norm}
+    dynamic, fixed = make(**options, loss_scale="dynamic"), make(**options, loss_scale=256)
+    start = fixed.state().weights["logits/kernel"]
+    losses = [engine.train(0, 6)["loss"] for engine in (dynamic, fixed)]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=2e-3)
+    assert "loss_scale/dynamic_scale" in dynamic.state().optimizer
+    assert not [name for name in fixed.state().optimizer if "scale" in name]
+    moved = [engine.state().weights["logits/kernel"] - start for engine in (dynamic, fixed)]
+    assert np.linalg.norm(moved[0] - moved[1]) < 0.05 * np.linalg.norm(moved[0])
+    # Gradients of float16 vanish without a scale, and are infinite with one that is too large.
+    tiny, huge = make(**options, loss_scale=1e-9), make(**options, loss_scale=1e30)
+    before = tiny.state().weights["conv/kernel"]
+    tiny.train(0, 1)
+    assert np.array_equal(tiny.state().weights["conv/kernel"], before)
+    huge.train(0, 1)
+    assert not np.isfinite(huge.state().weights["conv/kernel"]).all()
+
+
+@pytest.mark.parametrize("loss_scale", ["dynamic", 128.0])
+def test_float16_resumes_to_the_bit_and_the_dynamic_scale_with_it(make: Make, loss_scale: float | str) -> None:
+    options = {"precision": "float16", "loss_scale": loss_scale, "optimizer": "adam", "deterministic": True}
+    whole, first, second = (make(**options) for _ in range(3))
+    if loss_scale == "dynamic":  # gradients are infinite until it has been halved often enough
+        for engine in (whole, first):
+            engine.assign({}, {"loss_scale/dynamic_scale": np.float32(2.0**40)})
+    whole.train(0, 40)
+    first.train(0, 13)
+    half = first.state()
+    second.load(half)
+    second.train(13, 27)
+    assert same_bits(whole.state(), second.state())
+    if loss_scale == "dynamic":
+        scales = [float(state.optimizer["loss_scale/dynamic_scale"]) for state in (half, whole.state())]
+        assert 2.0**40 > scales[0] > scales[1], "it changed before and after"
+
+
 def test_xla_gives_the_same_training(make: Make) -> None:
     plain, compiled = make(model="mlp"), make(model="mlp", xla=True)
     np.testing.assert_allclose(plain.train(0, 5)["loss"], compiled.train(0, 5)["loss"], rtol=1e-4)

@@ -373,6 +373,9 @@ def _check_core(merged: Mapping[str, Value], problems: list[Problem]) -> Config:
     if config.optimizer_groups and config.precision == "float16":
         message = "cannot be combined with the loss scaling of precision float16. Use bfloat16, which needs none."
         refuse("optimizer_groups", message)
+    if config.loss_scale is not None and config.precision != "float16":
+        message = f"is only for precision float16; the precision is {config.precision}, which needs no loss scale."
+        refuse("loss_scale", f"{message} Remove it, or set precision to float16.")
     if config.shard_parameters and config.engine == "tensorflow":
         refuse("shard_parameters", "needs the JAX engine. Use --engine jax or --no_shard_parameters.")
     if config.folds is None and config.validation_fraction + config.test_fraction >= 1:

@@ -296,6 +296,9 @@ class Devices(Group):
     precision: Literal["float32", "bfloat16", "float16", "float64"] = option(
         "float32", "bfloat16 and float16 are mixed precision, float16 with loss scaling"
     )
+    loss_scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["dynamic"] | None = option(
+        None, "float16: a fixed number that multiplies the loss, or dynamic (the default)"
+    )
     xla: bool = option(False, "compile steps with XLA", mutable=True)
     autotune: bool = option(
         True,

@@ -379,6 +379,8 @@ class TrainingStep:
         if scale is not None:
             index = next(i for i, v in enumerate(self.optimizer.variables) if v is scale)
             most = most * slots[index]
+        elif self.optimizer.loss_scale_factor is not None:
+            most = most * self.optimizer.loss_scale_factor
         # A norm that is not finite makes the gradients NaN, so that the step is detected.
         factor = jnp.where(jnp.isfinite(norm), jnp.minimum(most / jnp.maximum(norm, 1e-30), 1), jnp.nan)
         return [g * factor.astype(g.dtype) for g in gradients]

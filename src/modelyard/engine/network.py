@@ -108,7 +108,9 @@ def build_network(config: Config, task: Task, length: RunLength) -> Network:
     phases, learning_rate = Phases(config, length), LearningRate()
     model = task.checked_network()
     optimizer = task.optimizer(config, build_optimizer(config, learning_rate, model.name))
-    if config.precision == "float16":
+    if config.precision == "float16" and isinstance(config.loss_scale, float):
+        optimizer.loss_scale_factor = config.loss_scale
+    elif config.precision == "float16":
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale")
     freezing = Freezing(model, phases.all, config.freeze_batch_norm)
     optimizer.build(freezing.trained)

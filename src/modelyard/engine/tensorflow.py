@@ -266,7 +266,8 @@ class TensorFlowEngine(Engine):
     def _clipped(self, gradients: list[Any], most: float) -> list[Any]:
         """Clips gradients of the global batch to a norm of at most ``most``."""
         scale = getattr(self.optimizer, "dynamic_scale", None)
-        limit = most if scale is None else most * tf.cast(scale.value, tf.float32)
+        fixed = 1.0 if self.optimizer.loss_scale_factor is None else self.optimizer.loss_scale_factor
+        limit = most * fixed if scale is None else most * tf.cast(scale.value, tf.float32)
         clipped, _ = tf.clip_by_global_norm([g for g in gradients if g is not None], limit)
         remaining = iter(clipped)
         return [None if g is None else next(remaining) for g in gradients]
