@@ -65,6 +65,25 @@ class Masked(modelyard.Classifier):
         return {**super().predictions(outputs, batch), "masked": outputs * ops.cast(batch["mask"], outputs.dtype)}
 
 
+@modelyard.register_model("joined")
+class Joined(modelyard.Classifier):
+    """The first model with signatures of its own, one of which takes the vector alone."""
+
+    def network(self) -> keras.Model:
+        """As above, with a layer for the vector."""
+        image, x = modelyard.image_input(self.data)
+        vec = keras.Input(self.data.features["vec"].shape, name="vec")
+        row = keras.layers.Dense(2, name="row")(vec)
+        x = keras.layers.Concatenate(name="join")([keras.layers.Flatten(name="flatten")(x), row])
+        return keras.Model([image, vec], keras.layers.Dense(self.data.num_classes, name="logits")(x))
+
+    def signatures(self, model: keras.Model) -> dict[str, keras.Model]:
+        """The input of the last layer, and the row of a vector."""
+        join, row = model.get_layer("join").output, model.get_layer("row").output
+        taken = next(tensor for tensor in model.inputs if tensor.name == "vec")
+        return {"joined": keras.Model(model.inputs, {"values": join}), "row": keras.Model(taken, {"row": row})}
+
+
 @modelyard.register_model("age_and_vec")
 def age_and_vec(data: modelyard.DataInfo, options: Any) -> keras.Model:
     """A whole number and a vector, and no image."""

@@ -20,7 +20,7 @@ from modelyard.errors import DataError
 pytestmark = pytest.mark.usefixtures("two_devices")
 
 
-def trained(folder: Path, model: str, dataset: Any = "image_vec_mask") -> Path:
+def trained(folder: Path, model: str, dataset: Any = "image_vec_mask", **more: Any) -> Path:
     options: dict[str, Any] = {"train_steps": 8, "train_batch_size": 16, "learning_rate": 0.05, "eval_batch_size": 8}
     modelyard.train(
         model=model, dataset=dataset, engine=engine_name(), plugins=str(PLUGIN), model_dir=folder, **options
@@ -151,6 +151,12 @@ def test_a_mistake_in_a_table_names_its_line_or_column(
         run.predict(str(tmp_path / "some.csv"))
 
 
+def test_labels_in_a_file_are_as_many_as_examples(run: modelyard.Run, tmp_path: Path) -> None:
+    np.savez(tmp_path / "some.npz", **INPUTS, y=NEW_LABELS[:3])
+    with pytest.raises(DataError, match=r"some.npz: 20 examples but labels of shape \(3,\)"):
+        run.predict(str(tmp_path / "some.npz"))
+
+
 def test_a_model_without_an_image_takes_its_inputs_by_name(table_home: Path, tmp_path: Path) -> None:
     run, some = modelyard.load(table_home), rows(TABLE, 100, 120)
     found = run.predict((some, NEW_LABELS))
@@ -180,3 +186,146 @@ def test_a_feature_that_predictions_read_is_an_input_too(tmp_path: Path) -> None
     assert (found["masked"] == 0).tolist() == (NEW["mask"] == 0).tolist()
     with pytest.raises(DataError, match=r"the input 'mask' is missing. The model takes .* and mask \(uint8, 2\)"):
         run.predict(INPUTS)
+
+
+# -- export -----------------------------------------------------------------------------------------------------------
+
+tensorflow_only = pytest.mark.tensorflow_only("exports are made by TensorFlow")
+FORMATS = ("saved_model", "keras", "onnx", "tflite")
+
+
+@pytest.fixture(scope="module")
+def exported(home: Path, tmp_path_factory: pytest.TempPathFactory) -> modelyard.Exported:
+    """The SavedModel of the run."""
+    return modelyard.export(home, output=tmp_path_factory.mktemp("exported") / "models")
+
+
+def test_an_export_takes_a_tensor_per_name(exported: modelyard.Exported, run: modelyard.Run) -> None:
+    assert set(exported.differences) == {"serving_default", "bytes"}
+    assert exported.checked_on == "20 examples of test"
+    about = json.loads((Path(exported.path) / "modelyard.json").read_text())
+    assert about["inputs"] == {
+        "image": {"shape": [6, 6, 1], "dtype": "uint8"},
+        "vec": {"shape": [3], "dtype": "float32"},
+    }
+    opened = modelyard.load(exported.path)
+    found = opened.predict(INPUTS)
+    assert found["probabilities"] == pytest.approx(run.predict(INPUTS)["probabilities"], abs=1e-4)
+    with pytest.raises(DataError, match=r"the input 'vec' is missing. The model takes image"):
+        opened.predict({"image": IMAGE})
+    table = modelyard.predict(exported.path, INPUTS, output="some.csv")
+    assert table.examples == 20
+
+
+@tensorflow_only
+def test_signatures_have_the_names_and_files_take_the_other_inputs_along(
+    exported: modelyard.Exported, run: modelyard.Run
+) -> None:
+    import tensorflow as tf
+
+    loaded = tf.saved_model.load(exported.path)
+    names = {name: set(each.structured_input_signature[1]) for name, each in loaded.signatures.items()}
+    assert names == {
+        "serving_default": {"image", "vec"},
+        "bytes": {"image_bytes", "vec"},
+        "image_with_id": {"image", "vec", "id"},
+        "bytes_with_id": {"image_bytes", "vec", "id"},
+    }
+    files = [tf.io.encode_png(image).numpy() for image in IMAGE]
+    ids = [str(number) for number in range(20)]
+    vec, texts = tf.constant(VEC), tf.constant(ids)
+    found = loaded.signatures["bytes_with_id"](image_bytes=tf.constant(files), vec=vec, id=texts)
+    assert found["probabilities"].numpy() == pytest.approx(run.predict(INPUTS)["probabilities"], abs=1e-4)
+    assert [each.decode() for each in found["id"].numpy()] == ids
+
+
+@tensorflow_only
+@pytest.mark.parametrize("form", FORMATS[1:])
+def test_every_format_takes_all_names(home: Path, run: modelyard.Run, tmp_path: Path, form: Any) -> None:
+    if form == "onnx":
+        pytest.importorskip("tf2onnx")
+        pytest.importorskip("onnxruntime")
+    from modelyard.serving.exporting import formats
+
+    done = modelyard.export(home, format=form, output=tmp_path / "models")
+    loaded = getattr(formats, f"load_{form}")(Path(done.path))[form]
+    found = {name: np.asarray(values) for name, values in loaded(INPUTS).items()}
+    assert found["probabilities"] == pytest.approx(run.predict(INPUTS)["probabilities"], abs=1e-4)
+
+
+@tensorflow_only
+def test_a_model_without_an_image_is_exported(table_home: Path, tmp_path: Path) -> None:
+    done = modelyard.export(table_home, output=tmp_path / "models")
+    assert set(done.differences) == {"serving_default"}
+    assert done.checked_on == "random inputs", "a dataset of arrays is not there any more"
+    some = rows(TABLE, 100, 120)
+    expected = modelyard.load(table_home).predict(some)
+    assert modelyard.load(done.path).predict(some)["class"].tolist() == expected["class"].tolist()
+
+
+@tensorflow_only
+def test_the_check_feeds_every_name(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An export that ignores the vector is refused."""
+    from modelyard.errors import UserError
+    from modelyard.serving.exporting.formats import Exportable
+
+    honest = Exportable.predict
+    monkeypatch.setattr(Exportable, "predict", lambda self, batch: honest(self, {**batch, "vec": batch["vec"] * 0}))
+    with pytest.raises(UserError, match="serving_default differs from the run's own predictions"):
+        modelyard.export(home, output=tmp_path / "models")
+    assert not list((tmp_path / "models").iterdir())
+
+
+# -- signatures of a task ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def joined_home(tmp_path_factory: pytest.TempPathFactory, two_devices: None) -> Path:
+    """A run of a task with signatures of its own, whose exported weights are averages."""
+    return trained(tmp_path_factory.mktemp("joined") / "run", "joined", ema_decay=0.8)
+
+
+@tensorflow_only
+def test_a_task_has_signatures_of_its_own(joined_home: Path, tmp_path: Path) -> None:
+    import keras
+    import tensorflow as tf
+
+    done = modelyard.export(joined_home, output=tmp_path / "models")
+    assert {"joined", "row"} <= set(done.differences)
+    assert done.difference < 1e-4
+    signatures = tf.saved_model.load(done.path).signatures
+    assert set(signatures["row"].structured_input_signature[1]) == {"vec"}
+    network = modelyard.load(joined_home).model
+    vec = next(tensor for tensor in network.inputs if tensor.name == "vec")
+    expected = np.asarray(keras.Model(vec, network.get_layer("row").output)(VEC))
+    assert signatures["row"](vec=tf.constant(VEC))["row"].numpy() == pytest.approx(expected, abs=1e-5)
+    found = signatures["joined"](image=tf.constant(IMAGE), vec=tf.constant(VEC))["values"].numpy()
+    assert found[:, -2:] == pytest.approx(expected, abs=1e-5)
+    assert modelyard.load(done.path).predict(INPUTS)["class"].shape == (20,)
+
+
+@tensorflow_only
+def test_a_wrong_signature_is_refused(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import keras
+
+    from modelyard.errors import UserError
+    from modelyard.models.task import Task
+
+    def untrained(model: keras.Model) -> keras.Model:
+        return keras.Model(model.inputs, keras.layers.Dense(2)(model.get_layer("join").output))
+
+    wrong = {
+        "has weights that the network has not": lambda model: {"new": untrained(model)},
+        "'bytes' of Classifier: the name is that of a standard one": lambda model: {"bytes": model},
+        "must be a keras.Model with inputs; it is function": lambda model: {"new": print_nothing},
+        "must return a dictionary": lambda model: [model],
+    }
+    for message, signatures in wrong.items():
+        monkeypatch.setattr(Task, "signatures", lambda self, model, made=signatures: made(model))
+        with pytest.raises(UserError, match=message):
+            modelyard.export(home, output=tmp_path / "models")
+        assert not list((tmp_path / "models").iterdir())
+
+
+def print_nothing(batch: Any) -> Any:
+    return batch

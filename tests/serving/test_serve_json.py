@@ -24,8 +24,9 @@ EVERY_BYTE = np.arange(258).clip(0, 255).astype(np.uint8).reshape(43, 2, 3, 1)
 def parsed(body: bytes) -> np.ndarray | None:
     """As the parser has it; None where it refuses."""
     try:
-        rows, _, _ = json_tensors.predict_rows(json_tensors.parse_json(body), DEFAULT, LIMITS)
-        return json_tensors.images_from_rows(rows, IMAGE, json_tensors.FileDecoder(facts(image=IMAGE), LIMITS))
+        request = json_tensors.parse_json(body)
+        rows, _, _ = json_tensors.predict_rows(request, DEFAULT, ("image",), {"image": IMAGE}, LIMITS)
+        return json_tensors.images_from_rows(rows["image"], IMAGE, json_tensors.FileDecoder(facts(image=IMAGE), LIMITS))
     except RequestError:
         return None
 

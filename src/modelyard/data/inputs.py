@@ -26,6 +26,11 @@ def is_one_image(inputs: Inputs) -> bool:
     return set(inputs) == {IMAGE}
 
 
+def is_picture(image: ImageSpec | Feature) -> bool:
+    """Returns whether an input is a grey or colour image, which a file can be decoded to."""
+    return len(image.shape) == 3 and image.shape[2] in (1, 3)
+
+
 def spec_of(feature: Feature) -> ImageSpec:
     """Returns the spec of an input that is not the image."""
     return ImageSpec(feature.shape, feature.dtype)

@@ -116,6 +116,20 @@ class Task:
         """Returns the predictions for each example."""
         return {"outputs": outputs}
 
+    def signatures(self, model: keras.Model) -> dict[str, keras.Model]:
+        """Returns models for further signatures of a SavedModel, by name; by default none.
+
+        Their inputs are named like those of the network, and they use its layers. Their outputs are a dictionary.
+
+        Args:
+            model: the network, with the weights that are exported.
+
+        Example:
+            >>> features = model.get_layer("pool").output
+            >>> return {"embedding": keras.Model(model.inputs, {"embedding": features})}
+        """
+        return {}
+
     def optimizer(self, config: Config, default: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
         """Returns the optimizer; by default the one the config names."""
         return default

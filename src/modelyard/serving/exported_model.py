@@ -22,7 +22,7 @@ from modelyard.config.durations import RunLength
 from modelyard.data.dataset import IMAGE, TEST, Dataset, Feature
 from modelyard.data.decoded import dataset_to_predict
 from modelyard.data.image_spec import ImageSpec
-from modelyard.data.inputs import Inputs, is_one_image
+from modelyard.data.inputs import Inputs, is_one_image, spec_of
 from modelyard.data.pipeline import Pipeline
 from modelyard.data.raw_examples import RawExamples
 from modelyard.data.sources.remote import local_tree
@@ -57,7 +57,9 @@ def write_description(folder: Path, model: Exportable, form: str, version: int) 
         version: the number of its folder.
     """
     run = model.run
-    image = replace(model.recorded.image, shape=model.image.shape, dtype=model.image.dtype)
+    image = {}
+    if IMAGE in model.inputs:
+        image = replace(model.recorded.image, shape=model.image.shape, dtype=model.image.dtype).as_json()
     tests = [row for row in read_metrics(run.directory.metrics) if row.get("split") == TEST]
     description = {
         "format": form,
@@ -66,7 +68,8 @@ def write_description(folder: Path, model: Exportable, form: str, version: int) 
         "dataset": run.config.dataset,
         "step": run.step,
         "takes_files": model.takes_files,
-        **image.as_json(),
+        **image,
+        "inputs": {name: feature.as_json() for name, feature in model.inputs.items()},
         "kind": model.task_type,
         "classes": list(model.classes),
         "outputs": model.outputs,
@@ -91,7 +94,9 @@ def read_description(folder: Path) -> ModelInfo:
     file = folder / DESCRIPTION
     try:
         read = json.loads(read_regular(file, LARGEST_JSON, DataError))
-        image = ImageSpec.from_json(read)
+        inputs = {name: spec_of(Feature.from_json(each)) for name, each in read.get("inputs", {}).items()}
+        if "image" in read:
+            inputs = {**inputs, IMAGE: ImageSpec.from_json(read)}
         task_type = str(read["kind"])
         info = ModelInfo(
             str(read["model"]),
@@ -99,7 +104,7 @@ def read_description(folder: Path) -> ModelInfo:
             int(read["step"]),
             task_type if task_type in _TASK_TYPES else "other",
             tuple(str(name) for name in read.get("classes") or ()),
-            {IMAGE: image},
+            inputs,
             finite_numbers(read.get("test") or {}),
             bool(read.get("takes_files", True)),
         )
@@ -107,8 +112,11 @@ def read_description(folder: Path) -> ModelInfo:
         raise DataError(f"{file} is missing or damaged: {error!r}. Export the model again.") from error
     if read.get("format", "saved_model") != "saved_model":
         raise DataError(f"{folder} is an export as {read['format']}; only a SavedModel can be loaded here.")
-    if not image.shape or min(image.shape) < 1:
-        raise DataError(f"{file} has the image shape {image.shape}, which is invalid. Export the model again.")
+    for name, spec in inputs.items():
+        if min(spec.shape, default=1) < 1 or (name == IMAGE and not spec.shape):
+            raise DataError(f"{file} has the {name} shape {spec.shape}, which is invalid. Export the model again.")
+    if not inputs:
+        raise DataError(f"{file} names no inputs. Export the model again.")
     return info
 
 
@@ -134,14 +142,16 @@ class ExportedServable(Servable):
             raise DataError(f"{folder} can't be loaded: {str(error).strip() or type(error).__name__}") from error
         self._to_tensor = tf.constant
         inputs = self._function.structured_input_signature[1]
-        if set(inputs) != {IMAGE}:
-            raise DataError(f"{folder} has the inputs {', '.join(inputs) or '(none)'}; the one input must be {IMAGE}.")
-        image, spec = self.info.inputs[IMAGE], inputs[IMAGE]
-        if not spec.shape.is_compatible_with((None, *image.shape)) or spec.dtype.name != image.dtype:
-            raise DataError(
-                f"{folder} takes images {spec.shape} of {spec.dtype.name}, but its {DESCRIPTION} says "
-                f"{image.shape} of {image.dtype}."
-            )
+        if set(inputs) != set(self.info.inputs):
+            wanted = ", ".join(self.info.inputs)
+            raise DataError(f"{folder} has the inputs {', '.join(inputs) or '(none)'}; {DESCRIPTION} says {wanted}.")
+        for name, given in self.info.inputs.items():
+            spec = inputs[name]
+            if not spec.shape.is_compatible_with((None, *given.shape)) or spec.dtype.name != given.dtype:
+                raise DataError(
+                    f"{folder} takes {name} {spec.shape} of {spec.dtype.name}, but its {DESCRIPTION} says "
+                    f"{given.shape} of {given.dtype}."
+                )
 
     def predict(self, inputs: Mapping[str, NDArray[Any]]) -> Outputs:
         """Predicts with the signature serving_default; bytes become text."""

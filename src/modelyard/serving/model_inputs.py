@@ -12,7 +12,7 @@ from modelyard.config.schema import Config
 from modelyard.data.dataset import ID, IMAGE, LABEL, TEST
 from modelyard.data.decoded import dataset_to_predict, examples_of
 from modelyard.data.inputs import Inputs, spec_of
-from modelyard.data.preprocess import batch_preprocessing, with_example_preprocessing
+from modelyard.data.preprocess import batch_preprocessing, changes_batches, with_example_preprocessing
 from modelyard.engine.batch_functions import network_outputs
 from modelyard.models.choose_task import task_for
 from modelyard.models.data_info import RecordedData
@@ -35,7 +35,7 @@ def model_inputs(config: Config, recorded: RecordedData) -> Inputs:
         network = task.checked_network()
         taken = [tensor.name for tensor in network.inputs]
         names = [name for name in stored if name in taken]
-        while _has_own_code(config, task):
+        while has_own_code(config, task):
             try:
                 _predict_zeros(config, task, network, {name: stored[name] for name in names})
                 break
@@ -49,9 +49,11 @@ def model_inputs(config: Config, recorded: RecordedData) -> Inputs:
     return {name: stored[name] for name in names}
 
 
-def _has_own_code(config: Config, task: Task) -> bool:
+def has_own_code(config: Config, task: Task, *, batches: bool = False) -> bool:
+    """Returns whether the user's own code reads examples; with ``batches``, only what reads batches counts."""
     methods = (type(task).preprocess, type(task).predictions)
-    return bool(config.preprocess) or not all(method.__module__.startswith("modelyard.") for method in methods)
+    preprocessing = changes_batches(config.preprocess) if batches else bool(config.preprocess)
+    return preprocessing or not all(method.__module__.startswith("modelyard.") for method in methods)
 
 
 def _predict_zeros(config: Config, task: Task, network: Any, inputs: Inputs) -> None:

@@ -124,6 +124,8 @@ class OpenRun:
             labelled: whether their labels are of the run's classes.
             skip_bad: skip unreadable examples instead of raising an error.
         """
+        if not self.takes_image_only:
+            _ = self.inputs  # makes the engine
         engine, self._engine = self._engine or create_engine(self.config), None
         engine.config = self.config
         from modelyard.engine.network import build_network

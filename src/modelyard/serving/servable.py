@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,22 +12,38 @@ from numpy.typing import NDArray
 
 from modelyard.data.dataset import ID, IMAGE
 from modelyard.data.image_spec import ImageSpec
-from modelyard.data.inputs import Inputs, describe
+from modelyard.data.inputs import Inputs, describe, is_picture
 from modelyard.errors import DataError
 
 DEFAULT, BYTES, EXAMPLES = "serving_default", "bytes", "examples"
 """The signatures of images, of image files and of `tf.Example`s, in exports and in requests."""
 IMAGE_WITH_ID, BYTES_WITH_ID = "image_with_id", "bytes_with_id"
 IMAGE_BYTES = "image_bytes"
-SIGNATURES = {
-    DEFAULT: (IMAGE,),
-    BYTES: (IMAGE_BYTES,),
-    EXAMPLES: (EXAMPLES,),
-    IMAGE_WITH_ID: (IMAGE, ID),
-    BYTES_WITH_ID: (IMAGE_BYTES, ID),
-}
-"""The inputs of each signature. An input `ID` is returned with the prediction; an Example may have one inside."""
+SIGNATURES = (DEFAULT, BYTES, EXAMPLES, IMAGE_WITH_ID, BYTES_WITH_ID)
 Outputs = dict[str, NDArray[Any]]
+
+
+def signatures_of(inputs: Iterable[str], takes_files: bool) -> dict[str, tuple[str, ...]]:
+    """Returns the inputs of each signature of a model, by name.
+
+    An input `ID` is returned with the prediction; an Example may have one inside.
+
+    Args:
+        inputs: the names of the model's inputs.
+        takes_files: whether its image may be a file.
+    """
+    names = tuple(inputs)
+    found = {DEFAULT: names}
+    with_bytes = tuple(IMAGE_BYTES if name == IMAGE else name for name in names)
+    if takes_files:
+        found[BYTES] = with_bytes
+    if takes_files and names == (IMAGE,):
+        found[EXAMPLES] = (EXAMPLES,)
+    if IMAGE in names:
+        found[IMAGE_WITH_ID] = (*names, ID)
+    if takes_files:
+        found[BYTES_WITH_ID] = (*with_bytes, ID)
+    return found
 
 
 @dataclass(frozen=True)
@@ -66,10 +82,10 @@ class ModelInfo:
         return self.inputs[IMAGE]
 
     @property
-    def signatures(self) -> tuple[str, ...]:
-        """Names of the signatures that make sense for its images."""
-        files = self.takes_files and len(self.image.shape) == 3 and self.image.shape[2] in (1, 3)
-        return tuple(SIGNATURES) if files else (DEFAULT, IMAGE_WITH_ID)
+    def signatures(self) -> dict[str, tuple[str, ...]]:
+        """The inputs of each signature that makes sense for the model, by name."""
+        files = self.takes_files and IMAGE in self.inputs and is_picture(self.image)
+        return signatures_of(self.inputs, files)
 
 
 class Servable(ABC):

@@ -45,9 +45,13 @@ def read_named_inputs(path: Path, inputs: Inputs, options: FilesOptions) -> tupl
     if path.suffix.lower() == ".npz":
         arrays, labels = read_npz_inputs(path, [*inputs])
         try:
-            return examples_of(checked_arrays(arrays, inputs), labels), labels
+            checked = checked_arrays(arrays, inputs)
         except DataError as error:
             raise DataError(f"{path}: {error}") from error
+        count = len(next(iter(checked.values())))
+        if labels is not None and (not labels.ndim or len(labels) != count):
+            raise DataError(f"{path}: {count} examples but labels of shape {labels.shape}.")
+        return examples_of(checked, labels), labels
     if path.suffix.lower() not in ENDINGS:
         raise DataError(
             f"{path} does not have all inputs: the model takes {describe(inputs)}. Give an {', '.join(ENDINGS[:-1])} "

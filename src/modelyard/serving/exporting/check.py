@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,14 +30,15 @@ from modelyard.data.open_dataset import load_dataset
 from modelyard.errors import ConfigError, RunError, UserError
 from modelyard.run.manifest import read_manifest
 from modelyard.serving.run_model import OpenRun, open_run
-from modelyard.serving.servable import BYTES, EXAMPLES
+from modelyard.serving.servable import BYTES, EXAMPLES, IMAGE_BYTES
 
 if TYPE_CHECKING:
     from modelyard.serving.exporting.formats import Exportable
 
 log = logging.getLogger("modelyard")
 Predictions = Mapping[str, NDArray[Any]]
-Predictor = Callable[[Any], Predictions]
+Arrays = dict[str, NDArray[Any]]
+Predictor = Callable[[Mapping[str, Any]], Predictions]
 TOLERANCE = 1e-4
 EXACT = {
     "precision": "float32",
@@ -56,32 +58,42 @@ _DECODED_BY_TENSORFLOW = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM")
 
 
 def compare_all(
-    predictors: Mapping[str, Predictor], examples: CheckExamples, expected: Predictions
+    predictors: Mapping[str, Predictor],
+    examples: CheckExamples,
+    expected: Predictions,
+    own: Mapping[str, tuple[Mapping[str, Any], Predictions]] = MappingProxyType({}),
 ) -> dict[str, float]:
     """Returns the largest difference from ``expected`` for each signature of an export.
 
     Args:
-        predictors: a function from a batch of what a signature takes to predictions, by signature.
+        predictors: a function from a batch of named inputs to predictions, by signature.
         examples: the examples to predict.
-        expected: the run's predictions for the images of ``examples``, followed by its files.
+        expected: the run's predictions for ``examples``, followed by those with files.
+        own: inputs and expected outputs of the user's own signatures.
 
     Raises:
         UserError: if a difference is larger than the tolerance.
     """
     from modelyard.data.records.example import encode_example
 
-    for_images = {name: values[: len(examples.images)] for name, values in expected.items()}
-    for_files = {name: values[len(examples.images) :] for name, values in expected.items()}
+    count = examples.count
+    for_arrays = {name: values[:count] for name, values in expected.items()}
+    for_files = {name: values[count:] for name, values in expected.items()}
     records = [encode_example({"image/encoded": file, ID: b"an id"}) for file in examples.files]
-    batches = {BYTES: (examples.files, for_files), EXAMPLES: (records, for_files)}
+    others = {name: values for name, values in examples.with_files.items() if name != IMAGE}
+    batches: dict[str, tuple[Mapping[str, Any], Predictions]] = {
+        BYTES: ({IMAGE_BYTES: examples.files, **others}, for_files),
+        EXAMPLES: ({EXAMPLES: records}, for_files),
+        **own,
+    }
     differences = {}
     for name, predictor in predictors.items():
-        batch, wanted = batches.get(name, (examples.images, for_images))
+        batch, wanted = batches.get(name, (examples.inputs, for_arrays))
         differences[name] = _compare(name, predictor, batch, wanted)
     return differences
 
 
-def _compare(name: str, predictor: Predictor, batch: Any, expected: Predictions) -> float:
+def _compare(name: str, predictor: Predictor, batch: Mapping[str, Any], expected: Predictions) -> float:
     """Returns the largest difference for one signature, relative for numbers beyond 1."""
     found = predictor(batch)
     missing = [output for output in expected if output not in found]
@@ -127,16 +139,21 @@ class CheckExamples:
     """Examples to compare predictions on.
 
     Args:
-        images: a batch as the dataset gives it.
-        files: image files; the first are of the same examples.
-        decoded: the files, decoded as in training.
+        inputs: a batch as the dataset gives it, by the names of the inputs.
+        files: image files; the first are of the same examples. None if the model takes no files.
+        with_files: the inputs of the examples of the files, decoded as in training.
         origin: where the examples come from, for people.
     """
 
-    images: NDArray[Any]
+    inputs: Arrays
     files: list[bytes]
-    decoded: NDArray[Any]
+    with_files: Arrays
     origin: str
+
+    @property
+    def count(self) -> int:
+        """The number of examples without files."""
+        return len(next(iter(self.inputs.values())))
 
 
 def check_examples(model: Exportable) -> CheckExamples:
@@ -145,38 +162,46 @@ def check_examples(model: Exportable) -> CheckExamples:
     try:
         dataset = load_dataset(model.run.config)
     except (UserError, OSError) as error:
-        log.warning("the data of the run can't be opened (%s): the export is checked on random images", error)
-        images, origin = _random_images(model), "random images"
+        what = "images" if set(model.inputs) == {IMAGE} else "inputs"
+        log.warning("the data of the run can't be opened (%s): the export is checked on random %s", error, what)
+        inputs, origin = {name: _random(model, name) for name in model.inputs}, f"random {what}"
     else:
         sizes = dataset.sizes()
         split = next(name for name in (TEST, VALIDATION, TRAIN) if name in sizes)
         rows = np.unique(np.linspace(0, sizes[split] - 1, min(sizes[split], _MAX_EXAMPLES)).astype(np.int64))
-        images, origin = np.asarray(dataset.read(split, rows)[IMAGE]), f"{len(rows)} examples of {split}"
+        read, origin = dataset.read(split, rows), f"{len(rows)} examples of {split}"
+        inputs = {name: np.asarray(read[name]) for name in model.inputs if name in read}
         if isinstance(dataset.stored, DecodedDataset):
             stored = [dataset.stored.splits[split].load(int(row)) for row in rows]
-        if images.shape[1:] != model.image.shape or images.dtype != model.image.dtype:
-            raise UserError(
-                f"the examples of {model.run.config.dataset} are {images.dtype} of shape {images.shape[1:]}; the run "
-                f"was trained on {model.image.dtype} of shape {model.image.shape}. Restore the data of the run."
-            )
+        for name, feature in model.inputs.items():
+            found = inputs.get(name)
+            if found is None or found.shape[1:] != feature.shape or found.dtype != feature.dtype:
+                values = "nothing" if found is None else f"{found.dtype} of shape {found.shape[1:]}"
+                raise UserError(
+                    f"the examples of {model.run.config.dataset} have {values} as {name}; the run was trained on "
+                    f"{feature.dtype} of shape {feature.shape}. Restore the data of the run."
+                )
     if not model.takes_files:
-        return CheckExamples(images, [], images[:0], origin)
-    files = []
+        return CheckExamples(inputs, [], {name: values[:0] for name, values in inputs.items()}, origin)
+    files, images = [], inputs[IMAGE]
     for image, file in zip_longest(images, stored):
         usable = isinstance(file, bytes) and file.startswith(_DECODED_BY_TENSORFLOW)
         files.append(file if usable else _png(image, model.recorded.image.unit_scale))
     files += _unusual_files(files[0])
     decoded = np.stack([model.recorded.image.decode(file, "an example to check with") for file in files])
-    return CheckExamples(images, files, decoded, origin)
+    of_files = [n if n < len(images) else 0 for n in range(len(files))]  # the last are other files of the first example
+    return CheckExamples(
+        inputs, files, {**{name: values[of_files] for name, values in inputs.items()}, IMAGE: decoded}, origin
+    )
 
 
-def _random_images(model: Exportable) -> NDArray[Any]:
-    random = np.random.default_rng(0)
-    shape = (_MAX_EXAMPLES, *model.image.shape)
-    if model.image.dtype == "uint8":
-        return random.integers(0, 256, shape, np.uint8)
-    values = random.random(shape) if model.recorded.image.unit_scale else random.normal(0, 1, shape)
-    return values.astype(model.image.dtype)
+def _random(model: Exportable, name: str) -> NDArray[Any]:
+    random, feature = np.random.default_rng(0), model.inputs[name]
+    shape, dtype = (_MAX_EXAMPLES, *feature.shape), np.dtype(feature.dtype)
+    if dtype.kind != "f":  # whole numbers may be indices, so only those of images are large
+        return random.integers(0, 256 if name == IMAGE else 2, shape).astype(dtype)
+    unit_scale = name == IMAGE and model.recorded.image.unit_scale
+    return (random.random(shape) if unit_scale else random.normal(0, 1, shape)).astype(dtype)
 
 
 def _png(image: NDArray[Any], unit_scale: bool) -> bytes:
@@ -210,13 +235,13 @@ def _unusual_files(file: bytes) -> list[bytes]:
 
 
 def expected_predictions(model: Exportable, examples: CheckExamples, options: dict[str, Any]) -> Predictions:
-    """Returns the run's own predictions, for the images and then for the files, on the engine of its last start."""
-    images = np.concatenate([examples.images, examples.decoded])
+    """Returns the run's own predictions, for the examples and then for the files, on the engine of its last start."""
+    inputs = {name: np.concatenate([values, examples.with_files[name]]) for name, values in examples.inputs.items()}
     if _last_engine(model.run) == "jax" and is_installed("jax"):
-        found = predict_in_subprocess(model.run, "jax", images, options)
+        found = predict_in_subprocess(model.run, "jax", inputs, options)
         if found is not None:
             return found
-    return _predict_batch(model.engine, images)
+    return _predict_batch(model.engine, inputs)
 
 
 def _last_engine(run: OpenRun) -> str:
@@ -224,15 +249,13 @@ def _last_engine(run: OpenRun) -> str:
     return str((starts[-1].get("engine") or {}).get("engine", run.config.engine))
 
 
-def _predict_batch(engine: Any, images: NDArray[Any]) -> dict[str, NDArray[Any]]:
-    batch = {IMAGE: images, ID: np.arange(len(images), dtype=np.int64)}
+def _predict_batch(engine: Any, inputs: Arrays) -> dict[str, NDArray[Any]]:
+    batch = {**inputs, ID: np.arange(len(next(iter(inputs.values()))), dtype=np.int64)}
     return {name: np.asarray(values) for name, values in engine.predict_batch(batch).items()}
 
 
-def predict_in_subprocess(
-    run: OpenRun, engine: str, images: NDArray[Any], options: dict[str, Any]
-) -> Predictions | None:
-    """Predicts a batch of images on another engine, in a new process.
+def predict_in_subprocess(run: OpenRun, engine: str, inputs: Arrays, options: dict[str, Any]) -> Predictions | None:
+    """Predicts a batch on another engine, in a new process.
 
     Returns:
         The predictions; None if the new process can't find a plugin of the run, such as one that a script registers.
@@ -242,8 +265,8 @@ def predict_in_subprocess(
     """
     try:
         # The run's plugins were trusted here; that process has not imported them yet.
-        arguments = {**options, "trust": True, "engine": engine, "run": run.address, "step": run.step, "images": images}
-        found: Predictions = call_in_subprocess(engine, predict_images, **arguments)
+        arguments = {**options, "trust": True, "engine": engine, "run": run.address, "step": run.step, "inputs": inputs}
+        found: Predictions = call_in_subprocess(engine, predict_inputs, **arguments)
     except ConfigError as error:
         reason = " ".join(str(error).split())
         log.warning("%s The export is compared with the run's model on TensorFlow instead.", reason)
@@ -253,12 +276,12 @@ def predict_in_subprocess(
     return found
 
 
-def predict_images(run: str, step: int, images: NDArray[Any], engine: str, **options: Any) -> Predictions:
-    """Returns the predictions of a run for a batch of images."""
+def predict_inputs(run: str, step: int, inputs: Arrays, engine: str, **options: Any) -> Predictions:
+    """Returns the predictions of a run for a batch."""
     opened = open_run(run, step, engine=engine, **options)
     built, _ = replace(opened, config=opened.config.model_copy(update={**EXACT, "engine": engine})).engine()
     try:
-        return _predict_batch(built, images)
+        return _predict_batch(built, inputs)
     finally:
         built.close()
 

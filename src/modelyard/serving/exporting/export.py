@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from modelyard import storage
 from modelyard.config.backend import INSTALL, is_installed, keras_backend, select_engine
+from modelyard.data.dataset import IMAGE
 from modelyard.errors import RunError, UserError, unknown
 from modelyard.run.directory import RunDirectory
 from modelyard.serving.exporting import check
@@ -146,12 +147,15 @@ def _export(run: OpenRun, form: Format, target: Path, overwrite: bool, options: 
     expected = check.expected_predictions(model, examples, options)
     model.engine.use_averages_as_weights()
     if not model.takes_files and form == "saved_model":
-        log.warning("the export takes image tensors only, not image files: %s", _why_no_files(model))
+        log.warning("the export takes tensors only, not image files: %s", _why_no_files(model))
+    own = {}
+    if form == "saved_model":
+        own = {name: signature.expected(examples.inputs) for name, signature in model.own_signatures.items()}
     write, load = _format_functions(form)
     with whole_folder(target) as folder:
         write(model, folder)
         write_description(folder, model, form, int(target.name))
-        differences = check.compare_all(load(folder), examples, expected)
+        differences = check.compare_all(load(folder), examples, expected, own)
         if target.exists() and not overwrite:
             raise RunError(f"{target} was written by another process meanwhile. Export again.")
     model.engine.close()
@@ -187,6 +191,8 @@ def check_installed(form: str) -> None:
 def _why_no_files(model: Exportable) -> str:
     if model.dataset.stored is not model.dataset:
         return "this run preprocesses examples with its own NumPy code, which can't be exported"
+    if IMAGE not in model.inputs:
+        return "the model takes no image"
     return f"examples of shape {'×'.join(map(str, model.image.shape))} are not grey or colour images"
 
 

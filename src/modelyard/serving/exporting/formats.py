@@ -1,7 +1,7 @@
 """The formats of an export: SavedModel, Keras, ONNX, TensorFlow Lite. Each has a function that writes it and one that
 loads it again, to check it.
 
-All are made from one function, from a batch of raw images to named predictions.
+All are made from one function, from a batch of raw inputs to named predictions.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import logging
 import re
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,21 +22,24 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from modelyard.compat.keras import all_layers
-from modelyard.data.dataset import ID, IMAGE, Feature
+from modelyard.data.dataset import ID, IMAGE, LABEL, Feature
+from modelyard.data.inputs import is_picture
 from modelyard.data.preprocess import changes_batches
-from modelyard.engine.batch_functions import averaged
-from modelyard.errors import UserError
+from modelyard.engine.batch_functions import averaged, network_outputs
+from modelyard.errors import UserError, unknown
 from modelyard.models.task_types import Classifier
 from modelyard.serving.exporting.check import Predictor
 from modelyard.serving.exporting.decoding import image_decoder
+from modelyard.serving.model_inputs import has_own_code
 from modelyard.serving.run_model import OpenRun
 from modelyard.serving.servable import (
-    BYTES,
     BYTES_WITH_ID,
     DEFAULT,
     EXAMPLES,
     IMAGE_BYTES,
     IMAGE_WITH_ID,
+    SIGNATURES,
+    signatures_of,
     task_type_of,
 )
 
@@ -60,8 +64,6 @@ class Exportable:
     Args:
         run: the run and its checkpoint.
 
-    Raises:
-        UserError: if the model has other inputs than the image.
     """
 
     def __init__(self, run: OpenRun) -> None:
@@ -69,11 +71,17 @@ class Exportable:
         engine, self.dataset = run.engine()
         self.engine: TensorFlowEngine = engine  # type: ignore[assignment]
         self.recorded = run.recorded_data()
-        others = [tensor.name for tensor in engine.model.inputs if tensor.name != IMAGE]
-        if others:
-            raise UserError(
-                f"the model takes {', '.join(others)} besides the image; only models of one image can be exported."
-            )
+
+    @cached_property
+    def inputs(self) -> dict[str, Feature]:
+        """Its inputs by name: features of the dataset, after the run's own preprocessing of examples."""
+        features = {name: each for name, each in self.dataset.features.items() if name not in (ID, LABEL)}
+        if self.dataset.stored is not self.dataset and not has_own_code(
+            self.run.config, self.engine.task, batches=True
+        ):
+            # Single examples are preprocessed from more than the network takes.
+            return {tensor.name: features[tensor.name] for tensor in self.engine.model.inputs}
+        return features
 
     @property
     def image(self) -> Feature:
@@ -83,8 +91,7 @@ class Exportable:
     @property
     def takes_files(self) -> bool:
         """Whether image files can be decoded to such images inside the graph."""
-        whole = self.dataset.stored is self.dataset
-        return whole and len(self.image.shape) == 3 and self.image.shape[2] in (1, 3)
+        return self.dataset.stored is self.dataset and IMAGE in self.inputs and is_picture(self.image)
 
     @property
     def task_type(self) -> str:
@@ -98,22 +105,82 @@ class Exportable:
 
     @cached_property
     def function(self) -> Any:
-        """The compiled function from a batch of raw images to named predictions."""
-        spec = tf.TensorSpec([None, *self.image.shape], self.image.dtype, name=IMAGE)
-        return tf.function(self.predict, input_signature=[spec], autograph=False)
+        """The compiled function from a batch, a tensor per input, to named predictions."""
+        return _traced(lambda *tensors: self.predict(dict(zip(self.inputs, tensors, strict=True))), *self.specs)
 
-    def predict(self, image: Tensor) -> dict[str, Tensor]:
-        """Returns named predictions for a batch of raw images, as tensors."""
-        found = self.engine.functions.predictions({IMAGE: image})
+    @property
+    def specs(self) -> list[Any]:
+        """Shape, type and name of each input, as TensorFlow has it."""
+        return [tf.TensorSpec([None, *each.shape], each.dtype, name=name) for name, each in self.inputs.items()]
+
+    def predict(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Returns named predictions for a batch of raw inputs, as tensors."""
+        found = self.engine.functions.predictions(batch)
         if type(self.engine.task).predictions is Classifier.predictions:
             # keras.ops.argmax inspects the bits of floats, which neither ONNX nor TensorFlow Lite can.
             found = {**found, CLASS: tf.argmax(found["probabilities"], axis=-1)}
         return {name: _cast(name, value) for name, value in found.items()}
 
     @cached_property
+    def own_signatures(self) -> dict[str, OwnSignature]:
+        """The signatures that the user's task defines, by name."""
+        task, network = self.engine.task, self.engine.model
+        found = task.signatures(network)
+        if not isinstance(found, dict):
+            raise UserError(f"{type(task).__name__}.signatures must return a dictionary; it returned {type(found)}.")
+        known = {id(variable) for variable in network.variables}
+        reads_all = has_own_code(self.run.config, task)
+        signatures = {}
+        for name, model in found.items():
+            where = f"the signature {name!r} of {type(task).__name__}"
+            if not isinstance(model, keras.Model) or not getattr(model, "inputs", None):
+                raise UserError(f"{where} must be a keras.Model with inputs; it is {type(model).__name__}.")
+            if name in SIGNATURES or not re.fullmatch(r"[A-Za-z]\w*", str(name)):
+                reason = "is that of a standard one" if name in SIGNATURES else "must be a word of letters and digits"
+                raise UserError(f"{where}: the name {reason}. Choose another name.")
+            if any(id(variable) not in known for variable in model.variables):
+                raise UserError(f"{where} has weights that the network has not, so they are not trained.")
+            taken = [tensor.name for tensor in model.inputs]
+            wrong = next((each for each in taken if each not in self.inputs and not reads_all), None)
+            if wrong is not None:
+                raise UserError(f"{where}: {unknown('input', wrong, self.inputs)}")
+            names = tuple(each for each in self.inputs if reads_all or each in taken)
+            signatures[name] = OwnSignature(self, model, names)
+        return signatures
+
+    @cached_property
     def outputs(self) -> list[str]:
         """Names of the predictions."""
         return sorted(self.function.get_concrete_function().structured_outputs)
+
+
+@dataclass(frozen=True)
+class OwnSignature:
+    """A signature that the user's task defines.
+
+    Args:
+        exportable: the model that is exported.
+        model: from a batch as the network receives it to named outputs.
+        names: the raw inputs that it needs.
+    """
+
+    exportable: Exportable
+    model: Any
+    names: tuple[str, ...]
+
+    def predict(self, *tensors: Tensor) -> dict[str, Tensor]:
+        """Returns named outputs for a batch of raw inputs, in the order of the names."""
+        batch = dict(zip(self.names, tensors, strict=True))
+        seen = self.exportable.engine.functions.preprocess(batch, False)
+        outputs = network_outputs(self.model, seen)
+        named = outputs if isinstance(outputs, dict) else {"outputs": outputs}
+        return {name: _cast(name, value) for name, value in named.items()}
+
+    def expected(self, inputs: Mapping[str, NDArray[Any]]) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """Returns the inputs that it takes, and its outputs for them, computed without a graph."""
+        batch = {name: inputs[name] for name in self.names}
+        found = self.predict(*(tf.constant(values) for values in batch.values()))
+        return batch, {name: value.numpy() for name, value in found.items()}
 
 
 def _cast(name: str, value: Tensor) -> Tensor:
@@ -146,18 +213,17 @@ def load_saved_model(folder: Path) -> dict[str, Predictor]:
     """Loads the SavedModel as functions from a batch to predictions, by signature."""
     loaded = tf.saved_model.load(str(folder))
 
-    def predictor(name: str, key: str) -> Predictor:
+    def predictor(name: str) -> Predictor:
         signature = loaded.signatures[name]
 
-        def predict(batch: Any) -> dict[str, NDArray[Any]]:
+        def predict(batch: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
             _ = loaded  # it owns the variables
-            found = signature(**{key: tf.constant(batch)})
+            found = signature(**{key: tf.constant(values) for key, values in batch.items()})
             return {output: found[output].numpy() for output in found}
 
         return predict
 
-    keys = {DEFAULT: IMAGE, BYTES: IMAGE_BYTES, EXAMPLES: EXAMPLES}
-    return {name: predictor(name, key) for name, key in keys.items() if name in loaded.signatures}
+    return {name: predictor(name) for name in loaded.signatures if name not in (IMAGE_WITH_ID, BYTES_WITH_ID)}
 
 
 class _SignatureModule(tf.Module):
@@ -172,7 +238,8 @@ class _SignatureModule(tf.Module):
         super().__init__()
         self._model = model
         # It is traced once, and the signatures share it.
-        self._decode = _traced(image_decoder(model.recorded.image), tf.TensorSpec([], tf.string))
+        if model.takes_files:
+            self._decode = _traced(image_decoder(model.recorded.image), tf.TensorSpec([], tf.string))
         self.kept_variables = list(model.function.get_concrete_function().graph.variables)
         self.labels: Any = None
         if model.classes:
@@ -187,29 +254,33 @@ class _SignatureModule(tf.Module):
 
     def signatures(self) -> dict[str, Any]:
         """Returns traced functions by signature name."""
-        image = self._model.image
-        functions: dict[str, tuple[Callable[..., Any], Any]] = {
-            DEFAULT: (self._predict_images, tf.TensorSpec([None, *image.shape], image.dtype, IMAGE))
+        specs = {spec.name: spec for spec in self._model.specs}
+        specs |= {name: tf.TensorSpec([None], tf.string, name) for name in (IMAGE_BYTES, EXAMPLES, ID)}
+        signatures = signatures_of(self._model.inputs, self._model.takes_files)
+        functions: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
+            name: (partial(self._predict_named, names), names) for name, names in signatures.items()
         }
-        if self._model.takes_files:
-            functions[BYTES] = (self._predict_files, tf.TensorSpec([None], tf.string, IMAGE_BYTES))
-            functions[EXAMPLES] = (self._predict_examples, tf.TensorSpec([None], tf.string, EXAMPLES))
-        traced = {name: _traced(function, spec) for name, (function, spec) in functions.items()}
-        ids = tf.TensorSpec([None], tf.string, ID)
-        for name, with_id in ((DEFAULT, IMAGE_WITH_ID), (BYTES, BYTES_WITH_ID)):
-            if name in functions:
-                function, spec = functions[name]
-                traced[with_id] = _traced(partial(_predict_with_id, function), spec, ids)
-        return traced
+        functions |= {name: (own.predict, own.names) for name, own in self._model.own_signatures.items()}
+        return {
+            name: _traced(function, *(specs[each] for each in names)) for name, (function, names) in functions.items()
+        }
 
-    def _predict_images(self, image: Tensor) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = dict(self._model.predict(image))
+    def _predict_named(self, names: tuple[str, ...], *tensors: Tensor) -> dict[str, Tensor]:
+        """Predicts the tensors of one signature."""
+        given = dict(zip(names, tensors, strict=True))
+        if EXAMPLES in given:
+            return self._predict_examples(given[EXAMPLES])
+        identity = given.pop(ID, None)
+        if IMAGE_BYTES in given:
+            given[IMAGE] = self._map_images(self._decode, given.pop(IMAGE_BYTES))
+        found = self._predict(given)
+        return found if identity is None else {**found, ID: tf.identity(identity)}
+
+    def _predict(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = dict(self._model.predict(batch))
         if self._model.task_type == "classification" and CLASS in found and self.labels is not None:
             found["label"] = self.labels.lookup(found[CLASS])
         return found
-
-    def _predict_files(self, image_bytes: Tensor) -> dict[str, Tensor]:
-        return self._predict_images(self._map_images(self._decode, image_bytes))
 
     def _map_images(self, decode: Callable[[Tensor], Tensor], batch: Any) -> Tensor:
         spec = tf.TensorSpec(self._model.image.shape, np.dtype(self._model.image.dtype))
@@ -228,15 +299,11 @@ class _SignatureModule(tf.Module):
             )
 
         images = self._map_images(decode, (parsed["image/encoded"], raw))
-        return {**self._predict_images(images), ID: parsed[ID]}
+        return {**self._predict({IMAGE: images}), ID: parsed[ID]}
 
 
 def _traced(function: Callable[..., Any], *specs: Any) -> Any:
     return tf.function(function, input_signature=list(specs), autograph=False)
-
-
-def _predict_with_id(function: Callable[..., Any], batch: Tensor, identity: Tensor) -> dict[str, Tensor]:
-    return {**function(batch), ID: tf.identity(identity)}
 
 
 # -- Keras --------------------------------------------------------------------------------------------------------
@@ -255,24 +322,26 @@ def write_keras(model: Exportable, folder: Path) -> None:
         )
     _check_layers(model.engine.model)
     network = _without_modelyard(model.engine.model)
-    image = keras.Input(model.image.shape, dtype=model.image.dtype, name=IMAGE)
+    inputs = {name: keras.Input(each.shape, dtype=each.dtype, name=name) for name, each in model.inputs.items()}
     views, task = model.run.config.test_time_augmentation, model.engine.task
     try:
-        preprocessed = task.preprocess({IMAGE: image}, False)
-        outputs = averaged(lambda batch: network(batch[IMAGE]), preprocessed, views)
+        preprocessed = task.preprocess(dict(inputs), False)
+        outputs = averaged(lambda batch: network_outputs(network, batch), preprocessed, views)
         predictions = task.predictions(outputs, preprocessed)
-        keras.Model(image, dict(predictions), name=network.name).save(folder / KERAS_FILE)
+        taken = inputs if len(inputs) > 1 else next(iter(inputs.values()))
+        keras.Model(taken, dict(predictions), name=network.name).save(folder / KERAS_FILE)
     except (ValueError, TypeError, NotImplementedError, AttributeError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(f"Keras can't save this model: {reason} Export a SavedModel instead.") from error
 
 
 def load_keras(folder: Path) -> dict[str, Predictor]:
-    """Loads the Keras file as a function from a batch of images to predictions."""
+    """Loads the Keras file as a function from a batch to predictions."""
     loaded = keras.models.load_model(folder / KERAS_FILE)
 
-    def predict(batch: Any) -> dict[str, NDArray[Any]]:
-        return {name: keras.ops.convert_to_numpy(value) for name, value in loaded(batch, training=False).items()}
+    def predict(batch: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+        found = loaded(dict(batch) if len(batch) > 1 else next(iter(batch.values())), training=False)
+        return {name: keras.ops.convert_to_numpy(value) for name, value in found.items()}
 
     return {"keras": predict}
 
@@ -359,7 +428,7 @@ def _convert_erfc(graph: Any, node: Any, name: str, arguments: Any) -> Any:
 
 
 def load_onnx(folder: Path) -> dict[str, Predictor]:
-    """Loads the ONNX file in ONNX Runtime as a function from a batch of images to predictions."""
+    """Loads the ONNX file in ONNX Runtime as a function from a batch to predictions."""
     import onnxruntime
 
     try:
@@ -374,8 +443,8 @@ def load_onnx(folder: Path) -> dict[str, Predictor]:
         raise UserError(f"ONNX Runtime can't load the file that tf2onnx wrote: {error}{hint}") from error
     names = [output.name for output in session.get_outputs()]
 
-    def predict(batch: Any) -> dict[str, NDArray[Any]]:
-        return dict(zip(names, session.run(names, {IMAGE: batch}), strict=True))
+    def predict(batch: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+        return dict(zip(names, session.run(names, dict(batch)), strict=True))
 
     return {"onnx": predict}
 
@@ -406,14 +475,14 @@ def write_tflite(model: Exportable, folder: Path) -> None:
 
 
 def load_tflite(folder: Path) -> dict[str, Predictor]:
-    """Loads the TensorFlow Lite file as a function from a batch of images to predictions."""
+    """Loads the TensorFlow Lite file as a function from a batch to predictions."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the interpreter will move to another package
         interpreter = tf.lite.Interpreter(str(folder / TFLITE_FILE))
     runner = interpreter.get_signature_runner(DEFAULT)
 
-    def predict(batch: Any) -> dict[str, NDArray[Any]]:
+    def predict(batch: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
         _ = interpreter  # it owns the memory
-        return dict(runner(**{IMAGE: batch}))
+        return dict(runner(**batch))
 
     return {"tflite": predict}

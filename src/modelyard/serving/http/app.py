@@ -26,7 +26,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from modelyard.data.dataset import ID, IMAGE
+from modelyard.data.dataset import ID
 from modelyard.serving.http import json_tensors as tensors
 from modelyard.serving.http.batching import DeadlineExceededError, QueueFullError
 from modelyard.serving.http.hosts import Hosts
@@ -229,10 +229,10 @@ class Service:
     async def _outputs(
         self, request: Request, version: LoadedVersion, kind: str
     ) -> tuple[tensors.ReadRequest, Outputs]:
-        """Reads a request and predicts its images."""
+        """Reads a request and predicts its examples."""
         async with self._bodies.read(request) as body:
             read = await self._read(kind, body, request.headers.get("content-type", ""), version.servable.info)
-            outputs = await self._run_model(version, {IMAGE: read.images})
+            outputs = await self._run_model(version, read.inputs)
         if read.ids is not None:
             ids = np.empty(len(read.ids), object)
             ids[:] = read.ids

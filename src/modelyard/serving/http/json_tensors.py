@@ -1,4 +1,4 @@
-"""Bodies of requests to images, and predictions to JSON, in the row and column formats of TensorFlow Serving."""
+"""Bodies of requests to arrays, and predictions to JSON, in the row and column formats of TensorFlow Serving."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 
 from modelyard.data.dataset import ID, IMAGE
 from modelyard.data.image_spec import ImageSpec
+from modelyard.data.inputs import Inputs, describe, is_one_image
 from modelyard.data.records.example import find_features
 from modelyard.errors import DataError
 from modelyard.serving.http.limits import Limits, RequestError
-from modelyard.serving.servable import BYTES, DEFAULT, EXAMPLES, SIGNATURES, ModelInfo, Outputs
+from modelyard.serving.servable import BYTES, DEFAULT, EXAMPLES, IMAGE_BYTES, SIGNATURES, ModelInfo, Outputs
 
 B64 = "b64"
 _PIECE = 5000
@@ -48,12 +49,12 @@ class ReadRequest:
     """The content of a request.
 
     Args:
-        images: as the model takes them.
+        inputs: an array per input of the model, by name.
         columns: whether the response is in the column format.
         ids: what is returned with each prediction: text, or bytes as base64; None if the request has none.
     """
 
-    images: NDArray[Any]
+    inputs: dict[str, NDArray[Any]]
     columns: bool = False
     ids: list[Any] | None = None
 
@@ -84,41 +85,59 @@ class RequestReader:
         return self._predict(body) if kind == PREDICT else self._classify(body)
 
     def _predict(self, body: bytes) -> ReadRequest:
-        image = self.info.image
-        quick = parse_uint8_images(body, image, self.limits.max_instances)
-        if quick is not None:
-            return ReadRequest(quick)
+        if is_one_image(self.info.inputs):
+            quick = parse_uint8_images(body, self.info.image, self.limits.max_instances)
+            if quick is not None:
+                return ReadRequest({IMAGE: quick})
         request = parse_json(body)
         signature = self._signature(request)
-        rows, ids, columns = predict_rows(request, signature, self.limits)
+        names = self.info.signatures[signature]
+        rows, ids, columns = predict_rows(request, signature, names, self.info.inputs, self.limits)
         decoder = FileDecoder(self.info, self.limits, self.most_pixels)
         if signature == EXAMPLES:
-            images, ids = _from_examples(rows, image, decoder)
-            return ReadRequest(images, columns, ids)
-        return ReadRequest(images_from_rows(rows, image, decoder), columns, ids)
+            images, ids = _from_examples(rows[EXAMPLES], self.info.image, decoder)
+            return ReadRequest({IMAGE: images}, columns, ids)
+        return ReadRequest(self._arrays(rows, decoder), columns, ids)
+
+    def _arrays(self, rows: dict[str, list[Any]], decoder: FileDecoder) -> dict[str, NDArray[Any]]:
+        """Returns an array per input from its values in each instance."""
+        arrays, inputs = {}, self.info.inputs
+        for given, values in rows.items():
+            name = IMAGE if given == IMAGE_BYTES else given
+            try:
+                arrays[name] = images_from_rows(values, inputs[name], decoder if name == IMAGE else None)
+            except RequestError as error:
+                if not is_one_image(inputs):
+                    error.message = f"the input {describe({name: inputs[name]})}: {error.message}"
+                raise
+        return arrays
 
     def _classify(self, body: bytes) -> ReadRequest:
         request = parse_json(body)
         signature = self._signature(request)
         if signature not in (DEFAULT, BYTES):
             raise RequestError(400, f"signature {signature!r} is for :predict. Use {DEFAULT!r} or {BYTES!r} here.")
-        rows = example_rows(request, signature, self.info.image, self.limits)
-        decoder = FileDecoder(self.info, self.limits, self.most_pixels)
-        return ReadRequest(images_from_rows(rows, self.info.image, decoder))
+        rows = example_rows(request, signature, self.info.signatures[signature], self.info.inputs, self.limits)
+        return ReadRequest(self._arrays(rows, FileDecoder(self.info, self.limits, self.most_pixels)))
 
     def _files(self, body: bytes, content_type: str) -> ReadRequest:
+        if not is_one_image(self.info.inputs):
+            takes = describe(self.info.inputs)
+            raise RequestError(400, f":upload takes image files only, and the model takes {takes}. Use :predict.")
         files = uploaded_files(body, content_type, self.limits.max_instances)
         self.limits.check_count(len(files))
         decoder = FileDecoder(self.info, self.limits, self.most_pixels)
-        return ReadRequest(np.stack([decoder.decode(data, name) for name, data in files]))
+        return ReadRequest({IMAGE: np.stack([decoder.decode(data, name) for name, data in files])})
 
     def _signature(self, request: dict[str, Any]) -> str:
         name, known = request.get("signature_name", ""), self.info.signatures
         if name in _OF_TENSORFLOW_SERVING:
             return DEFAULT
-        if name in known:
-            return str(name)
-        reason = ": it takes image files, and this model takes numbers" if name in tuple(SIGNATURES) else ""
+        if isinstance(name, str) and name in known:
+            return name
+        reason = ": it takes image files, and this model takes numbers" if name in SIGNATURES else ""
+        if reason and not is_one_image(self.info.inputs):
+            reason = f": the model takes {describe(self.info.inputs)}"
         available = ", ".join(map(repr, known))
         message = f"Serving signature name: {str(name)[:100]!r} not found in signature def{reason}."
         raise RequestError(400, f"{message} Available: {available}.")
@@ -145,59 +164,81 @@ def _reject_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a valid pixel.")
 
 
-def predict_rows(request: dict[str, Any], signature: str, limits: Limits) -> tuple[list[Any], list[Any] | None, bool]:
-    """Returns the instances of a predict request, their ids, and whether they are in the column format.
+def predict_rows(
+    request: dict[str, Any], signature: str, names: tuple[str, ...], inputs: Inputs, limits: Limits
+) -> tuple[dict[str, list[Any]], list[Any] | None, bool]:
+    """Returns the instances of a predict request by input, their ids, and whether they are in the column format.
+
+    Args:
+        request: the request.
+        signature: the name of its signature.
+        names: the inputs of the signature.
+        inputs: those of the model.
+        limits: the limits of a request.
 
     Raises:
         RequestError: if there are none, or they are named wrongly.
     """
     if ("instances" in request) == ("inputs" in request):
         raise RequestError(400, "a predict request has either 'instances' (rows) or 'inputs' (columns).")
-    columns, names = "inputs" in request, SIGNATURES[signature]
+    columns = "inputs" in request
     key = "inputs" if columns else "instances"
     given = request[key]
     if columns and (_has_names(given) or len(names) > 1):
-        parts = [each if isinstance(each, list) else [each] for each in _inputs(given, f"'{key}'", names)]
-        if len(parts) > 1 and len(parts[0]) != len(parts[1]):
-            raise RequestError(400, f"{len(parts[0])} values of {names[0]!r}, but {len(parts[1])} of {names[1]!r}.")
+        found = _inputs(given, f"'{key}'", names, inputs)
+        parts = [each if isinstance(each, list) else [each] for each in found]
+        for name, part in zip(names, parts, strict=True):
+            if len(part) != len(parts[0]):
+                raise RequestError(400, f"{len(parts[0])} values of {names[0]!r}, but {len(part)} of {name!r}.")
     elif not isinstance(given, list):
         raise RequestError(400, f"'{key}' must be a list; it is {_type_in_words(given)}.")
     elif columns:
         parts = [given]
     else:
         limits.check_count(len(given))
-        found = [
-            _inputs(row, f"instance {number}", names) if _has_names(row) or len(names) > 1 else (row,)
+        rows = [
+            _inputs(row, f"instance {number}", names, inputs) if _has_names(row) or len(names) > 1 else (row,)
             for number, row in enumerate(given)
         ]
-        parts = [list(column) for column in zip(*found, strict=True)]
+        parts = [list(column) for column in zip(*rows, strict=True)]
     limits.check_count(len(parts[0]))
-    ids = [_checked_id(each, number) for number, each in enumerate(parts[1])] if len(parts) > 1 else None
-    return _check_files(parts[0], signature), ids, columns
+    named = dict(zip(names, parts, strict=True))
+    ids = named.pop(ID, None)
+    if ids is not None:
+        ids = [_checked_id(each, number) for number, each in enumerate(ids)]
+    return _check_files(named, signature), ids, columns
 
 
-def example_rows(request: dict[str, Any], signature: str, image: ImageSpec, limits: Limits) -> list[Any]:
-    """Returns the images of a classify or regress request, whose lists may be flat.
+def example_rows(
+    request: dict[str, Any], signature: str, names: tuple[str, ...], inputs: Inputs, limits: Limits
+) -> dict[str, list[Any]]:
+    """Returns the examples of a classify or regress request by input; their lists may be flat.
 
     Raises:
         RequestError: if there are none, or they are named wrongly.
     """
-    examples, context, names = request.get("examples"), request.get("context", {}), SIGNATURES[signature]
+    examples, context = request.get("examples"), request.get("context", {})
     if not isinstance(examples, list) or not isinstance(context, dict):
         raise RequestError(400, "the request needs 'examples', a list of objects; 'context', if given, is an object.")
     limits.check_count(len(examples))
-    rows = []
+    rows: dict[str, list[Any]] = {name: [] for name in names}
     for number, example in enumerate(examples):
         if not isinstance(example, dict):
             message = f"example {number} must be an object such as {{'image': …}}; it is {_type_in_words(example)}."
             raise RequestError(400, message)
-        (value,) = _inputs({**context, **example}, f"example {number}", names)
-        if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict):
-            value = value[0]
-        elif _is_flat(value, image):
-            value = _to_array([value], ImageSpec((len(value),), image.dtype)).reshape(image.shape).tolist()
-        rows.append(value)
+        found = _inputs({**context, **example}, f"example {number}", names, inputs)
+        for name, value in zip(names, found, strict=True):
+            rows[name].append(_unflattened(value, inputs[IMAGE if name == IMAGE_BYTES else name]))
     return _check_files(rows, signature)
+
+
+def _unflattened(value: Any, spec: ImageSpec) -> Any:
+    """Returns a value whose list may be flat in the shape of the input. A single value may be in a list, too."""
+    if isinstance(value, list) and len(value) == 1 and (isinstance(value[0], dict) or not spec.shape):
+        return value[0]
+    if _is_flat(value, spec):
+        return _to_array([value], ImageSpec((len(value),), spec.dtype)).reshape(spec.shape).tolist()
+    return value
 
 
 def _has_names(value: Any) -> bool:
@@ -205,11 +246,11 @@ def _has_names(value: Any) -> bool:
     return isinstance(value, dict) and set(value) != {B64}
 
 
-def _check_files(rows: list[Any], signature: str) -> list[Any]:
+def _check_files(rows: dict[str, list[Any]], signature: str) -> dict[str, list[Any]]:
     """Checks that the rows of a signature that takes files, or Examples, are such."""
-    if IMAGE not in SIGNATURES[signature]:
-        kind = "tf.Examples" if signature == EXAMPLES else "files"
-        for number, row in enumerate(rows):
+    for name in (IMAGE_BYTES, EXAMPLES):
+        kind = "tf.Examples" if name == EXAMPLES else "files"
+        for number, row in enumerate(rows.get(name, ())):
             if not isinstance(row, dict):
                 found = _type_in_words(row)
                 message = f"image {number}: signature {signature!r} takes {kind}, as {{'b64': '…'}}; it is {found}."
@@ -234,24 +275,26 @@ def _is_flat(value: Any, image: ImageSpec) -> bool:
     return not any(isinstance(each, list) for each in value)
 
 
-def _inputs(named: Any, where: str, names: tuple[str, ...]) -> tuple[Any, ...]:
+def _inputs(named: Any, where: str, names: tuple[str, ...], inputs: Inputs) -> tuple[Any, ...]:
     """Returns the inputs of an object, which must have these names."""
     if not isinstance(named, dict) or set(named) != set(names):
+        takes = "" if is_one_image(inputs) else f" The model takes {describe(inputs)}."
         wanted = f"the one input {names[0]!r}" if len(names) == 1 else f"the inputs {' and '.join(map(repr, names))}"
         if not isinstance(named, dict):
-            raise RequestError(400, f"{where} must be an object that names {wanted}; it is {_type_in_words(named)}.")
+            found = _type_in_words(named)
+            raise RequestError(400, f"{where} must be an object that names {wanted}; it is {found}.{takes}")
         found = ", ".join(repr(str(key)[:40]) for key in list(named)[:5]) or "nothing"
-        raise RequestError(400, f"{where} must name {wanted}; found {found}.")
+        raise RequestError(400, f"{where} must name {wanted}; found {found}.{takes}")
     return tuple(named[name] for name in names)
 
 
-def images_from_rows(rows: list[Any], image: ImageSpec, decoder: FileDecoder) -> NDArray[Any]:
-    """Returns a batch of images as the model takes them.
+def images_from_rows(rows: list[Any], image: ImageSpec, decoder: FileDecoder | None) -> NDArray[Any]:
+    """Returns a batch of one input as the model takes it.
 
     Args:
         rows: nested lists of numbers, or objects with an image file as base64.
-        image: the images that the model takes.
-        decoder: decodes the files.
+        image: the input, such as the images.
+        decoder: decodes the files; None for an input of numbers.
 
     Raises:
         RequestError: for the first row that is wrong.
@@ -260,7 +303,9 @@ def images_from_rows(rows: list[Any], image: ImageSpec, decoder: FileDecoder) ->
         return _to_array(rows, image)
     out = np.empty((len(rows), *image.shape), image.dtype)
     for number, row in enumerate(rows):
-        if isinstance(row, dict):
+        if isinstance(row, dict) and decoder is None:
+            raise RequestError(400, f"instance {number} is an object; this input takes numbers.")
+        if isinstance(row, dict) and decoder is not None:
             out[number] = decoder.decode(_from_base64(row, number), f"instance {number}")
         else:
             out[number] = _to_array([row], image, first=number)[0]

@@ -8,7 +8,7 @@ from modelyard import __version__
 from modelyard.data.dataset import ID, IMAGE
 from modelyard.serving.http.limits import Limits
 from modelyard.serving.http.model_versions import LoadedVersion, VersionStatus
-from modelyard.serving.servable import DEFAULT, EXAMPLES, SIGNATURES, Servable
+from modelyard.serving.servable import DEFAULT, EXAMPLES, IMAGE_BYTES, Servable
 
 _TYPES = {"float32": "DT_FLOAT", "float64": "DT_DOUBLE", "float16": "DT_HALF", "bool": "DT_BOOL", "string": "DT_STRING"}
 
@@ -33,10 +33,9 @@ def status_response(statuses: dict[int, VersionStatus]) -> dict[str, Any]:
 def metadata_response(name: str, version: LoadedVersion) -> dict[str, Any]:
     """Returns a GetModelMetadataResponse: names, types and shapes of inputs and outputs."""
     info, outputs = version.servable.info, version.servable.outputs
-    inputs = {IMAGE: (info.image.shape, info.image.dtype)}
+    inputs = {name: (spec.shape, spec.dtype) for name, spec in info.inputs.items()}
     signatures = {}
-    for signature in info.signatures:
-        names = SIGNATURES[signature]
+    for signature, names in info.signatures.items():
         returned = {**outputs, ID: ((), "string")} if ID in names or signature == EXAMPLES else outputs
         signatures[signature] = {
             "inputs": {each: _tensor(each, *inputs.get(each, ((), "string")), signature) for each in names},
@@ -60,7 +59,8 @@ def about_response(name: str, version: LoadedVersion) -> dict[str, Any]:
         "step": info.step,
         "kind": info.task_type,
         "classes": list(info.classes),
-        "image": {"shape": list(info.image.shape), "dtype": info.image.dtype},
+        **({"image": info.image.feature.as_json()} if IMAGE in info.inputs else {}),
+        "inputs": {name: spec.feature.as_json() for name, spec in info.inputs.items()},
         "test": dict(info.test),
     }
 
@@ -102,7 +102,7 @@ def openapi_document(name: str, servable: Servable, limits: Limits) -> dict[str,
         "/": ("a web page to try the model", "text/html"),
     }
     verbs = {
-        "predict": ("predictions for images: numbers, or files as base64", "PredictRequest", "PredictResponse"),
+        "predict": ("predictions: numbers, or image files as base64", "PredictRequest", "PredictResponse"),
         "classify": ("classes with probabilities, most probable first", "ExamplesRequest", "ClassifyResponse"),
         "regress": ("predicted numbers, for regression models", "ExamplesRequest", "RegressResponse"),
     }
@@ -144,24 +144,25 @@ def _json_content(schema: str) -> dict[str, Any]:
 
 
 def _schemas(servable: Servable, limits: Limits) -> dict[str, Any]:
-    image = _nested_list(servable.info.image.shape, {"type": "number"})
     file = _object({"b64": {"type": "string", "contentEncoding": "base64"}}, "b64")
-    value = {"oneOf": [image, file]}
-    named = _object({"image": value}, "image")
+    values = {name: _nested_list(spec.shape, {"type": "number"}) for name, spec in servable.info.inputs.items()}
+    if IMAGE in values:
+        values[IMAGE] = {"oneOf": [values[IMAGE], file]}
     identity = {"oneOf": [{"type": "string"}, file]}
-    with_id = {
-        "oneOf": [
-            _object({"image": value, "id": identity}, "image", "id"),
-            _object({"image_bytes": file, "id": identity}, "image_bytes", "id"),
-            _object({"image_bytes": file}, "image_bytes"),
-            _object({"examples": file}, "examples"),
-        ]
-    }
+    of_signature = {**values, IMAGE_BYTES: file, EXAMPLES: file, ID: identity}
+    signatures = servable.info.signatures.values()
+    named = _object({name: of_signature[name] for name in values}, *values)
     rows = {"type": "array", "minItems": 1, "maxItems": limits.max_instances}
-    instances = {**rows, "items": {"anyOf": [image, file, named, with_id]}}
-    columns_of = {name: {**rows, "items": each} for name, each in (("image", value), ("image_bytes", file),
-                                                                   ("examples", file), ("id", identity))}  # fmt: skip
-    inputs = {"oneOf": [{**rows, "items": value}, _object(columns_of)]}
+    with_names = [_object({name: of_signature[name] for name in names}, *names) for names in signatures]
+    columns_of = {
+        name: {**rows, "items": of_signature[name]}
+        for name in dict.fromkeys(name for each in signatures for name in each)
+    }
+    instances, inputs = {**rows, "items": {"anyOf": with_names}}, _object(columns_of)
+    if len(values) == 1:  # an input that is alone needs no name
+        (value,) = values.values()
+        instances = {**rows, "items": {"anyOf": [value, *with_names]}}
+        inputs = {"oneOf": [{**rows, "items": value}, inputs]}
     outputs = {
         name: _nested_list(shape, {"type": "string" if dtype == "string" else "number"})
         for name, (shape, dtype) in servable.outputs.items()

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import gc
 import json
+import math
 import os
 import pickle
 import resource
@@ -114,8 +115,12 @@ class _Worker:
             raise RequestError(answer["status"], answer["error"])
         if "traceback" in answer:
             raise RuntimeError(f"in the process that reads large requests:\n{answer['traceback']}")
-        images = np.frombuffer(data, answer["dtype"]).reshape(answer["shape"])
-        return ReadRequest(images, answer["columns"], answer["ids"])
+        inputs, start = {}, 0
+        for name, dtype, shape in answer["inputs"]:
+            count = math.prod(shape)
+            inputs[name] = np.frombuffer(data, dtype, count, start).reshape(shape)
+            start += inputs[name].nbytes
+        return ReadRequest(inputs, answer["columns"], answer["ids"])
 
     def kill(self) -> None:
         """Ends the process."""
@@ -176,10 +181,10 @@ def main() -> None:
             head, body = _receive(sys.stdin.buffer)
         except EOFError:
             return
-        images, answer = _answer(head, body)
+        data, answer = _answer(head, body)
         del body
-        _send(out, json.dumps(answer).encode(), images)
-        del images
+        _send(out, json.dumps(answer).encode(), data)
+        del data
         gc.collect()
 
 
@@ -193,6 +198,8 @@ def _answer(head: bytes, body: bytes) -> tuple[bytes | memoryview, dict[str, Any
         return b"", {"status": 413, "error": "the request needs more memory than the server allows."}
     except Exception:  # a mistake of ours, which the server logs
         return b"", {"traceback": traceback.format_exc()}
-    images = np.ascontiguousarray(read.images)
-    answer = {"dtype": images.dtype.str, "shape": images.shape, "columns": read.columns, "ids": read.ids}
-    return images.reshape(-1).view(np.uint8).data, answer
+    arrays = {name: np.ascontiguousarray(values) for name, values in read.inputs.items()}
+    inputs = [(name, values.dtype.str, values.shape) for name, values in arrays.items()]
+    flat = [values.reshape(-1).view(np.uint8) for values in arrays.values()]
+    data = flat[0] if len(flat) == 1 else np.concatenate(flat)  # one array is not copied
+    return data.data, {"inputs": inputs, "columns": read.columns, "ids": read.ids}
