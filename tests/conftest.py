@@ -48,6 +48,7 @@ def _own_log() -> Iterator[None]:
     """A command that is called in this process shows its log on a stream that is closed after the test."""
     log = logging.getLogger("modelyard")
     handlers, level, propagate = log.handlers[:], log.level, log.propagate
+    log.setLevel(logging.DEBUG)
     yield
     log.handlers[:], log.propagate = handlers, propagate
     log.setLevel(level)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,3 +63,36 @@ def test_mistakes_are_told(said: Callable[..., Any], words: list[str], message: 
     status, text = said("models", *words)
     assert status == 2
     assert message in " ".join(text.split())
+
+
+PLUGIN = """
+import keras
+import modelyard
+
+class Options(modelyard.Options):
+    scale: float = 1.5
+
+@modelyard.register_model("of_the_project")
+def build(data, options):
+    inputs, x = modelyard.image_input(data)
+    return keras.Model(inputs, keras.layers.Dense(data.num_classes, name="logits")(keras.layers.Flatten()(x)))
+
+@modelyard.register_dataset("data_of_the_project", options=Options)
+def open_data(options, context):
+    '''Data of the project.'''
+"""
+
+
+def test_the_plugins_of_the_project_are_known_without_naming_them(said: Callable[..., Any]) -> None:
+    Path("code").mkdir()
+    Path("code/mine.py").write_text(PLUGIN)
+    Path("project.yaml").write_text("default: {plugins: [code/mine.py], model: nowhere, train_stepz: 3}\n")
+    status, text = said("models", "of_the_project", "--json")
+    assert (status, json.loads(text.splitlines()[-1])["name"]) == (0, "of_the_project")
+    status, text = said("datasets", "data_of_the_project", "--json")
+    found = json.loads(text.splitlines()[-1])
+    assert (status, found["summary"], found["options"]) == (0, "Data of the project.", {"scale": 1.5})
+    assert "data_of_the_project" in said("datasets")[1]
+    assert "there is no dataset 'data_of_the_projekt'" in said("datasets", "data_of_the_projekt")[1]
+    Path("project.yaml").write_text("default: {plugins: [gone.py]}\n")
+    assert "project.yaml:1: plugins: there is no plugin file 'gone.py'" in said("models")[1]

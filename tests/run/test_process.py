@@ -18,7 +18,7 @@ import pytest
 
 from conftest import environment
 from modelyard.errors import RunError
-from modelyard.system.process import hold_pid_file, holders, host_file, log_to, read_holder
+from modelyard.system.process import _Recorder, hold_pid_file, holders, host_file, log_to, read_holder
 from waiting import PATIENCE
 
 FILE = Path("worker-0.pid")
@@ -169,8 +169,39 @@ def test_the_process_of_a_role_can_not_be_started_twice() -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
 def test_a_log_on_a_full_disk_hides_no_error(tmp_path: Path) -> None:
+    log = logging.getLogger("modelyard")
     with log_to(tmp_path, "chief"):
-        handler = next(one for one in logging.getLogger("modelyard").handlers if isinstance(one, logging.FileHandler))
+        handler = next(one.handler for one in log.filters if isinstance(one, _Recorder))
+        assert isinstance(handler, logging.FileHandler)
         handler.stream.close()
         handler.stream = open("/dev/full", "w")  # noqa: SIM115 - the handler closes it
-        logging.getLogger("modelyard").info("does not fit")
+        log.info("does not fit")
+
+
+@pytest.mark.parametrize(
+    ("before", "shown"),
+    [
+        ("", ["a warning"]),  # Python's default
+        ("logging.basicConfig(level=logging.WARNING, format='%(message)s')", ["a warning"]),
+        ("logging.basicConfig(level=logging.INFO, format='%(message)s')", ["info", "a warning", "outside"]),
+        ("logging.getLogger('modelyard').setLevel(logging.ERROR)", []),
+        ("logging.getLogger('modelyard').addHandler(logging.StreamHandler())", ["a warning"]),
+    ],
+)
+def test_a_run_leaves_the_level_of_the_log_to_the_program(tmp_path: Path, before: str, shown: list[str]) -> None:
+    program = (
+        f"import logging, sys\nfrom pathlib import Path\n{before}\n"
+        "from modelyard.system.process import log_to\n"
+        "log = logging.getLogger('modelyard')\nlevel = log.level\n"
+        "with log_to(Path(sys.argv[1]), 'chief'), log_to(Path(sys.argv[1]), 'evaluator'):\n"
+        "    log.debug('debug'), log.info('info'), log.warning('a warning')\n"
+        "log.info('outside')\nassert log.level == level and not log.filters"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)],
+        capture_output=True, text=True, env=environment(), timeout=PATIENCE, check=True,
+    )  # fmt: skip
+    assert done.stderr.splitlines() == shown
+    for role in ("chief", "evaluator"):
+        lines = (tmp_path / f"{role}.log").read_text().splitlines()
+        assert [line.split()[-1] for line in lines] == ["debug", "info", "warning"]

@@ -43,19 +43,29 @@ def config(options: dict[str, Any], json: Json = False) -> None:
         console().print(f"note: {note}", soft_wrap=True)
 
 
-def datasets(plugins: Plugins = None, json: Json = False) -> None:
-    """List the datasets with their options."""
+def datasets(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="dataset to show")] = None,
+    plugins: Plugins = None,
+    json: Json = False,
+) -> None:
+    """List the datasets with their options, or show the options of one."""
+    from modelyard.config.resolve import import_plugins
     from modelyard.registry import DATASETS
 
-    _load_plugins({"plugins": plugins})
-    _list_components(DATASETS, json)
+    import_plugins(plugins=plugins)
+    if name is None:
+        _list_components(DATASETS, json)
+        return
+    entry = DATASETS.get(name)
+    show({"name": name, "summary": entry.summary, "options": _defaults(entry)}, [_option_table(entry)], as_json=json)
 
 
 def hooks(plugins: Plugins = None, json: Json = False) -> None:
     """List the hooks with their arguments."""
+    from modelyard.config.resolve import import_plugins
     from modelyard.registry import HOOKS
 
-    _load_plugins({"plugins": plugins})
+    import_plugins(plugins=plugins)
     _list_components(HOOKS, json)
 
 
@@ -63,9 +73,10 @@ def metrics(plugins: Plugins = None, json: Json = False) -> None:
     """List the metrics for --metrics, with their tasks and arguments."""
     from rich.text import Text
 
+    from modelyard.config.resolve import import_plugins
     from modelyard.registry import METRICS
 
-    _load_plugins({"plugins": plugins})
+    import_plugins(plugins=plugins)
     rows, found = [], []
     for entry in METRICS.entries():
         tasks, options = list(getattr(entry.load(), "tasks", ())), _defaults(entry)
@@ -100,8 +111,9 @@ def models(
     json: Json = False,
 ) -> None:
     """List the models with parameters and FLOPs, or show the layers and options of one."""
+    from modelyard.config.resolve import import_plugins
 
-    _load_plugins(options)
+    import_plugins(plugins=options.get("plugins"), engine=options.get("engine"))
     if name is not None:
         _show_model(name, image_shape, classes, options, json)
         return
@@ -149,14 +161,17 @@ def _show_model(
     parameters = sum(layer["parameters"] for layer in layers)
     trained = sum(math.prod(variable.shape) for variable in model.trainable_variables)
     cost = {"parameters": parameters, "trained": trained, "flops": flops(model), "image_shape": list(shape)}
-    fields = entry.options.model_fields
-    rows = [(key, str(default), fields[key].description) for key, default in _defaults(entry).items()]
-    option_table = table(("option", "default", "description"), rows, title=f"{name}: {entry.summary}")
     layer_rows = [{**layer, "parameters": f"{layer['parameters']:,}"}.values() for layer in layers]
     layer_table = table(("layer", "kind", "output", "parameters"), layer_rows, right=("parameters",))
     line = f"{parameters:,} parameters, {trained:,} of them trained; "
     line += f"{_short(cost['flops'])} FLOPs for an image of {'×'.join(map(str, shape))}"
-    show({**_description(entry), **cost, "layers": layers}, [option_table, layer_table, line], as_json=as_json)
+    show({**_description(entry), **cost, "layers": layers}, [_option_table(entry), layer_table, line], as_json=as_json)
+
+
+def _option_table(entry: Entry) -> Any:
+    fields = entry.options.model_fields
+    rows = [(key, str(default), fields[key].description) for key, default in _defaults(entry).items()]
+    return table(("option", "default", "description"), rows, title=f"{entry.name}: {entry.summary}")
 
 
 def build_model(entry: Entry, shape: tuple[int, ...], classes: int, options: Mapping[str, Any]) -> Any:
@@ -177,18 +192,6 @@ def build_model(entry: Entry, shape: tuple[int, ...], classes: int, options: Map
     data = DataInfo(features, tuple(map(str, range(classes))), mean, spread, images)
     chosen, target = config.options_of("model"), entry.load()
     return target(chosen, data).network() if isinstance(target, type) else target(data, chosen)
-
-
-def _load_plugins(options: Mapping[str, Any]) -> None:
-    from modelyard.config.backend import select_engine
-    from modelyard.config.calls import parse_list
-    from modelyard.config.plugins import load_installed_plugins, load_plugins
-
-    plugins = parse_list(options.get("plugins"))
-    if plugins:
-        select_engine(options.get("engine", "auto"))  # plugins import Keras
-    load_installed_plugins()
-    load_plugins(tuple(plugins))
 
 
 def _parse_shape(text: str) -> tuple[int, ...]:

@@ -63,8 +63,8 @@ log = logging.getLogger("modelyard")
 def load_config(**options: Any) -> Config:
     """Returns the config for ``options``. Options that are not given have their defaults.
 
-    Files are read only if ``config_file``, ``hyperparameter_file`` or ``recipe`` names them. Data and weights need not
-    exist here.
+    Files are read only if ``config_file``, ``hyperparameter_file`` or ``recipe`` names them: unlike a command, Python
+    does not pick up ./project.yaml and ./hyperparameters.yaml. Data and weights need not exist here.
 
     Example:
         >>> load_config(model="mlp", hidden_units=[64], train_steps=100).train_steps
@@ -140,6 +140,32 @@ def _without_objects(given: Mapping[str, Any]) -> tuple[dict[str, Any], GivenDat
     if data is None or isinstance(data, str):
         return options, None
     return {**options, "dataset": GIVEN_DATASET}, GivenDataset(data)
+
+
+def import_plugins(**given: Any) -> None:
+    """Imports the plugins that are given, or else those of ./project.yaml and ./hyperparameters.yaml.
+
+    Other options of these files are not checked.
+
+    Args:
+        **given: ``plugins`` and ``engine``, if they were typed.
+
+    Raises:
+        ConfigError: if there is no such plugin, or the files can't be read.
+    """
+    problems: list[Problem] = []
+    top = {key: Value(value, COMMAND_LINE) for key, value in given.items() if value is not None}
+    levels = _levels(top, True, problems)
+    merged = _merge([level.values for level in levels], [])
+    merged = {key: merged[key] for key in ("plugins", "engine") if key in merged}
+    config = _locate_plugins(_check_core(merged, problems), levels)
+    if config.plugins:
+        problems += [Problem(merged["plugins"].where, "plugins", text) for text in missing_plugins(config.plugins)]
+    if problems:
+        raise ConfigError(dict.fromkeys(problems))
+    if config.plugins:
+        config = _check_trust(config, levels, merged, own_files=True, trust=False)
+    _import_plugins(config)
 
 
 def option_name(key: str) -> str:

@@ -176,16 +176,40 @@ def log_to(folder: Path, role: str) -> Iterator[None]:
         replaced = [other for other in log.handlers if other.name == "terminal"] if _is_standard_error(file) else []
         for other in replaced:
             log.removeHandler(other)
-        log.addHandler(handler)
+        level, recorder = log.level, _Recorder(handler, log.level)
+        log.filters.insert(0, recorder)  # before that of a run around this one, which may stop a record
         log.setLevel(logging.DEBUG)
         faults.announce()
         try:
             yield
         finally:
-            log.removeHandler(handler)
+            log.removeFilter(recorder)
+            log.setLevel(level)
             handler.close()
             for other in replaced:
                 log.addHandler(other)
+
+
+class _Recorder(logging.Filter):
+    """Writes every record to a file. Other handlers get those of the level that the program has set, and no others.
+
+    The file needs all records, so the logger lets all pass meanwhile.
+
+    Args:
+        handler: writes to the file.
+        level: the level of the logger before; 0 is that of its parents.
+    """
+
+    def __init__(self, handler: logging.Handler, level: int) -> None:
+        super().__init__()
+        self.handler, self._level = handler, level
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Returns whether other handlers get the record."""
+        self.handler.handle(record)
+        above = log.parent
+        level = self._level or (above.getEffectiveLevel() if above is not None else 0)
+        return record.levelno >= level
 
 
 class _LogFile(logging.FileHandler):
