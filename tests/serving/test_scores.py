@@ -179,6 +179,24 @@ def test_an_example_that_cannot_be_read_does_not_count(home: Path) -> None:
     assert np.sum(found.scores["confusion"]) == 38
 
 
+def test_results_print_as_text_and_tables(home: Path) -> None:
+    run = modelyard.load(home / "classes-mlp")
+    found = run.predict((VALUES[50:], LABELS["classes"][50:]))
+    matrix = str(found.scores).split("labels (rows) and predictions (columns)\n")[1].splitlines()
+    assert [line.split()[0] for line in matrix[1:]] == list(run.classes)
+    assert [[int(n) for n in line.split()[1:]] for line in matrix[1:]] == found.scores["confusion"]
+    assert repr(found).startswith("<modelyard.Predicted: class int")
+    lines = str(run.metrics).splitlines()
+    assert lines[0].split()[:3] == ["step", "epoch", "split"]
+    assert len(lines) == len(run.metrics) + 1
+    assert "<td>train</td>" in run.metrics._repr_html_()
+    result = run.evaluate("test")
+    assert str(result).startswith(f"test, model of step 8: loss {result.metrics['loss']:.4g}  accuracy ")
+    table = modelyard.predict(home / "classes-mlp", split="test", output="a.csv")
+    assert str(table).startswith("40 predictions by the model of step 8 in ")
+    assert str(table.scores) in str(table)
+
+
 def test_labels_that_are_all_the_same_have_an_r2_of_0() -> None:
     from modelyard.models.metric import MetricSet
     from modelyard.models.metric_types import standard_metrics

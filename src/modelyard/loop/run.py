@@ -79,6 +79,13 @@ class Result:
     exports: tuple[str, ...] = ()
     evaluates_elsewhere: bool = False
 
+    def __str__(self) -> str:
+        metrics = "  ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
+        text = [f"{self.split}, model of step {self.model_step}: {metrics}"]
+        if self.best:
+            text.append(f"best validation {self.best['metric']}: {self.best['value']:.4g} at step {self.best['step']}")
+        return "\n".join([*text, f"run folder: {self.model_dir}"])
+
     def as_json(self) -> dict[str, Any]:
         """Returns plain values."""
         return asdict(self)

@@ -5,6 +5,7 @@ It predicts as `serve` does and reads what `predict` reads: the same engine, com
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +31,7 @@ from modelyard.registry import ENGINES
 from modelyard.run.metrics import read_metrics
 from modelyard.serving.exported_model import ExportedServable, OpenExport, is_export_at
 from modelyard.serving.prediction.predict import open_examples, open_model
-from modelyard.serving.prediction.table import TASK_OF_OUTPUT, Confusion, Table, output_type
+from modelyard.serving.prediction.table import TASK_OF_OUTPUT, Confusion, Scores, Table, aligned, output_type
 from modelyard.serving.run_model import OpenRun, RunServable
 from modelyard.serving.servable import Servable
 
@@ -39,7 +40,18 @@ if TYPE_CHECKING:
 
 
 class Rows(list[dict[str, Any]]):
-    """Rows of a table, as dictionaries."""
+    """Rows of a table, as dictionaries. It prints as a table."""
+
+    def __str__(self) -> str:
+        names = [*dict.fromkeys(name for row in self for name in row)]
+        return aligned([names, *([row.get(name) for name in names] for row in self)]) if self else "no rows"
+
+    def _repr_html_(self) -> str:
+        """Returns the table for a notebook."""
+        names = [*dict.fromkeys(name for row in self for name in row)]
+        rows = [names, *([row.get(name, "") for name in names] for row in self)]
+        cells = ("".join(f"<td>{html.escape(str(value))}</td>" for value in row) for row in rows)
+        return f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
 
     def to_pandas(self) -> Any:
         """Returns a data frame of pandas.
@@ -82,6 +94,10 @@ class Predicted(dict[str, NDArray[Any]]):
         self._metrics = tuple(metrics)
         self.classes, self.paths, self.truth, self.bad = tuple(classes), list(paths), truth, dict(bad)
 
+    def __repr__(self) -> str:
+        arrays = ", ".join(f"{name} {values.dtype}{list(values.shape)}" for name, values in self.items())
+        return f"<modelyard.Predicted: {arrays}>"
+
     def table(self, top: int = 1, probabilities: bool = False) -> Rows:
         """Returns the rows that `modelyard.predict` writes.
 
@@ -100,7 +116,7 @@ class Predicted(dict[str, NDArray[Any]]):
         return self.table(top, probabilities).to_pandas()
 
     @cached_property
-    def scores(self) -> dict[str, Any]:
+    def scores(self) -> Scores:
         """Metrics of the examples with labels; for classes also ``confusion``, whose rows are the labels.
 
         They are those of `Run.evaluate`, without the loss and the metrics of a task of your own.
@@ -111,12 +127,12 @@ class Predicted(dict[str, NDArray[Any]]):
         predicted, labels = {name: values[good] for name, values in self._numbers().items()}, self.truth[good]
         metrics = standard_metrics_and(self._metrics, TASK_OF_OUTPUT[output_type(predicted)])
         metrics.add(predicted, {LABEL: labels})
-        found: dict[str, Any] = {"examples": len(labels), **metrics.results()}
+        found = Scores({"examples": len(labels), **metrics.results()})
         if "class" not in predicted or predicted["class"].shape != labels.shape:
             return found
         confusion = Confusion(self.classes)
         confusion.add(labels, predicted["class"])
-        return found | confusion.as_json()
+        return Scores({**found, **confusion.as_json()})
 
     def _numbers(self) -> dict[str, NDArray[Any]]:
         return {name: values for name, values in self.items() if name != "label"}

@@ -34,7 +34,7 @@ from modelyard.errors import DataError, RunError, UserError, unknown
 from modelyard.run.checkpoint import STATE
 from modelyard.serving.exported_model import OpenExport, is_export_at
 from modelyard.serving.prediction.scores import TableScores
-from modelyard.serving.prediction.table import FORMATS, Table
+from modelyard.serving.prediction.table import FORMATS, Scores, Table
 from modelyard.serving.run_model import OpenRun, open_run
 from modelyard.serving.servable import Outputs
 from modelyard.system.files import PARTIAL, explain, write_text
@@ -70,7 +70,12 @@ class Predictions:
     step: int
     skipped: int
     metrics: dict[str, float]
-    scores: dict[str, Any]
+    scores: Scores
+
+    def __str__(self) -> str:
+        skipped = f", {self.skipped} of them not readable" if self.skipped else ""
+        text = f"{self.examples:,} predictions by the model of step {self.step} in {self.path}{skipped}"
+        return f"{text}\n{self.scores}" if self.scores else text
 
 
 def predict(
@@ -395,7 +400,7 @@ class _TableWriter:
             raise DataError(f"{error} With --on_bad skip, such a file gets a row with the reason.") from error
         finally:
             engine.close()
-        metrics, scores = ({}, {}) if self.scores is None else self.scores.as_json()
+        metrics, scores = ({}, Scores()) if self.scores is None else self.scores.as_json()
         numbers = {name: None if value != value else value for name, value in scores.items()}  # JSON has no NaN
         text = json.dumps(numbers) + "\n" if scores else None
         if self.is_remote:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from modelyard.engine.evaluation import (
 )
 from modelyard.run.tensors import pack_tensors, unpack_tensors
 from modelyard.serving.exported_model import ExportEngine, OpenExport
-from modelyard.serving.prediction.table import Confusion
+from modelyard.serving.prediction.table import Confusion, Scores
 from modelyard.serving.run_model import OpenRun
 from modelyard.serving.servable import Outputs
 
@@ -96,11 +96,11 @@ class TableScores:
         if found is not None and labels is not None and found.shape == labels.shape:
             self._confusion.add(labels[batch.used], found[batch.used])
 
-    def as_json(self) -> tuple[dict[str, float], dict[str, Any]]:
+    def as_json(self) -> tuple[dict[str, float], Scores]:
         """Returns the metrics; and everything for the file beside the table."""
         metrics = self._sums.result().metrics
-        found: dict[str, Any] = {"examples": self._sums.count, **metrics}
-        return metrics, found | self._confusion.as_json() if self._confusion.counts.any() else found
+        matrix = self._confusion.as_json() if self._confusion.counts.any() else {}
+        return metrics, Scores({"examples": self._sums.count, **metrics, **matrix})
 
     # -- for the next process -----------------------------------------------------------------------------------------
 

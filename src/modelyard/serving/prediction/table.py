@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from modelyard.models.metric_types import CLASSIFICATION, MULTI_LABEL, REGRESSION, Precision, Recall
 from modelyard.serving.servable import Outputs
 
+_MOST_CLASSES = 20
 PATH, TRUTH, LABEL, ERROR = "path", "truth", "label", "error"
 
 
@@ -155,6 +156,37 @@ def _nested(columns: Sequence[str], row: Sequence[Any]) -> dict[str, Any]:
 
 FORMATS = {".csv": encode_csv, ".jsonl": encode_json_lines, ".json": encode_json_lines}
 """The function that encodes rows, by the suffix of the output file."""
+
+
+# -- as text ----------------------------------------------------------------------------------------------------------
+
+
+def aligned(rows: Iterable[Sequence[Any]]) -> str:
+    """Returns rows as lines of text, in columns: the first to the left, the others to the right."""
+    cells = [[_short(value) for value in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = (
+        "  ".join(cell.rjust(width) if number else cell.ljust(width) for number, (cell, width) in enumerate(pairs))
+        for pairs in (list(zip(row, widths, strict=True)) for row in cells)
+    )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+class Scores(dict[str, Any]):
+    """Metrics by name; of classes also ``confusion``, whose rows are the labels, and ``by_class``. Prints as tables."""
+
+    def __str__(self) -> str:
+        names = [name for name, value in self.items() if isinstance(value, int | float)]
+        text = [aligned([name, self[name]] for name in names)]
+        if "confusion" in self and len(self["classes"]) <= _MOST_CLASSES:
+            rows = zip(self["classes"], self["confusion"], strict=True)
+            matrix = aligned([["", *self["classes"]], *([name, *counts] for name, counts in rows)])
+            text += ["", "labels (rows) and predictions (columns)", matrix]
+        return "\n".join(text)
 
 
 # -- classes ----------------------------------------------------------------------------------------------------------
