@@ -61,17 +61,16 @@ def start(machines: tuple[str, str], run: Path, out: Path, *words: str) -> list[
     return started
 
 
-def test_a_pulled_cable_is_reported_within_the_bound_and_the_run_continues(
-    machines: tuple[str, str], tmp_path: Path
-) -> None:
+def test_a_pulled_cable_is_reported_and_the_run_continues(machines: tuple[str, str], tmp_path: Path) -> None:
     run, whole = tmp_path / "run", tmp_path / "whole"
     both = start(machines, run, tmp_path, "--train_steps", "100000")
     try:
         wait_until(lambda: max(saved_steps(run), default=0) >= 80, what="step 80")
         ip("-n", machines[1], "link", "set", "cable", "down")
         pulled = time.monotonic()
-        # Silence is noticed after the timeout; what waits in TensorFlow is given 15 s more to leave.
-        assert [process.wait(TIMEOUT + 20) for process in both] == [75, 75]
+        # Silence is noticed after the timeout; what waits in TensorFlow is given 15 s more to leave. Without the
+        # timeout, it would be noticed when the system gives up, after 15 minutes.
+        assert [process.wait(PATIENCE) for process in both] == [75, 75]
         assert time.monotonic() - pulled > TIMEOUT / 2
     finally:
         for process in both:
