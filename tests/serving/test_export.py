@@ -167,7 +167,7 @@ def test_predict_takes_an_export_and_writes_the_table_of_the_run(
     of_run = modelyard.predict(photos_run, photos, output="run.csv", top=2, probabilities=True)
     of_export = modelyard.predict(Path(saved.path).parent, photos, output="export.csv", top=2, probabilities=True)
     assert Path("run.csv").read_bytes() == Path("export.csv").read_bytes()
-    assert of_run.scores == of_export.scores
+    assert of_run.scores == {**of_export.scores, "loss": of_run.metrics["loss"]}, "an export has no loss"
     with pytest.raises(UserError, match="is an export: it has no --split"):
         modelyard.predict(saved.path, split="test")
     with pytest.raises(UserError, match="has no effect here"):

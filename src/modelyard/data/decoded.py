@@ -199,8 +199,10 @@ class _DatasetExamples(RawExamples):
         return np.asarray(self.dataset.read(self.split, np.array([index]))[IMAGE][0])
 
     def others(self, indices: NDArray[np.int64]) -> Mapping[str, NDArray[Any]]:
-        found = self.dataset.read(self.split, indices) if self._inputs else {}
-        return {name: np.asarray(found[name]) for name in self._inputs}
+        out = empty_arrays({name: self.dataset.features[name] for name in self._inputs}, len(indices))
+        if out:  # without the image, which `load` reads
+            self.dataset.read_into(self.split, indices, out)
+        return out
 
     def name(self, index: int) -> str:
         return self.dataset.name(self.split, index)
