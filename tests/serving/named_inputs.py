@@ -35,6 +35,9 @@ NEW, NEW_LABELS = rows(FEATURES, 100, COUNT), LABELS[100:]
 INPUTS = {name: NEW[name] for name in ("image", "vec")}
 
 
+PLUGIN = Path(__file__)
+
+
 @modelyard.register_dataset("image_vec_mask")
 def image_vec_mask(options: Any, context: Any) -> modelyard.ArrayDataset:
     """Images, vectors, masks and labels."""
@@ -91,6 +94,3 @@ def age_and_vec(data: modelyard.DataInfo, options: Any) -> keras.Model:
     years = keras.layers.Reshape((1,), name="row")(ops.cast(age, "float32") / 90)
     x = keras.layers.Concatenate(name="join")([years, vec])
     return keras.Model([age, vec], keras.layers.Dense(data.num_classes, name="logits")(x))
-
-
-PLUGIN = Path(__file__)

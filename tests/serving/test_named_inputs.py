@@ -172,6 +172,19 @@ def test_a_model_without_an_image_takes_its_inputs_by_name(table_home: Path, tmp
         run.predict({"age": 0.5, "vec": [1, 2, 3]})
 
 
+def test_labels_of_a_regression_are_numbers_in_a_column(tmp_path: Path) -> None:
+    values = TABLE["vec"].sum(axis=1)
+    home = trained(tmp_path / "run", "age_and_vec", (rows(TABLE, 0, 100), values[:100]))
+    run, some = modelyard.load(home), rows(TABLE, 100, 120)
+    lines = [
+        json.dumps({"age": int(age), "vec": vec.tolist(), "label": float(value)})
+        for age, vec, value in zip(some["age"], some["vec"], values[100:], strict=True)
+    ]
+    (tmp_path / "some.jsonl").write_text("\n".join(lines))
+    expected = run.predict((some, values[100:])).scores
+    assert run.predict(str(tmp_path / "some.jsonl")).scores == pytest.approx(expected)
+
+
 def test_a_data_frame_has_a_column_per_input(table_home: Path) -> None:
     pandas = pytest.importorskip("pandas")
     some = rows(TABLE, 100, 120)

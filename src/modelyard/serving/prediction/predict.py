@@ -237,7 +237,14 @@ def _named_files(run: OpenRun | OpenExport, paths: list[str], options: FilesOpti
             f"the model takes {describe(run.inputs)}. Give one file that has all inputs: .npz, .csv, .jsonl."
         )
     path = storage.local_copy(paths[0], storage.cache_folder(run.config.cache_dir)).expanduser()
-    return FilesToPredict(*read_named_inputs(path, run.inputs, options))
+    examples, labels = read_named_inputs(path, run.inputs, options)
+    if isinstance(labels, list) and (run.label.shape or "float" in run.label.dtype):  # numbers, not class names
+        try:
+            labels = np.array([json.loads(text) for text in labels], np.float64)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise DataError(f"{path}: the labels are not numbers or JSON lists of one shape: {error}") from error
+        examples.labels = labels
+    return FilesToPredict(examples, labels)
 
 
 def _given(run: OpenRun | OpenExport, data: Any, options: FilesOptions) -> FilesToPredict:
