@@ -208,6 +208,9 @@ class Data(Group):
     split_seed: int = option(
         0, "seed of derived splits and folds; runs with different random_seed share them", ge=0, lt=2**63
     )
+    on_bad: Literal["fail", "skip"] = option(
+        "fail", "an image that can't be decoded. fail: an error; skip: all are decoded at the start, bad ones left out"
+    )
     augment: CallList = option((), "augmentations for training, in order: pad_and_crop(padding=4), flip_left_right")
     preprocess: CallList = option((), "your own preprocessing for training and evaluation, in order")
     shuffle: Literal["auto", "full", "blocks"] = option(

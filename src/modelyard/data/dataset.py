@@ -130,6 +130,8 @@ class Dataset(ABC):
     classes: tuple[str, ...]
     derived: DerivedSplits | None = None
     """The splits that were derived from train, if any were."""
+    left_out: Mapping[str, Mapping[str, str]] | None = None
+    """Examples that can't be decoded and were left out (`--on_bad skip`): for each split their names and why."""
     maps: Maps = None
     """The features that have a value for each pixel of the image, such as masks. Augmentation moves them with it. A
     dictionary gives the value outside of the image, which is 0 otherwise. None: it is not known which are maps."""
@@ -215,6 +217,11 @@ class Dataset(ABC):
     def stored(self) -> Dataset:
         """The dataset before the user's preprocessing of examples."""
         return self
+
+    def stored_rows(self, split: str) -> NDArray[np.int64]:
+        """Returns the rows of a derived split in train as it is stored."""
+        assert self.derived is not None
+        return self.derived.rows[split]
 
     def size(self, split: str) -> int:
         """Returns the number of examples of ``split``. A missing split is an error."""

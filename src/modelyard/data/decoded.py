@@ -28,7 +28,8 @@ from modelyard.data.image_spec import ImageOptions, ImageSpec, UndecodableError
 from modelyard.data.raw_examples import ArrayExamples, ExampleSubset, ExamplesWithInputs, RawExample, RawExamples
 from modelyard.errors import DataError
 
-_HINT = "`modelyard data verify` lists all such images, `modelyard convert --on_bad skip` leaves them out."
+_HINT = "`modelyard data verify` lists all such images; a new run with --on_bad skip leaves them out."
+_CHANGED = "It could be decoded when this started. Restore it, or start a new run."
 
 
 class DecodedDataset(Dataset):
@@ -88,8 +89,31 @@ class DecodedDataset(Dataset):
             whole = self.splits[TRAIN]
             cut = {split: ExampleSubset(whole, rows) for split, rows in derived.rows.items()}
             divided = DecodedDataset({**self.splits, **cut}, self.classes, self._image)
-        divided.derived = derived
+        divided.derived, divided.left_out = derived, self.left_out
         return divided
+
+    def without(self, bad: Mapping[str, Mapping[int, str]]) -> DecodedDataset:
+        """Returns the dataset without rows that can't be decoded, each with its reason.
+
+        Raises:
+            DataError: if no training example is left.
+        """
+        left = dict(self.splits)
+        for split, rows in bad.items():
+            whole = self.splits[split]
+            kept = np.setdiff1d(np.arange(len(whole), dtype=np.int64), np.array([*rows], np.int64))
+            if split == TRAIN and not len(kept):
+                raise DataError(f"no training example can be decoded, the first: {next(iter(rows.values()))}")
+            left[split] = ExampleSubset(whole, kept)
+        made = DecodedDataset(left, self.classes, self._image, arrays=self._arrays)
+        made.left_out = {
+            split: {self.splits[split].name(row): reason for row, reason in rows.items()} for split, rows in bad.items()
+        }
+        return made
+
+    def stored_rows(self, split: str) -> NDArray[np.int64]:
+        """Returns the rows of a derived split in train as it is stored, with what was left out."""
+        return super().stored_rows(split) if self.left_out is None else self.splits[split].ids
 
     @cached_property
     def image_spec(self) -> ImageSpec:
@@ -169,7 +193,7 @@ class DecodedDataset(Dataset):
                     image[...] = 0
                     self.bad[index] = str(error)
                 elif isinstance(error, UndecodableError) and not self._predicts:
-                    raise DataError(f"{error} {_HINT}") from error
+                    raise DataError(f"{error} {_CHANGED if self.left_out is not None else _HINT}") from error
                 else:
                     raise
 

@@ -13,6 +13,7 @@ from modelyard.data.preprocess import with_example_preprocessing
 from modelyard.data.splits import SplitRules, divide
 from modelyard.errors import DataError
 from modelyard.storage import cache_folder
+from modelyard.system.machine import available_cores
 
 log = logging.getLogger("modelyard")
 
@@ -26,8 +27,16 @@ def load_dataset(config: Config) -> Dataset:
 
 
 def open_dataset(config: Config) -> Dataset:
-    """Returns the dataset of a config, with the splits that are derived from train, before the user's preprocessing."""
-    return divide(open_stored(config), SplitRules.of(config))
+    """Returns the dataset of a config as a run reads it, before the user's preprocessing.
+
+    Bad examples are left out if the config says so, then splits are derived from train.
+    """
+    dataset = open_stored(config)
+    if config.on_bad == "skip":
+        from modelyard.data.left_out import leave_out_bad
+
+        dataset = leave_out_bad(dataset, cache_folder(config.cache_dir), config.input_threads or available_cores())
+    return divide(dataset, SplitRules.of(config))
 
 
 def open_stored(config: Config) -> Dataset:

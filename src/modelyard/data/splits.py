@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,7 @@ SPLIT_OPTIONS = ("validation_fraction", "test_fraction", "split_group", "folds",
 """The options that decide the derived splits, beside the seed."""
 _SHOWN = 5
 _MOST_CLASSES = 1000
+_MOST_LEFT_OUT = 10_000
 
 Rows = NDArray[np.int64]
 
@@ -318,15 +320,24 @@ def describe_splits(dataset: Dataset) -> dict[str, Any]:
             **({"groups": derived.groups[split]} if derived is not None and split in derived.groups else {}),
         }
     undivided = {"undivided": derived.fingerprint} if derived is not None and derived.fingerprint else {}
-    return {"splits": splits, **undivided}
+    left_out = {} if dataset.left_out is None else {"left_out": _described_left_out(dataset.left_out)}
+    return {"splits": splits, **undivided, **left_out}
+
+
+def _described_left_out(left_out: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+    """Returns how many examples of each split were left out, and the first ones with the reason."""
+    return {
+        split: {"count": len(bad), "examples": dict(itertools.islice(bad.items(), _MOST_LEFT_OUT))}
+        for split, bad in left_out.items()
+    }
 
 
 def held_out(dataset: Dataset) -> Iterator[tuple[str, int, str]]:
     """Yields the examples that were taken from train: their split, their row in the whole train split, their name."""
-    for split, rows in (dataset.derived.rows if dataset.derived is not None else {}).items():
+    for split in dataset.derived.rows if dataset.derived is not None else ():
         arrays = dataset.arrays(split)
         ids = None if arrays is None else arrays.get(ID)
-        for index, row in enumerate(rows.tolist() if split != TRAIN else ()):
+        for index, row in enumerate(dataset.stored_rows(split).tolist() if split != TRAIN else ()):
             yield split, row, dataset.name(split, index) if ids is None else str(ids[index])
 
 

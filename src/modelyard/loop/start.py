@@ -213,7 +213,7 @@ def record_start(
         raise DataError(
             f"the data of {config.dataset!r} is not the data this run started with: {_sizes(dataset.sizes())}, "
             f"was {_sizes(before['dataset'].get('sizes', {}))} (fingerprint {fingerprint[:12]}, was {known[:12]}). "
-            "Restore the old data, or start a new run."
+            f"{_newly_bad(dataset.stored, before['dataset'])}Restore the old data, or start a new run."
         )
     if checkpoint is not None:
         log.info("resuming at step %d of %d", step, run.total_steps)
@@ -250,6 +250,17 @@ def _record_splits(directory: RunDirectory, dataset: Dataset) -> None:
     lines.writerows(held_out(dataset))
     with explain(directory.splits, "write"), whole_file(directory.splits) as file:
         file.write(text.getvalue().encode(errors="surrogateescape"))
+
+
+def _newly_bad(dataset: Dataset, before: dict[str, Any]) -> str:
+    """Names the first example that is left out now and was not when the run was started."""
+    known = before.get("left_out", {})
+    for split, bad in (dataset.left_out or {}).items():
+        old = known.get(split, {}).get("examples", {})
+        new = [(name, reason) for name, reason in bad.items() if name not in old]
+        if new and known.get(split, {}).get("count", 0) == len(old):
+            return f"{len(new)} example(s) can't be decoded any more, the first: {new[0][1]} "
+    return ""
 
 
 def _size_of(engine: Engine) -> dict[str, int | None]:

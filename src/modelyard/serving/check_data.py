@@ -134,8 +134,8 @@ def _parts(run: OpenRun, dataset: Dataset, report: CheckReport) -> Iterator[tupl
         )
     for split, size in dataset.sizes().items():
         if same and split == TRAIN and derived:
-            for part, rows in derived.items():
-                yield split, rows, part != TRAIN
+            for part in derived:
+                yield split, own.stored_rows(part), part != TRAIN
         else:
             yield split, np.arange(size), not same or split != TRAIN
     if same:
