@@ -80,6 +80,7 @@ RUN_COMMANDS = {
     "predict": ["predict", "theirs", "a.png"],
     "export": ["export", "theirs"],
     "serve": ["serve", "--model_dir", "theirs"],
+    "data": ["data", "check", "digits", "--run", "theirs"],
     "launch": ["launch", "--", "resume", "theirs"],
     **{
         name: [name, "--config_file", "theirs/config.yaml"]
@@ -89,7 +90,6 @@ RUN_COMMANDS = {
 }
 WITHOUT_A_RUN = (
     "convert",
-    "data",
     "stop",
     "submit",
     "models",
@@ -137,6 +137,7 @@ VERBS: dict[str, Callable[[], object]] = {
     "train_and_evaluate": lambda: modelyard.train_and_evaluate({"config_file": "theirs/config.yaml"}),
     "find_learning_rate": lambda: modelyard.find_learning_rate(config_file="theirs/config.yaml"),
     "data_info": lambda: modelyard.data_info("digits", config_file="theirs/config.yaml"),
+    "check_data": lambda: modelyard.check_data("digits", run="theirs"),
     "matrix": lambda: modelyard.matrix(models=["mlp"], output="m", config_file="theirs/config.yaml"),
     "load": lambda: modelyard.load("theirs"),
 }
