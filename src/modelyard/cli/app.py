@@ -16,6 +16,7 @@ import typer
 from modelyard.cli import cluster, comparison, components, data, doctor, serving, training
 from modelyard.cli.output import program
 from modelyard.errors import ConfigError, UntrustedPluginError, UserError
+from modelyard.system.interrupt import note_interrupts
 
 if TYPE_CHECKING:
     from modelyard.cli.help import Topic
@@ -180,6 +181,7 @@ def _command_name(words: list[str]) -> str:
     return " ".join(named) if " ".join(named) in COMMANDS else " ".join(named[:1])
 
 
+@note_interrupts()
 def main(arguments: list[str] | None = None) -> None:
     """The command ``modelyard``. A user's own script gets every command and option by calling it.
 

@@ -39,6 +39,7 @@ from modelyard.run.directory import (
 )
 from modelyard.run.manifest import log_result, read_manifest
 from modelyard.system.activity import report
+from modelyard.system.interrupt import check_interrupted
 from modelyard.system.machine import gpus
 from modelyard.system.process import log_to
 
@@ -134,6 +135,7 @@ def run(config: Config, evaluates: bool, processes: SingleProcess | None = None)
         dataset = load_dataset(config)
         if evaluates:
             _check_validation(config, dataset, cluster)
+        check_interrupted()
         processes.join(directory, config, dataset)
         evaluates_elsewhere = _evaluates_elsewhere(config, evaluates, cluster, directory)
 
@@ -160,6 +162,7 @@ def run(config: Config, evaluates: bool, processes: SingleProcess | None = None)
             hooks = [hook for hook in hooks if not hook.needs_evaluation]
         for hook in hooks if evaluates else ():  # before anything of a new run is written
             hook.check_run(config, engine)
+        check_interrupted()
         run_id = record_start(directory, config, dataset, engine, length, checkpoint, evaluates)
 
         # 4. Training.
@@ -273,6 +276,7 @@ def is_finished(directory: RunDirectory, config: Config, length: Callable[[], Ru
 
 def build(engine: Engine, config: Config, dataset: Dataset, length: RunLength) -> None:
     """Makes the model and hands it to the engine."""
+    check_interrupted()
     report("building the model")
     log.info("building the model: %s …", config.model)
     from modelyard.engine.network import build_network

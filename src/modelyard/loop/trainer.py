@@ -31,6 +31,7 @@ from modelyard.run.tensors import Arrays
 from modelyard.system.activity import COMPILING, TRAINING, report
 from modelyard.system.console import bar
 from modelyard.system.files import retried
+from modelyard.system.interrupt import check_interrupted
 from modelyard.system.machine import available_cores
 from modelyard.system.process import handle_signals
 
@@ -266,6 +267,7 @@ class Trainer:
 
     def _prepare(self) -> None:
         """Compiles, before the clock runs."""
+        check_interrupted()
         report(COMPILING, self.step, total=self.total_steps)
         log.info("compiling …")
         periods = [self.total_steps, self._log_cadence.period]
