@@ -167,6 +167,29 @@ def test_by_default_no_evaluation_is_lost(tmp_path: Path, monkeypatch: pytest.Mo
     assert list(list_checkpoints(tmp_path / "run/checkpoints")) == [0, 40], "one of 20 is not necessary"
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "the run is finished: all 60 steps are trained. To train longer: modelyard resume {} --train_steps 120"),
+        (
+            {"hooks": "+stop_at(metric=accuracy, value=0)", "train_steps": None, "train_epochs": 2},
+            "the run was stopped at step 20 of 41: accuracy",
+        ),
+    ],
+    ids=["all steps", "stopped"],
+)
+def test_a_run_that_has_nothing_to_train_says_why_and_how_to_train_longer(
+    tmp_path: Path, undisturbed: Path, caplog: pytest.LogCaptureFixture, options: dict[str, Any], said: str
+) -> None:
+    run = Path(shutil.copytree(undisturbed, tmp_path / "run")) if not options else tmp_path / "run"
+    if options:
+        go(run, **options)
+    modelyard.resume(run)
+    assert said.format(run) in caplog.text
+    assert ("--train_epochs 4" in caplog.text) == bool(options)
+    assert "resuming at step" not in caplog.text
+
+
 def test_a_training_row_is_written_at_every_evaluation(undisturbed: Path) -> None:
     written = [(row["split"], row["step"]) for row in rows(undisturbed)]
     assert written == [

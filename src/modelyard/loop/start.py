@@ -22,6 +22,7 @@ from modelyard.config.yaml_file import inline
 from modelyard.data.dataset import Dataset
 from modelyard.data.splits import describe_splits, held_out
 from modelyard.errors import ChangedConfigError, ConfigError, DataError, Problem, RunError
+from modelyard.loop.hooks import stopped_by
 from modelyard.models.metric import metric_modes
 from modelyard.run.checkpoint import Checkpoint, folder_name, list_checkpoints
 from modelyard.run.directory import (
@@ -216,7 +217,7 @@ def record_start(
             f"{_newly_bad(dataset.stored, before['dataset'])}Restore the old data, or start a new run."
         )
     if checkpoint is not None:
-        log.info("resuming at step %d of %d", step, run.total_steps)
+        _log_resume(directory, config, run, checkpoint)
         _log_inexact_resume(config, engine, run, checkpoint, before)
     else:
         log.info("%d steps of %d examples", run.total_steps, run.batch_size)
@@ -275,6 +276,20 @@ def _size_of(engine: Engine) -> dict[str, int | None]:
 
 def _sizes(sizes: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {split}" for split, count in sizes.items()) or "unknown"
+
+
+def _log_resume(directory: RunDirectory, config: Config, run: RunLength, checkpoint: Checkpoint) -> None:
+    """Logs where training continues, or why there is nothing to train and how to train longer."""
+    reason = stopped_by(checkpoint.loop_state, config, run.total_steps)
+    epochs = f"--train_epochs {2 * config.train_epochs:g}" if config.train_epochs is not None else None
+    longer = f"modelyard resume {shlex.quote(directory.address)} {epochs or f'--train_steps {2 * run.total_steps}'}"
+    if checkpoint.step >= run.total_steps:
+        log.info("the run is finished: all %d steps are trained. To train longer: %s", run.total_steps, longer)
+    elif reason is not None:
+        where = (checkpoint.step, run.total_steps, reason)
+        log.info("the run was stopped at step %d of %d: %s. To train on, change its hooks, or: %s", *where, longer)
+    else:
+        log.info("resuming at step %d of %d", checkpoint.step, run.total_steps)
 
 
 def _log_inexact_resume(
