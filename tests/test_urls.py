@@ -17,6 +17,7 @@ from google_store import BUCKET as GOOGLE_BUCKET
 from google_store import google_store
 from modelyard import storage
 from modelyard.data.inspection import verify_data
+from modelyard.data.sources.fetch import fetch
 from modelyard.errors import ConfigError, DataError, RunError, StorageError, UntrustedPluginError, UserError
 from modelyard.serving.exporting.export import exported_versions_at
 from object_store import BUCKET, object_store
@@ -275,4 +276,11 @@ def test_folders_that_must_be_local_say_so() -> None:
         modelyard.train(**given, dataset="digits")
     for name, path in (("data_dir", "s3://b/d"), ("cache_dir", "gs://b/c"), ("saved_model_path", "s3://b/m")):
         assert f"{name}: must be a folder on this machine, not the URL {path}" in str(caught.value)
+    for given in ({"data_dir": "s3://b/d"}, {"data_dir": ".", "archive": "s3://b/mnist"}):
+        with pytest.raises(DataError, match=r"s3://b/.* is a URL: the official files"):
+            fetch("mnist", **given)
+    with pytest.raises(RunError, match="s3://b/e: an export must be in a folder on this machine to be served"):
+        modelyard.serve(export="s3://b/e", name="m", port=0)
+    with pytest.raises(RunError, match="s3://b/m: a matrix must be in a folder on this machine"):
+        modelyard.matrix(models=["mlp"], datasets=["digits"], output="s3://b/m")
     assert list(Path().iterdir()) == []

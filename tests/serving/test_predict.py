@@ -422,6 +422,7 @@ def test_a_run_on_an_object_store_is_opened_by_its_address(monkeypatch: pytest.M
         raise UserError(f"asked for {model_dir}")
 
     monkeypatch.setattr(predict_module, "open_run", opened)
+    monkeypatch.setattr(predict_module, "is_export_at", lambda _: False)
     with pytest.raises(UserError, match="asked for s3://yard/run"):
         modelyard.predict("s3://yard/run", "photos")
 

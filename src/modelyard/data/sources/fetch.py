@@ -19,7 +19,7 @@ from typing import IO, Any, NoReturn
 from urllib.parse import urlsplit
 
 from modelyard.errors import DataError, unknown
-from modelyard.storage import remove_stale
+from modelyard.storage import is_remote, remove_stale
 from modelyard.system.console import bar
 from modelyard.system.files import explain, sync_folder, whole_file
 
@@ -93,6 +93,9 @@ def fetch(
     """
     if name not in sources:
         raise DataError(f"{unknown('dataset to fetch', name, sources)} Other datasets are files of your own.")
+    for path in (data_dir, archive):
+        if is_remote(str(path)):
+            raise DataError(f"{path} is a URL: the official files are fetched from and to this machine only.")
     data_dir = Path(data_dir).expanduser()
     folder = data_dir / name
     remove_stale(folder)
