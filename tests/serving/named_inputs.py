@@ -68,6 +68,19 @@ class Masked(modelyard.Classifier):
         return {**super().predictions(outputs, batch), "masked": outputs * ops.cast(batch["mask"], outputs.dtype)}
 
 
+@modelyard.register_model("weighted")
+class Weighted(modelyard.Classifier):
+    """Its loss reads the mask; predictions do not."""
+
+    def network(self) -> keras.Model:
+        """As above."""
+        return image_and_vec(self.data, self.options)
+
+    def loss(self, outputs: Any, batch: dict[str, Any]) -> Any:
+        """The masked loss."""
+        return super().loss(outputs, batch) * ops.cast(batch["mask"][:, 0], outputs.dtype)
+
+
 @modelyard.register_model("joined")
 class Joined(modelyard.Classifier):
     """The first model with signatures of its own, one of which takes the vector alone."""

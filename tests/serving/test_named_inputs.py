@@ -201,6 +201,15 @@ def test_a_feature_that_predictions_read_is_an_input_too(tmp_path: Path) -> None
         run.predict(INPUTS)
 
 
+def test_a_mask_that_the_loss_reads_is_needed_for_evaluation_only(tmp_path: Path) -> None:
+    home = trained(tmp_path / "run", "weighted")
+    run, measured = modelyard.load(home), modelyard.evaluate(home, split="test").metrics
+    assert run.predict(INPUTS)["class"].shape == (20,)
+    assert run.evaluate((NEW, NEW_LABELS)).metrics == pytest.approx(measured)
+    with pytest.raises(DataError, match=r"the loss or a metric reads mask \(uint8, 2\), which is not given"):
+        run.evaluate((INPUTS, NEW_LABELS))
+
+
 # -- export -----------------------------------------------------------------------------------------------------------
 
 tensorflow_only = pytest.mark.tensorflow_only("exports are made by TensorFlow")

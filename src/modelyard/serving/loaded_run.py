@@ -21,6 +21,7 @@ from modelyard.config.durations import RunLength
 from modelyard.data.dataset import LABEL, SPLITS, TEST
 from modelyard.data.decoded import dataset_to_predict
 from modelyard.data.image_spec import UndecodableError
+from modelyard.data.inputs import describe, spec_of
 from modelyard.data.pipeline import Pipeline
 from modelyard.data.raw_examples import ArrayExamples, RawExamples
 from modelyard.engine.evaluation import standard_metrics_and
@@ -289,6 +290,14 @@ def evaluate_examples(run: OpenRun, examples: RawExamples) -> Result:
     engine, _ = run.engine(examples, labelled=True)
     try:
         metrics = engine.evaluate(TEST)
+    except KeyError as error:  # in the task or the user's own code
+        name = error.args[0] if error.args else None
+        if not isinstance(name, str) or name not in run.features:
+            raise
+        missing = describe({name: spec_of(run.features[name])})
+        raise DataError(
+            f"the loss or a metric reads {missing}, which is not given. Give it beside the inputs."
+        ) from error
     finally:
         engine.close()
     return Result(run.address, run.step, "given", metrics, run.step, best=best_of(run.directory))
