@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import modelyard
 from conftest import COMMAND, environment
 from modelyard.cli.app import main
 from modelyard.data.sources import fetch as fetching
@@ -403,6 +404,15 @@ def test_a_picture_that_cant_be_written_is_a_sentence_and_the_old_one_stays(run:
     Path("folder.png").mkdir()
     assert "can't write folder.png" in run("data", "show", "digits", "--output", "folder.png", status=2).error
     assert [path.name for path in Path().iterdir()] == ["folder.png"]
+
+
+def test_too_little_memory_is_a_sentence(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise MemoryError("Unable to allocate 7.28 TiB")
+
+    monkeypatch.setattr(modelyard, "data_info", full, raising=False)
+    told = run("data", "info", "digits", status=1).error
+    assert "error: there is not enough memory: Unable to allocate 7.28 TiB. Try smaller batches." in told
 
 
 # -- fetch ----------------------------------------------------------------------------------------------------------

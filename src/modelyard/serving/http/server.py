@@ -166,7 +166,8 @@ def _check_options(
                 problems.append(Problem(source, key, "has no effect on an export; it is for runs (--model_dir)."))
     numbers = {**positive, **non_negative}
     # No timeout or size of the operating system is that large.
-    problems += [Problem(source, k, "must be a finite number.") for k, v in numbers.items() if v > _LARGEST_OPTION]
+    most = f"must be a finite number of at most {_LARGEST_OPTION:,.0f}."
+    problems += [Problem(source, k, most) for k, v in numbers.items() if v > _LARGEST_OPTION]
     problems += [Problem(source, k, f"must be above 0; it is {v:g}.") for k, v in positive.items() if not v > 0]
     problems += [Problem(source, k, f"can't be below 0; it is {v:g}.") for k, v in non_negative.items() if not v >= 0]
     if non_negative["port"] > 65535:
