@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
+from keras import ops
 
 import modelyard
 from conftest import engine_name
@@ -24,6 +26,26 @@ LABELS = (VALUES[:, 0] * 3).astype(np.int32)
 DATA = {"train": (VALUES[:50], LABELS[:50]), "validation": (VALUES[50:], LABELS[50:])}
 OWN = "cost"
 FAST: dict[str, Any] = {"model": "mlp", "train_batch_size": 10, "learning_rate": 0.02}
+
+
+@modelyard.register_model("pixels")
+class Pixels(modelyard.Task):
+    """A task whose labels are maps; 255 is no class."""
+
+    def network(self) -> keras.Model:
+        """One layer."""
+        inputs, x = modelyard.image_input(self.data)
+        return keras.Model(inputs, keras.layers.Conv2D(2, 1, name="logits")(x))
+
+    def loss(self, outputs: Any, batch: dict[str, Any]) -> Any:
+        """Cross-entropy of the pixels that have a class."""
+        labels = ops.cast(batch["label"], "int32")
+        each = ops.sparse_categorical_crossentropy(ops.minimum(labels, 1), outputs, from_logits=True)
+        return ops.mean(each * ops.cast(labels < 2, outputs.dtype), axis=(1, 2))
+
+    def predictions(self, outputs: Any, batch: dict[str, Any]) -> dict[str, Any]:
+        """Class and probabilities of each pixel."""
+        return {"class": ops.argmax(outputs, axis=-1), "probabilities": ops.softmax(outputs, axis=-1)}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -116,3 +138,23 @@ def test_a_metric_that_is_undefined_is_said_and_is_not_the_best(
     ranking = Ranking("auc", "max")
     assert not ranking.is_better(float("nan"), 0.1)
     assert ranking.is_better(0.1, float("nan"))
+
+
+def test_maps_are_measured_pixel_by_pixel_and_predicted() -> None:
+    images = RANDOM.integers(0, 255, (30, 4, 4, 3)).astype(np.uint8)
+    labels = (images[..., 0] > 128).astype(np.uint8)
+    labels[:, 0] = 255
+    data = modelyard.ArrayDataset(
+        {"train": {"image": images, "label": labels}}, classes=["dark", "light"], maps={"label": 255}
+    )
+    modelyard.train(
+        dataset=data, model="pixels", metrics="accuracy, iou", train_steps=4, train_batch_size=9, model_dir="run",
+        engine=engine_name(),
+    )  # fmt: skip
+    expected = modelyard.evaluate("run", dataset=data).metrics
+    found = modelyard.predict("run", split="validation", dataset=data, output="a.jsonl")
+    assert found.metrics == expected
+    rows = [json.loads(line) for line in Path("a.jsonl").read_text().splitlines()]
+    said, truth = (np.array([row[name] for row in rows]) for name in ("class", "truth"))
+    assert expected["accuracy"] == (said == truth)[truth < 2].mean()
+    assert np.sum(found.scores["confusion"]) == (truth < 2).sum()

@@ -14,6 +14,7 @@ import modelyard
 from modelyard.config.calls import Call
 from modelyard.errors import ConfigError, UserError
 from modelyard.models.metric import MetricSet, build_metric
+from modelyard.models.metric_types import standard_metrics
 from modelyard.registry import METRICS
 
 Arrays = dict[str, NDArray[Any]]
@@ -87,6 +88,39 @@ def test_metrics_of_classes_are_those_of_scikit_learn() -> None:
     assert measured("auc", data) == pytest.approx(np.mean(areas), rel=1e-13)
     precision = [sk.average_precision_score(label == n, scores[:, n]) for n in range(4)]
     assert measured("average_precision", data) == pytest.approx(np.mean(precision), rel=1e-12)
+
+
+def test_metrics_of_maps_take_each_pixel_as_a_decision() -> None:
+    random = np.random.default_rng(3)
+    labels = random.integers(0, 3, (COUNT, 4, 5)).astype(np.uint8)
+    probabilities = random.random((COUNT, 4, 5, 3)).astype(np.float32) + 0.5 * np.eye(3, dtype=np.float32)[labels]
+    labels[:, 0] = 255  # is left out
+    found = probabilities.argmax(axis=-1)
+    data: tuple[Arrays, Arrays] = ({"probabilities": probabilities, "class": found}, {"label": labels})
+    with_channel = (data[0], {"label": labels[..., None]})
+    flat = (labels[:, 1:].ravel(), found[:, 1:].ravel())
+    for call, expected in {
+        "accuracy": sk.accuracy_score(*flat),
+        "balanced_accuracy": sk.balanced_accuracy_score(*flat),
+        "f1": sk.f1_score(*flat, average="macro"),
+        "precision(average=weighted)": sk.precision_score(*flat, average="weighted"),
+        "iou": sk.jaccard_score(*flat, average="macro"),
+    }.items():
+        assert measured(call, data, 64) == pytest.approx(expected, rel=1e-13), call
+        assert measured(call, with_channel, 64) == measured(call, data)
+    metrics = MetricSet((), standard_metrics("classification"))
+    assert metrics.predictions == ("class",)
+    metrics.add({"class": found}, {"label": labels})
+    assert metrics.results()["accuracy"] == sk.accuracy_score(*flat)
+    for call in ("auc", "top_k", "log_loss", "calibration_error"):
+        with pytest.raises(UserError, match=f"'{call}.*' is not supported for maps. Supported: accuracy, .*iou"):
+            measured(call, data)
+
+
+def test_iou_is_that_of_scikit_learn() -> None:
+    for data, found in ((classified(), "class"), (flagged(), "labels")):
+        expected = sk.jaccard_score(data[1]["label"], data[0][found], average="macro", zero_division=0)
+        assert measured("iou", data) == pytest.approx(expected, rel=1e-13)
 
 
 def test_top_k_counts_the_classes_before_the_right_one() -> None:

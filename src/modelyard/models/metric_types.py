@@ -11,19 +11,48 @@ from pydantic import Field
 
 from modelyard.config.calls import Call
 from modelyard.data.dataset import LABEL
+from modelyard.errors import UserError
 from modelyard.models.metric import Arrays, Metric, build_metric
 from modelyard.registry import METRICS
 from modelyard.registry import Options as BaseOptions
 
+_NO_CLASS = 255
+_OF_MAPS = ("accuracy", "balanced_accuracy", "precision", "recall", "f1", "iou")
+"""Metrics of labels that are maps: each pixel is a decision."""
 CLASSIFICATION, MULTI_LABEL, REGRESSION = "classification", "multi_label", "regression"
 
 
 # -- of classes --------------------------------------------------------------------------------------------------------
 
 
-def _class_of(labels: NDArray[Any]) -> NDArray[Any]:
-    """Returns class indices; of class probabilities, as mixup makes them, the most likely."""
-    return labels.argmax(axis=-1) if labels.ndim == 2 else labels.astype(np.int64)
+def _class_of(labels: NDArray[Any], found: NDArray[Any]) -> NDArray[Any]:
+    """Returns class indices; of class probabilities, as mixup makes them, the most likely.
+
+    Args:
+        labels: one per example; or maps, with a class for each pixel.
+        found: the predicted classes.
+    """
+    if labels.ndim == found.ndim:
+        return labels.astype(np.int64)
+    one = labels.shape[-1] == 1 and found.ndim > 1  # a map with a channel
+    classes: NDArray[Any] = labels[..., 0].astype(np.int64) if one else labels.argmax(axis=-1)
+    return classes
+
+
+def _class_counts(predictions: Arrays, examples: Arrays) -> tuple[NDArray[np.int64], ...]:
+    """Returns hits, predictions and labels of each class of each example, [examples, classes].
+
+    Of maps they are numbers of pixels. Pixels whose label is no class, such as 255, do not count.
+    """
+    found, true = predictions["class"], _class_of(examples[LABEL], predictions["class"])
+    number = predictions["probabilities"].shape[-1]
+    counts = np.zeros((3, len(found), number), np.int64)
+    for row, (mine, label) in enumerate(zip(found.reshape(len(found), -1), true.reshape(len(found), -1), strict=True)):
+        used = (label >= 0) & (label < number)
+        mine, label = mine[used], label[used]
+        for part, kept in enumerate((label[mine == label], mine, label)):
+            counts[part, row] = np.bincount(kept, minlength=number)
+    return tuple(counts)
 
 
 class _OfClasses(Metric):
@@ -37,19 +66,41 @@ class _OfClasses(Metric):
         if "labels" in predictions:
             return predictions["labels"].astype(bool), examples[LABEL].astype(bool)
         classes = np.arange(predictions["probabilities"].shape[1])
-        found, true = predictions["class"], _class_of(examples[LABEL])
+        found, true = predictions["class"], self.labels(predictions, examples)
         return found[:, None] == classes, true[:, None] == classes
+
+    def labels(self, predictions: Arrays, examples: Arrays) -> NDArray[Any]:
+        """Returns the class of each example.
+
+        Raises:
+            UserError: if labels are maps.
+        """
+        true = _class_of(examples[LABEL], predictions["class"])
+        if true.ndim > 1:
+            raise UserError(f"the metric {self.name!r} is not supported for maps. Supported: {', '.join(_OF_MAPS)}.")
+        return true
 
 
 @METRICS.register("accuracy")
 class Accuracy(Metric):
-    """the fraction of examples whose most likely class is right"""
+    """the fraction of examples whose most likely class is right; of maps, of pixels"""
 
-    tasks, predictions, lower_is_better = (CLASSIFICATION,), ("class",), False
+    tasks, predictions, lower_is_better = (CLASSIFICATION,), ("class", "probabilities"), False
 
     def statistics(self, predictions: Arrays, examples: Arrays) -> Any:
-        """Returns whether the class is right."""
-        return predictions["class"] == _class_of(examples[LABEL])
+        """Returns whether the class is right, and which labels are classes."""
+        found = predictions["class"]
+        true = _class_of(examples[LABEL], found)
+        if found.ndim == 1:
+            return found == true
+        known = predictions["probabilities"].shape[-1] if "probabilities" in predictions else _NO_CLASS
+        used = (true >= 0) & (true < known)
+        axes = tuple(range(1, found.ndim))
+        return {"hits": ((found == true) & used).sum(axis=axes), "labels": used.sum(axis=axes)}
+
+    def result(self, totals: Any, count: int) -> float:
+        """Returns the mean; of maps, over all pixels."""
+        return totals["hits"] / totals["labels"] if isinstance(totals, dict) else float(totals / count)
 
 
 class TopOptions(BaseOptions):
@@ -59,7 +110,7 @@ class TopOptions(BaseOptions):
 
 
 @METRICS.register("top_k")
-class TopK(Metric):
+class TopK(_OfClasses):
     """the fraction of examples whose class is among the k most likely; of equal ones, the first"""
 
     tasks, Options, lower_is_better = (CLASSIFICATION,), TopOptions, False
@@ -67,7 +118,7 @@ class TopK(Metric):
 
     def statistics(self, predictions: Arrays, examples: Arrays) -> Any:
         """Returns whether fewer than k classes come before the right one."""
-        scores, true = predictions["probabilities"], _class_of(examples[LABEL])[:, None]
+        scores, true = predictions["probabilities"], self.labels(predictions, examples)[:, None]
         own = np.take_along_axis(scores, true, axis=1)
         before = (scores > own) | ((scores == own) & (np.arange(scores.shape[1]) < true))
         return before.sum(axis=1) < self.options.k
@@ -87,9 +138,12 @@ class _ByClass(_OfClasses):
 
     def statistics(self, predictions: Arrays, examples: Arrays) -> Any:
         """Returns hits, predictions and labels of each class."""
-        found, true = self.flags(predictions, examples)
-        kept = np.broadcast_to("labels" in predictions, len(found))
-        return {"hits": found & true, "found": found, "true": true, "all_classes": kept}
+        kept = np.broadcast_to("labels" in predictions, len(examples[LABEL]))
+        if "labels" not in predictions and predictions["class"].ndim > 1:
+            hits, found, true = _class_counts(predictions, examples)
+            return {"hits": hits, "found": found, "true": true, "all_classes": kept}
+        predicted, labels = self.flags(predictions, examples)
+        return {"hits": predicted & labels, "found": predicted, "true": labels, "all_classes": kept}
 
     def result(self, totals: Any, count: int) -> float:
         """Returns the average of the ratio over the classes; 0 where nothing was predicted or labelled."""
@@ -164,6 +218,16 @@ class F1(_ByClass):
     ratio = staticmethod(f1_ratio)
 
 
+@METRICS.register("iou")
+class IntersectionOverUnion(_ByClass):
+    """examples of a class that are predicted as such, divided by those that are either; averaged over the classes"""
+
+    @staticmethod
+    def ratio(hits: NDArray[Any], found: NDArray[Any], true: NDArray[Any]) -> tuple[Any, Any]:
+        """Returns intersection and union."""
+        return hits, found + true - hits
+
+
 @METRICS.register("balanced_accuracy")
 class BalancedAccuracy(_OfClasses):
     """the mean recall of the classes that have examples"""
@@ -172,6 +236,9 @@ class BalancedAccuracy(_OfClasses):
 
     def statistics(self, predictions: Arrays, examples: Arrays) -> Any:
         """Returns hits and labels of each class."""
+        if predictions["class"].ndim > 1:
+            hits, _, labels = _class_counts(predictions, examples)
+            return {"hits": hits, "true": labels}
         found, true = self.flags(predictions, examples)
         return {"hits": found & true, "true": true}
 
@@ -192,6 +259,8 @@ class LogLoss(_OfClasses):
         given, labels = predictions["probabilities"], examples[LABEL]
         least = np.finfo(given.dtype).eps  # of a float32 probability no more is known
         scores = np.clip(given.astype(np.float64), least, 1 - least)
+        if "class" in predictions:
+            self.labels(predictions, examples)
         if "labels" in predictions:
             return -np.where(labels.astype(bool), np.log(scores), np.log1p(-scores)).mean(axis=1)
         if labels.ndim == 2:
@@ -253,7 +322,7 @@ class BinsOptions(BaseOptions):
 
 
 @METRICS.register("calibration_error")
-class CalibrationError(Metric):
+class CalibrationError(_OfClasses):
     """how far the probability of the predicted class is from its accuracy, over bins of the probability (ECE)"""
 
     tasks, Options, lower_is_better = (CLASSIFICATION,), BinsOptions, True
@@ -262,7 +331,7 @@ class CalibrationError(Metric):
     def statistics(self, predictions: Arrays, examples: Arrays) -> Any:
         """Returns how far each example moves the bin it is in."""
         most = predictions["probabilities"].max(axis=1).astype(np.float64)
-        right = predictions["class"] == _class_of(examples[LABEL])
+        right = predictions["class"] == self.labels(predictions, examples)
         bins = self.options.bins
         number = np.clip(np.ceil(most * bins).astype(np.int64) - 1, 0, bins - 1)
         return (number[:, None] == np.arange(bins)) * (right - most)[:, None]
@@ -423,4 +492,6 @@ def standard_metrics(task: str) -> list[Metric]:
         REGRESSION: ("mae", "rmse", "r2"),
     }
     found = [build_metric(Call(name)) for name in names.get(task, ())]
+    for metric in found:
+        metric.predictions = metric.predictions[:1]  # the classes, not the probabilities
     return [*found, MacroF1(AverageOptions.model_construct())] if task == MULTI_LABEL else found

@@ -309,6 +309,8 @@ def _label_mismatch(labels: NDArray[np.generic], label: Feature, classes: int) -
     numbers = labels.astype(np.float64)
     if np.dtype(label.dtype).kind == "f":
         return None if np.isfinite(numbers).all() else "some are not finite"
+    if len(label.shape) > 1:  # a map, whose pixels may have labels that are no class
+        return None
     most = 1 if label.shape else classes - 1
     wrong = ~((numbers >= 0) & (numbers <= most) & (numbers == np.trunc(numbers)))
     if not wrong.any():

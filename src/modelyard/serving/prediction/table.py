@@ -20,7 +20,7 @@ PATH, TRUTH, LABEL, ERROR = "path", "truth", "label", "error"
 
 def output_type(outputs: Outputs) -> str:
     """Returns the type of a task's predictions, by their names: class, labels (multi-label), values or other."""
-    if "class" in outputs and "probabilities" in outputs:
+    if "class" in outputs and "probabilities" in outputs and outputs["class"].ndim == 1:
         return "class"
     if "labels" in outputs and "probabilities" in outputs:
         return "labels"
@@ -205,7 +205,8 @@ class Confusion:
 
     def add(self, labels: NDArray[Any], found: NDArray[Any]) -> None:
         """Adds examples: their classes, and those that are predicted."""
-        np.add.at(self.counts, (labels.astype(np.int64), found.astype(np.int64)), 1)
+        used = (labels >= 0) & (labels < len(self.classes))  # pixels of a map may have no class
+        np.add.at(self.counts, (labels[used].astype(np.int64), found[used].astype(np.int64)), 1)
 
     def as_json(self) -> dict[str, Any]:
         """Returns classes, matrix, and the examples, precision and recall of each class; None for 0 / 0."""
