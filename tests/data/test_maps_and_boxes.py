@@ -368,7 +368,7 @@ def test_a_step_sees_masks_that_fit_their_images(make: Make) -> None:
     assert not np.array_equal(batch["label"], MASKS[engine.pipeline.rows(0, 1)[0]][: len(batch["label"])])
 
 
-def test_weights_do_not_depend_on_threads_or_where_the_data_is(make: Make) -> None:
+def test_weights_do_not_depend_on_threads_devices_or_where_the_data_is(make: Make) -> None:
     ends = []
     for options in ({"resident": "never", "input_threads": 1}, {"resident": "never", "input_threads": 4}):
         engine = make(LABELLED, **RUN, **options)
@@ -378,6 +378,9 @@ def test_weights_do_not_depend_on_threads_or_where_the_data_is(make: Make) -> No
     resident = make(LABELLED, **RUN, resident="always")
     resident.train(0, 6)
     assert distance(resident.state(), ends[0]) < 1e-5
+    several = make(LABELLED, **RUN, cpu_devices=2)
+    several.train(0, 6)
+    assert distance(several.state(), ends[0]) < 1e-4
 
 
 def test_a_resumed_run_ends_with_the_same_weights(make: Make, tmp_path: Path) -> None:
