@@ -44,7 +44,7 @@ def test_one_two_and_four_workers_learn_the_same(tmp_path: Path, others: dict[st
     """Batch norm over all workers, every batch the global one; streaming workers read only their part."""
     options = words_of("--model tiny_norm --precision float64 --train_batch_size 32 --train_steps 30 --eval_every 10")
     options += ["--augment", "pad_and_crop(padding=1)", "--gradient_accumulation", "2", "--clip_norm", "1"]
-    options += ["--ema_decay", "0.9"]
+    options += ["--ema_decay", "0.9", "--metrics", "top_k(k=3), f1, auc, log_loss"]
     runs = train(tmp_path, {"1": 1, **others}, *options)
     alone = rows(runs["1"], "validation")
     values = read_example_values(open_run_folder(runs["1"]), "validation")
@@ -58,7 +58,9 @@ def test_one_two_and_four_workers_learn_the_same(tmp_path: Path, others: dict[st
         assert largest_difference(runs["1"], runs[name]) < 1e-9
         for mine, theirs in zip(alone, rows(runs[name], "validation"), strict=True):
             assert abs(mine["loss"] - theirs["loss"]) < 1e-9
-            assert mine["accuracy"] == pytest.approx(theirs["accuracy"], abs=1e-12)
+            for metric in ("accuracy", "top_k_3", "f1", "auc"):
+                assert mine[metric] == theirs[metric]
+            assert mine["log_loss"] == pytest.approx(theirs["log_loss"], abs=1e-9)
 
 
 @pytest.mark.slow
