@@ -21,7 +21,7 @@ from modelyard.run.metrics import read_metrics
 OPTIONS = {
     "model": "mlp", "dataset": "digits", "hidden_units": [16], "train_batch_size": 64, "train_steps": 60,
     "eval_every": "20 steps", "log_every": 15, "save_every": "1 h", "best_metric": "loss", "deterministic": True,
-    "threads": 1, "hooks": "+early_stop(patience=1000), -tensorboard",
+    "threads": 1, "hooks": "+early_stop(patience=1000, min_delta=9), -tensorboard",
 }  # fmt: skip
 FAILING = f"{OPTIONS['hooks']}, +fail_at_50"
 
