@@ -23,6 +23,7 @@ from modelyard.serving.exporting.export import exported_versions_at
 from object_store import BUCKET, object_store
 from photos import photo_folder
 
+pytestmark = pytest.mark.usefixtures("two_devices")
 SMALL = {"train_steps": 4, "train_batch_size": 8, "log_every": 4, "save_every": 4, "eval_batch_size": 16}
 
 
@@ -51,7 +52,7 @@ def s3(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tmp_path_factory: pytest.TempPathFactory, two_devices: None) -> Path:
     """A folder with photographs and a run on them."""
     folder = tmp_path_factory.mktemp("urls")
     data = photo_folder(folder / "photos", 12)
