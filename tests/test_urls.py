@@ -183,7 +183,7 @@ def test_a_conversion_whose_upload_failed_is_uploaded_by_the_next(
     assert verify_data(s3).ok
 
 
-@pytest.mark.tensorflow_only
+@pytest.mark.tensorflow_only("exports are made by TensorFlow")
 def test_a_run_at_a_url_is_exported_beside_its_checkpoints_and_the_export_predicts(home: Path, s3: str) -> None:
     put(home / "run", f"{s3}/run")
     base = f"{s3}/run/export"
@@ -231,7 +231,7 @@ def test_sheet_finder_and_leaderboard_write_to_urls(home: Path, url: str) -> Non
     assert storage.read_bytes(f"{url}/runs/leaderboard.csv") == Path("board/leaderboard.csv").read_bytes()
 
 
-@pytest.mark.tensorflow_only
+@pytest.mark.tensorflow_only("exports are made by TensorFlow")
 def test_a_run_at_a_url_is_exported_at_its_end_once(s3: str) -> None:
     options = {"dataset": "digits", "model": "mlp", "hidden_units": [4], "engine": "tensorflow", **SMALL}
     run = f"{s3}/run"
