@@ -13,7 +13,7 @@ from keras import ops
 
 import modelyard
 from conftest import engine_name
-from modelyard.errors import ConfigError, DataError
+from modelyard.errors import ConfigError, DataError, UserError
 from modelyard.serving.prediction import predict as predict_module
 
 pytestmark = pytest.mark.usefixtures("two_devices")
@@ -195,6 +195,15 @@ def test_results_print_as_text_and_tables(home: Path) -> None:
     table = modelyard.predict(home / "classes-mlp", split="test", output="a.csv")
     assert str(table).startswith("40 predictions by the model of step 8 in ")
     assert str(table.scores) in str(table)
+
+
+def test_a_metric_of_another_task_is_refused_without_the_task_too() -> None:
+    from modelyard.config.calls import Call
+    from modelyard.engine.evaluation import standard_metrics_and
+
+    with pytest.raises(UserError, match="the metric 'mae' is for regression; this is classification"):
+        standard_metrics_and([Call.parse("mae")], "classification")
+    assert len(standard_metrics_and([Call.parse("mae")], "other").metrics) == 1
 
 
 def test_labels_that_are_all_the_same_have_an_r2_of_0() -> None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from modelyard.config.calls import Call
 from modelyard.data.dataset import LABEL
+from modelyard.errors import UserError
 from modelyard.models.metric import MetricSet, added, build_metric
 from modelyard.models.metric_types import standard_metrics
 
@@ -124,7 +125,11 @@ def metrics_of(task: Task, metrics: Sequence[Call]) -> MetricSet:
 
 def standard_metrics_and(metrics: Sequence[Call], task_type: str) -> MetricSet:
     """Returns the metrics of predictions without their task: the standard ones of its type, and those by name."""
-    return MetricSet([build_metric(call) for call in metrics], standard_metrics(task_type))
+    made = [build_metric(call) for call in metrics]
+    for metric in made if task_type in ("classification", "multi_label", "regression") else ():
+        if metric.tasks and task_type not in metric.tasks:
+            raise UserError(f"the metric {metric.name!r} is for {' and '.join(metric.tasks)}; this is {task_type}.")
+    return MetricSet(made, standard_metrics(task_type))
 
 
 def _is_built_in(task: Task, method: str) -> bool:
