@@ -159,6 +159,7 @@ def test_by_default_no_evaluation_is_lost(tmp_path: Path, monkeypatch: pytest.Mo
     """Also where the model is not among the best: there, a checkpoint is saved."""
     modelyard.register_hook("fail_at_50")(FailAt50)
     monkeypatch.setattr(SavePace, "share", float("inf"))
+    monkeypatch.setattr(SavePace, "least_seconds", 0.0)
     monkeypatch.setattr(trainer_module.BackgroundWriter, "is_busy", False)
     with pytest.raises(ZeroDivisionError):
         go(tmp_path / "run", hooks=FAILING, save_every="auto", best_mode="max")
@@ -240,7 +241,8 @@ def test_saving_never_takes_more_than_its_share(monkeypatch: pytest.MonkeyPatch)
     assert [at for at in range(0, 40, 5) if is_due(at, evaluated=7)] == [25, 30, 35]
     pace.forget_cost()
     assert [at for at in range(0, 20, 5) if is_due(at)] == [10, 15]
-    assert [at for at in range(0, 20, 5) if is_due(at, evaluated=7)] == [0, 5, 10, 15], "after an evaluation at once"
+    after_an_evaluation = [at for at in (0, 0.25, 0.75, 1, 1.25, 5) if is_due(at, evaluated=7)]
+    assert after_an_evaluation == [1, 1.25, 5], "without waiting for 10 s, but a second after the save before"
     writer.is_busy = True
     assert not is_due(1000.0), "training does not wait for slow storage"
 

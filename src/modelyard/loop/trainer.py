@@ -88,6 +88,8 @@ class SavePace:
     """How often it saves between evaluations."""
     share = 0.02
     """The share of the time that saving may take."""
+    least_seconds = 1.0
+    """The least pause before a checkpoint: the writing thread delays short steps by more than it costs itself."""
 
     def __init__(self, writer: BackgroundWriter) -> None:
         self.snapshot_seconds = 0.0
@@ -120,7 +122,7 @@ class SavePace:
         if self._writer.is_busy or (waited < self.pause_seconds and evaluated_step == self._evaluated_step):
             return False
         cost = 0.0 if self._cost_before is None else self.cost - self._cost_before
-        return time.monotonic() - self._began >= cost / self.share
+        return time.monotonic() - self._began >= max(self.least_seconds, cost / self.share)
 
 
 class Trainer:
