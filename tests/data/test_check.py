@@ -15,6 +15,7 @@ from PIL import Image, ImageFilter
 
 import modelyard
 from modelyard.cli.app import main
+from modelyard.data import check
 from modelyard.data.near_duplicates import find_candidates, similarity, thumbnails
 from modelyard.errors import DataError
 
@@ -212,6 +213,35 @@ def test_the_list_and_the_sheet_have_everything(photos: Path, tmp_path: Path) ->
         ("color", "train", "cat/grey.jpg", ""),
     ]
     assert Image.open(tmp_path / "sheet.png").width > 400
+
+
+def test_the_sheet_of_large_photos_keeps_small_copies_in_memory(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two"):
+        picture(3).resize((1600, 900)).save(photos / f"train/cat/{name}.png")
+    drawn: list[tuple[int, ...]] = []
+    real = check.sheet
+
+    def noted(rows: Any, **options: Any) -> Image.Image:
+        drawn.extend(image.shape for _, images in rows for image in images)
+        return real(rows, **options)
+
+    monkeypatch.setattr(check, "sheet", noted)
+    assert status(str(photos), "--sheet", "sheet.png") == 1
+    assert set(drawn) == {(180, 320, 3), (96, 72, 3)}
+
+
+def test_labels_that_are_maps_are_named_and_compared() -> None:
+    images = np.stack([np.asarray(picture(number, 32, 32)) for number in (1, 2, 1, 2)])
+    maps = np.zeros((4, 32, 32), np.uint8)
+    maps[3, 5] = 1
+    data = modelyard.ArrayDataset({"train": {"image": images, "label": maps}}, maps=["label"])
+    report = check.check_dataset(data)
+    assert [str(each) for each in report.of("duplicates")] == [
+        "train: 2 (a map of 32×32) = 0 (a map of 32×32)", "train: 3 (a map of 32×32) = 1 (a map of 32×32)",
+    ]  # fmt: skip
+    assert [each.example for each in report.of("label_conflicts")] == ["3"]
 
 
 # -- labels -----------------------------------------------------------------------------------------------------------

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
+from keras import ops
 
 import modelyard
 from modelyard.errors import ConfigError, DataError
@@ -76,3 +78,27 @@ def test_an_evaluation_averages_over_views() -> None:
 def test_an_unknown_view_is_told() -> None:
     with pytest.raises(ConfigError, match="test_time_augmentation"):
         modelyard.load_config(test_time_augmentation="flop")
+
+
+def test_a_task_that_keeps_nothing_of_examples_is_evaluated() -> None:
+    images = np.random.default_rng(0).integers(0, 256, (30, 6, 6, 1), np.uint8)
+
+    @modelyard.register_dataset("unlabelled")
+    def unlabelled(options: Any, config: Any) -> modelyard.ArrayDataset:
+        return modelyard.ArrayDataset({"train": {"image": images}, "validation": {"image": images[:20]}})
+
+    @modelyard.register_model("autoencoder")
+    class Autoencoder(modelyard.Task):
+        def network(self) -> keras.Model:
+            image = keras.Input((6, 6, 1), name="image")
+            return keras.Model(image, keras.layers.Dense(1, kernel_initializer="zeros")(image))
+
+        def loss(self, outputs: Any, batch: Any) -> Any:
+            return ops.mean(ops.square(outputs - ops.cast(batch["image"], "float32") / 255), axis=(1, 2, 3))
+
+        def example_values(self, statistics: Any) -> dict[str, Any]:
+            return {}
+
+    options = {"train_steps": 1, "train_batch_size": 10, "eval_batch_size": 8, "learning_rate": 1e-30}
+    result = modelyard.train_and_evaluate(model="autoencoder", dataset="unlabelled", model_dir="run", **options)
+    assert result.metrics["loss"] == pytest.approx(np.mean((images[:20] / 255.0) ** 2), rel=1e-5)

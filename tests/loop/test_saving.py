@@ -219,6 +219,23 @@ def test_of_equally_good_models_the_one_with_the_lower_loss_is_kept_also_after_a
     assert kept == [(2, [2]), (2, [2]), (2, [2]), (5, [5])], "the earlier one, if the loss is the same, too"
 
 
+def test_a_hook_that_evaluates_at_the_start_keeps_the_weights_it_evaluated(tmp_path: Path) -> None:
+    @modelyard.register_hook("evaluate_first")
+    class EvaluateFirst(modelyard.Hook):
+        order = 95
+
+        def on_begin(self, loop: Any) -> None:
+            loop.evaluate("validation")
+
+    go(tmp_path / "run", train_steps=2, keep_best=9, hooks="+evaluate_first, -tensorboard")
+    best = {step: loop_state(path) for step, path in list_checkpoints(tmp_path / "run/best").items()}
+    assert {step: (state["best"]["step"], state["resumable"]) for step, state in best.items()} == {
+        0: (0, False), 2: (2, True),
+    }  # fmt: skip
+    first = tmp_path / "run/checkpoints/step-00000000"
+    assert (tmp_path / "run/best/step-00000000" / WEIGHTS).read_bytes() == (first / WEIGHTS).read_bytes()
+
+
 # -- when save_every is auto ------------------------------------------------------------------------------------------
 
 

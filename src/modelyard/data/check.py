@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 
 from modelyard.data.dataset import SPLITS, TRAIN, Dataset
 from modelyard.data.decoded import raw_examples_of
-from modelyard.data.images import decode, small
+from modelyard.data.images import decode, resize, small
 from modelyard.data.near_duplicates import EDGE, GREY, THUMB, find_candidates, is_grey, similarity, thumbnails
 from modelyard.data.raw_examples import RawExample, RawExamples
-from modelyard.data.sheet import Row, sheet, to_png
+from modelyard.data.sheet import TILE, Row, sheet, to_png
 from modelyard.errors import DataError
 from modelyard.system.console import bar
 from modelyard.system.files import explain, whole_file
@@ -185,7 +185,17 @@ class _Scan:
             return self.classes[int(value)] if 0 <= int(value) < len(self.classes) else str(value)
         if examples.label_kind == "flags":
             return " ".join(name for name, on in zip(self.classes, value, strict=False) if on) or "none"
+        if np.ndim(value) > 1:
+            return f"a map of {'×'.join(map(str, np.shape(value)))}"
         return " ".join(f"{number:.6g}" for number in np.ravel(value))
+
+    def differ(self, one: int, other: int) -> bool:
+        """Returns whether two examples have different labels."""
+        if self.label(one) != self.label(other):
+            return True
+        (split, row), (there, number) = self.place(one), self.place(other)
+        values = self.splits[split].labels[row], self.splits[there].labels[number]
+        return np.ndim(values[0]) > 1 and not np.array_equal(*values)
 
     def finding(self, check: str, at: int, other: int | None = None, **more: Any) -> Finding:
         """Returns a finding about an example, or a pair of them."""
@@ -336,9 +346,8 @@ def _similarities(scan: _Scan, pairs: NDArray[np.int64], moved: bool) -> Iterato
 def _pairs(scan: _Scan, at: int, earlier: Sequence[tuple[int, float]], between: str, within: str) -> Iterator[Finding]:
     """Yields what an image and earlier ones, which are like it, mean: in each check, the first of them is named."""
     split = scan.place(at)[0]
-    label = scan.label(at)
     here = [scan.place(other)[0] == split for other, _ in earlier]
-    other_label = [scan.label(other) != label for other, _ in earlier]
+    other_label = [scan.differ(at, other) for other, _ in earlier]
     for check, fits in ((between, [not same for same in here]), (within, here), ("label_conflicts", other_label)):
         twin = next((twin for twin, fit in zip(earlier, fits, strict=True) if fit), None)
         if twin is not None:
@@ -439,7 +448,16 @@ def _strip(finding: Finding, stored: Mapping[str, RawExamples]) -> Row:
     images = []
     for split, row in places:
         raw, name = stored[split].load(row), stored[split].name(row)
-        images.append(decode(raw, None, name) if isinstance(raw, bytes) else raw)
+        images.append(_at_most(decode(raw, None, name), 2 * TILE) if isinstance(raw, bytes) else raw)
     labels = " / ".join(filter(None, (finding.label, finding.other_label)))
     names = " / ".join(filter(None, (finding.example, finding.other)))
     return f"{finding.check.replace('_', ' ')}: {labels}\n{names} {finding.note}", images
+
+
+def _at_most(image: NDArray[np.uint8], edge: int) -> NDArray[np.uint8]:
+    """Returns an image whose longer edge is at most ``edge``: all images of the sheet are in memory at once."""
+    height, width = image.shape[:2]
+    longer = max(height, width)
+    if longer <= edge:
+        return image
+    return resize(image, max(height * edge // longer, 1), max(width * edge // longer, 1))

@@ -90,7 +90,8 @@ class EvaluationSums:
         """
         values = {name: array[: self._size - self._count] for name, array in examples.items()}
         count = len(next(iter(values.values()), ()))
-        self._count += count
+        # A task may keep no values of examples: then all that is known is their number at the end.
+        self._count = self._count + count if examples else self._size
         if used is not None:
             values = {name: array[used[:count]] for name, array in values.items()}
             self._left_out += int((~used[:count]).sum())

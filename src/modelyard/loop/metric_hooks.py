@@ -141,7 +141,9 @@ class KeepBest(Hook):
         ranked = sorted([*(other for other in self._kept if other[-1] != loop.step), key])
         self._kept, dropped = ranked[:keep], ranked[keep:]
         self._save_later = partial(self._save, loop, best, metrics, [step for *_, step in dropped])
-        if not loop.trains:  # an evaluator keeps a model before its row says that it was evaluated
+        # An evaluator keeps a model before its row says that it was evaluated. A hook of the user may evaluate at any
+        # moment: at the next boundary, the weights may be those of a later step.
+        if not loop.trains or loop.evaluated_step != loop.step:
             self.on_boundary(loop)
 
     def on_boundary(self, loop: Trainer) -> None:
@@ -153,7 +155,8 @@ class KeepBest(Hook):
     def _save(self, loop: Trainer, best: dict[str, Any], metrics: dict[str, float], dropped: Sequence[int]) -> None:
         loop.save_pace.begin(loop.evaluated_step)
         snapshot = loop.snapshot()
-        state = {**snapshot.loop_state, "best": best, "metrics": metrics, "resumable": True}
+        resumable = not loop.trains or loop.evaluated_step == loop.step
+        state = {**snapshot.loop_state, "best": best, "metrics": metrics, "resumable": resumable}
         checkpoint = Checkpoint(snapshot.step, snapshot.weights, snapshot.optimizer, state)
         directory, examples, kept = loop.directory, loop.example_values, [step for *_, step in self._kept]
 
