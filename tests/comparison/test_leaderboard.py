@@ -15,7 +15,7 @@ from made_runs import write_run
 
 import modelyard
 from modelyard.comparison.matrix import CellResult, progress
-from modelyard.comparison.plots import Point, scatter
+from modelyard.comparison.plots import Point, _overlap, scatter
 from modelyard.errors import RunError, UserError
 
 
@@ -404,6 +404,13 @@ def test_names_in_a_plot_do_not_overlap() -> None:
             assert abs(x - left) > 40 or abs(y - top) > 10
     assert scatter([Point("a", 0.0, 1.0, None, 0)], "x", "y") == ""
     assert "<svg" in scatter([Point("a", 5.0, 0.0, None, 0)], "x", "y")
+
+
+def test_the_area_that_a_label_covers() -> None:
+    boxes = np.array([(0, 0, 10, 10), (5, 5, 15, 15), (20, 20, 30, 30)], np.float64)
+    assert _overlap((8, 8, 12, 12), boxes) == 4 + 16
+    assert _overlap((11, 0, 12, 1), boxes) == 0
+    assert _overlap((0, 0, 1, 1), boxes[:0]) == 0
 
 
 def texts(drawn: str, kind: str) -> list[str]:

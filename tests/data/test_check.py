@@ -15,7 +15,7 @@ from PIL import Image, ImageFilter
 
 import modelyard
 from modelyard.cli.app import main
-from modelyard.data import check
+from modelyard.data import check, near_duplicates
 from modelyard.data.near_duplicates import find_candidates, similarity, thumbnails
 from modelyard.errors import DataError
 
@@ -171,6 +171,29 @@ def test_strokes_are_near_duplicates_only_if_they_are_equal() -> None:
     candidates = find_candidates(thumbnails(strokes))
     assert len(candidates.pairs)
     assert not candidates.moved
+
+
+@pytest.mark.parametrize("held", [1 << 23, 5000])
+def test_of_very_many_images_that_look_alike_each_is_compared_with_a_few(
+    monkeypatch: pytest.MonkeyPatch, held: int
+) -> None:
+    """The frames of four cameras: all pairs would not fit into memory."""
+    monkeypatch.setattr(near_duplicates, "_ALWAYS_COMPARED", 0)
+    monkeypatch.setattr(near_duplicates, "_MOST_HELD", held)
+    monkeypatch.setattr(near_duplicates, "_MOST_PAIRS", min(held, near_duplicates._MOST_PAIRS))
+    random, count = np.random.default_rng(0), 200
+    scenes = random.integers(0, 256, (4, 24, 24)).repeat(count, axis=0)
+    frames = np.clip(scenes + random.normal(0, 1, scenes.shape), 0, 255).astype(np.uint8)
+    candidates = find_candidates(frames)
+    first, second = candidates.pairs.T
+    assert not candidates.complete
+    assert np.bincount(second).max() <= 16
+    assert (first < second).all()
+    assert (first // count == second // count).all()
+    assert set(range(len(frames))) - set(second) == {0, count, 2 * count, 3 * count}, "each has one that is before it"
+    early = second[first % count < 8]
+    assert set(early) == set(second), "and the first of all are among them"
+    assert find_candidates(scenes[::count]).complete
 
 
 def test_the_similarity_of_different_images_is_none() -> None:

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 WIDTH, HEIGHT, COLOURS = 420, 300, 8
 _RIGHT, _TOP, _BOTTOM = WIDTH - 14, 14, HEIGHT - 44
 _LETTER, _LINE = 6.8, 14.0
@@ -111,15 +114,15 @@ def _placed(
     labels: Sequence[tuple[str, _Position]], taken: Sequence[_Box], margin: int
 ) -> list[tuple[str, float, float]]:
     """Returns the labels with the position where each covers least."""
-    boxes = list(taken)
+    boxes = np.array([*taken, *([(0.0, 0.0, 0.0, 0.0)] * len(labels))]).reshape(-1, 4)  # with room for the labels
 
     def cost(box: _Box) -> float:
         left, top, right, bottom = box
         outside = max(0, margin - left) + max(0, right - WIDTH) + max(0, -top) + max(0, bottom - _BOTTOM)
-        return 100 * outside + sum(_overlap(box, other) for other in boxes)
+        return 100 * outside + _overlap(box, boxes)
 
     placed = []
-    for text, (x, y) in labels:
+    for number, (text, (x, y)) in enumerate(labels, len(taken)):
         width = len(text) * _LETTER
         lefts = (x + 8, x - 8 - width, x - width / 2)  # right of the point, left of it, above or below it
         candidates = [
@@ -128,14 +131,15 @@ def _placed(
             for left in lefts[: 3 if shift else 2]
         ]
         best = min(candidates, key=cost)
-        boxes.append(best)
+        boxes[number] = best
         placed.append((text, best[0], best[3] - 3))
     return placed
 
 
-def _overlap(one: _Box, other: _Box) -> float:
-    width, height = min(one[2], other[2]) - max(one[0], other[0]), min(one[3], other[3]) - max(one[1], other[1])
-    return max(width, 0.0) * max(height, 0.0)
+def _overlap(one: _Box, others: NDArray[np.float64]) -> float:
+    """Returns the area that a box shares with others, in all."""
+    size = np.minimum(one[2:], others[:, 2:]) - np.maximum(one[:2], others[:, :2])
+    return float(np.maximum(size, 0).prod(axis=1).sum())
 
 
 # -- axes -----------------------------------------------------------------------------------------------------------

@@ -143,7 +143,7 @@ def check_dataset(dataset: Dataset, *, threads: int = 1, skip: Collection[str] =
         found += [scan.finding("unreadable", at, note=problem) for at, problem in sorted(scan.problems.items())]
         found += _duplicates(scan)
         if not {"near_leaks", "near_duplicates", "label_conflicts"} <= set(skip):
-            found += _near_duplicates(scan)
+            found += _near_duplicates(scan, report)
         found += [*_odd_images(scan)]
         if not scan.has_images.any():
             report.notes.append("the examples are not images: only equal examples and classes were checked")
@@ -304,11 +304,13 @@ def _duplicates(scan: _Scan) -> Iterator[Finding]:
         yield from _pairs(scan, at, [(int(other), 1.0) for other in earlier[:_BATCH]], "leaks", "duplicates")
 
 
-def _near_duplicates(scan: _Scan) -> Iterator[Finding]:
+def _near_duplicates(scan: _Scan, report: CheckReport) -> Iterator[Finding]:
     """Yields images that are nearly equal to an earlier one. Of equal images, only the first is compared."""
     _, firsts = np.unique(scan.digests, return_index=True)
     rows = np.sort(firsts[scan.has_images[firsts] & (scan.digests[firsts] != 0)])
     found = find_candidates(scan.thumbs[rows], scan.threads)
+    if not found.complete:
+        report.notes.append("very many images look alike: each was compared with a few of them only")
     pairs = rows[found.pairs]
     moved = found.moved and float(np.median(scan.sizes[rows].min(axis=1))) >= _SMALLEST_MOVED
     near: dict[int, list[tuple[int, float]]] = {}

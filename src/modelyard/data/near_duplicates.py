@@ -8,7 +8,7 @@ are images of which one is a part of the other, by the hashes of parts. The pixe
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -29,6 +29,11 @@ _FLATTEST = 0.01  # contrast of an image without a hash: noise would decide it; 
 _BANDS, _BAND_BITS = 4, 16
 _MOST_PAIRS = 1 << 21  # compared at once
 _MOST_SIMILAR = 5, 50  # candidates of an image, by the number of images; one with more is common
+_PIECE = 1 << 16
+# Of very many images that look alike, the pairs would need too much memory, and their pixels too much time. Then each
+# image has so many of the first and of the last ones that are before it.
+_MOST_HELD, _MOST_HELD_OF_ONE = 1 << 23, 64
+_ALWAYS_COMPARED, _COMPARED_OF_ONE = 50_000, 8
 _MOST_COMMON = 0.05  # share of common images among photographs; drawings have more
 _LEAST_ALIKE = 0.97  # correlation of the thumbnails of two drawings, to compare their pixels
 _WHOLE = 0.0, 1.0
@@ -94,10 +99,12 @@ class Candidates:
         pairs: indices of two images, the smaller first.
         moved: whether one may be a part of the other. Not of simple drawings, such as digits: strokes fit on each other
             when they are moved.
+        complete: whether all pairs are here. If very many images look alike, each has a few others only.
     """
 
     pairs: Pairs
     moved: bool
+    complete: bool = True
 
 
 def find_candidates(thumbs: NDArray[np.uint8], threads: int = 1) -> Candidates:
@@ -111,25 +118,63 @@ def find_candidates(thumbs: NDArray[np.uint8], threads: int = 1) -> Candidates:
     medians = np.median(whole, axis=0)
     index = _Index(_hashes(whole, medians))
 
+    complete = True
+
+    def limited(pairs: Pairs, most: int, each: int) -> Pairs:
+        nonlocal complete
+        complete = complete and len(pairs) <= most
+        return _limited(pairs, most, each)
+
     def similar_to(cut: Floats, numbers: NDArray[np.int64]) -> Pairs:
-        kept = []
+        pairs, new, count = np.empty((0, 2), np.int64), list[Pairs](), 0
         for first, second in index.close(_hashes(cut, medians)):
-            similar = np.einsum("ij,ij->i", cut[first], whole[second]) >= _LEAST_SIMILAR
+            similar = _products(cut, first, whole, second) >= _LEAST_SIMILAR
             first, second = numbers[first[similar]], second[similar]
             different = first != second
-            kept.append(np.sort(np.stack([first[different], second[different]], axis=1), axis=1))
-        return np.unique(np.concatenate(kept), axis=0)
+            new.append(np.sort(np.stack([first[different], second[different]], axis=1), axis=1))
+            count += len(new[-1])
+            if count > max(_MOST_PAIRS, len(pairs)):
+                pairs, new, count = limited(_distinct([pairs, *new]), _MOST_HELD, _MOST_HELD_OF_ONE), [], 0
+        return limited(_distinct([pairs, *new]), _MOST_HELD, _MOST_HELD_OF_ONE)
+
+    def to_compare(pairs: Pairs, moved: bool) -> Candidates:
+        few = limited(pairs, _COMPARED_OF_ONE * len(rows) + _ALWAYS_COMPARED, _COMPARED_OF_ONE)
+        return Candidates(rows[few], moved, complete)
 
     pairs = similar_to(whole, np.arange(len(rows)))
     is_common = np.bincount(pairs.ravel(), minlength=len(rows)) > np.clip(len(rows) / 100, *_MOST_SIMILAR)
     if is_common.mean() > _MOST_COMMON:
-        pairs = pairs[_correlation(thumbs, pairs) >= _LEAST_ALIKE]
-        return Candidates(rows[pairs], moved=False)
+        return to_compare(pairs[_correlation(thumbs, pairs) >= _LEAST_ALIKE], moved=False)
     rare = np.flatnonzero(~is_common)
     with ThreadPoolExecutor(threads) as pool:
         of_parts = pool.map(lambda part: similar_to(_frequencies(thumbs[rare], *part), rare), _parts())
-        pairs = np.unique(np.concatenate([pairs, *of_parts]), axis=0)
-    return Candidates(rows[pairs], moved=True)
+        pairs = _distinct([pairs, *of_parts])
+    return to_compare(pairs, moved=True)
+
+
+def _products(one: Floats, first: NDArray[np.int64], two: Floats, second: NDArray[np.int64]) -> Floats:
+    """Returns the product of the vectors of each pair."""
+    pieces = (slice(start, start + _PIECE) for start in range(0, len(first), _PIECE))
+    found = [np.einsum("ij,ij->i", one[first[piece]], two[second[piece]]) for piece in pieces]
+    return np.concatenate(found or [np.empty(0, np.float32)])
+
+
+def _distinct(pairs: Sequence[Pairs]) -> Pairs:
+    """Returns each pair once, sorted by the first image."""
+    both = np.concatenate(pairs)
+    size = int(both.max(initial=0)) + 1
+    return np.stack(np.divmod(np.unique(both[:, 0] * size + both[:, 1]), size), axis=1)
+
+
+def _limited(pairs: Pairs, most: int, each: int) -> Pairs:
+    """Returns the pairs; of more than ``most``, for each image the first ``each`` that come before it, and the last."""
+    if len(pairs) <= most:
+        return pairs
+    order = np.argsort(pairs[:, 1], kind="stable")
+    counts = np.bincount(pairs[:, 1])
+    counts = np.repeat(counts, counts)
+    place = np.arange(len(pairs)) - np.searchsorted(pairs[order, 1], pairs[order, 1])
+    return np.asarray(pairs[np.sort(order[(place < each) | (place >= counts - each)])])
 
 
 def _correlation(thumbs: NDArray[np.uint8], pairs: Pairs) -> Floats:
