@@ -15,6 +15,7 @@ from PIL import Image
 
 import modelyard
 from conftest import engine_name
+from modelyard import storage
 from modelyard.errors import DataError
 
 pytestmark = pytest.mark.usefixtures("two_devices")
@@ -101,6 +102,26 @@ def write_jsonl(folder: Path) -> Path:
     ]
     (folder / "some.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder / "some.jsonl"
+
+
+def test_a_table_at_a_url_brings_the_images_beside_it(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MODELYARD_CACHE", str(tmp_path / "cache"))
+    url = "memory://named/tables"
+    Path(tmp_path / "photos").mkdir()
+    lines = ["path,vec", *(f'photos/{number}.png,"[{number}, 1, 2]"' for number in range(3))]
+    Path(tmp_path / "table.csv").write_text("\n".join(lines) + "\n")
+    for number, pixels in enumerate(NEW["image"][:3, :, :, 0]):
+        Image.fromarray(pixels).save(tmp_path / "photos" / f"{number}.png")
+        storage.upload(tmp_path / "photos" / f"{number}.png", f"{url}/photos/{number}.png")
+    storage.upload(tmp_path / "table.csv", f"{url}/table.csv")
+    modelyard.predict(home, tmp_path / "table.csv", output=tmp_path / "here.csv")
+    modelyard.predict(home, f"{url}/table.csv", output=tmp_path / "there.csv")
+    assert (tmp_path / "there.csv").read_bytes() == (tmp_path / "here.csv").read_bytes()
+    storage.write_bytes(f"{url}/outside.csv", b'path,vec\n../0.png,"[0, 1, 2]"\n')
+    with pytest.raises(DataError, match=rf"{url}/\.\./0.png is not inside {url}"):
+        modelyard.predict(home, f"{url}/outside.csv", output=tmp_path / "outside.csv")
 
 
 @pytest.mark.parametrize("write", [write_npz, write_csv, write_jsonl])

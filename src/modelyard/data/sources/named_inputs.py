@@ -57,7 +57,7 @@ def read_named_inputs(path: Path, inputs: Inputs, options: FilesOptions) -> tupl
             f"{path} does not have all inputs: the model takes {describe(inputs)}. Give an {', '.join(ENDINGS[:-1])} "
             f"or {ENDINGS[-1]} file with an array or column per input."
         )
-    rows = _csv_rows(path) if path.suffix.lower() == ".csv" else _json_rows(path)
+    rows = _rows(path)
     cells: _Cells = {name: [] for name in inputs}
     found: list[str] = []
     for where, row in rows:
@@ -74,6 +74,18 @@ def read_named_inputs(path: Path, inputs: Inputs, options: FilesOptions) -> tupl
     if not any(cells.values()):
         raise DataError(f"{path} holds no rows.")
     return _examples(path, cells, inputs), found or None
+
+
+def image_paths(path: Path, options: FilesOptions) -> list[str]:
+    """Returns the paths of images in a table, relative to its folder; none if it has pixels."""
+    if path.suffix.lower() not in (".csv", ".jsonl"):
+        return []
+    cells = [_value(row.get(IMAGE, row.get(options.image_column)), IMAGE, where) for where, row in _rows(path)]
+    return list(dict.fromkeys(cells)) if all(isinstance(each, str) for each in cells) else []
+
+
+def _rows(path: Path) -> Any:
+    return _csv_rows(path) if path.suffix.lower() == ".csv" else _json_rows(path)
 
 
 def _csv_rows(path: Path) -> Any:

@@ -28,7 +28,8 @@ from modelyard.data.inputs import checked_arrays, describe, is_one_image, spec_o
 from modelyard.data.raw_examples import ArrayExamples, FileExamples, RawExamples
 from modelyard.data.sources.arrays import frame_columns, has_names, is_frame, read_given
 from modelyard.data.sources.files import FilesToPredict, read_to_predict
-from modelyard.data.sources.named_inputs import read_named_inputs
+from modelyard.data.sources.named_inputs import image_paths, read_named_inputs
+from modelyard.data.sources.remote import local_tree
 from modelyard.engine.evaluation import LabelledBatch
 from modelyard.errors import DataError, RunError, UserError, unknown
 from modelyard.run.checkpoint import STATE
@@ -236,7 +237,10 @@ def _named_files(run: OpenRun | OpenExport, paths: list[str], options: FilesOpti
         raise DataError(
             f"the model takes {describe(run.inputs)}. Give one file that has all inputs: .npz, .csv, .jsonl."
         )
-    path = storage.local_copy(paths[0], storage.cache_folder(run.config.cache_dir)).expanduser()
+    path = Path(paths[0]).expanduser()
+    if storage.is_remote(paths[0]):
+        cache = storage.cache_folder(run.config.cache_dir)
+        path = local_tree(paths[0], cache, lambda table: image_paths(table, options))
     examples, labels = read_named_inputs(path, run.inputs, options)
     if isinstance(labels, list) and (run.label.shape or "float" in run.label.dtype):  # numbers, not class names
         try:
