@@ -349,6 +349,11 @@ def test_an_option_of_a_part_that_was_not_chosen_is_a_note_from_a_file() -> None
     assert resolve({"model": "mlp", "optimizer": "sgd"}).component_options["momentum"] == 0.5
 
 
+def test_an_option_of_one_schedule_names_the_flag_that_chooses_it() -> None:
+    with pytest.raises(ConfigError, match="Add --learning_rate_schedule piecewise, or leave it out"):
+        load_config(model="mlp", dataset="digits", decay_values=[0.1, 0.2])
+
+
 def test_groups_given_beside_a_mistake_are_read_as_ever() -> None:
     groups = "sgd(match='logits/*', learning_rate=0.1), adam(match='*/bias')"
     assert only_problem(model="mlp", ema_decay="2", optimizer_groups=groups).key == "ema_decay"

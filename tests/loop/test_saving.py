@@ -15,6 +15,7 @@ import modelyard
 from modelyard.errors import RunError
 from modelyard.loop import trainer as trainer_module
 from modelyard.loop.trainer import SavePace
+from modelyard.run import checkpoint
 from modelyard.run.checkpoint import OPTIMIZER, STATE, WEIGHTS, list_checkpoints, list_saved
 from modelyard.run.metrics import read_metrics
 
@@ -234,6 +235,23 @@ def test_a_hook_that_evaluates_at_the_start_keeps_the_weights_it_evaluated(tmp_p
     }  # fmt: skip
     first = tmp_path / "run/checkpoints/step-00000000"
     assert (tmp_path / "run/best/step-00000000" / WEIGHTS).read_bytes() == (first / WEIGHTS).read_bytes()
+
+
+def test_a_best_model_that_is_replaced_while_it_is_looked_for_is_not_missed(
+    killed: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    best, real = killed / "best", checkpoint.read_loop_state
+    shutil.move(best / "step-00000040", killed / "new")
+
+    def replaced(path: Path) -> dict[str, Any]:
+        if (killed / "new").exists():  # the run does this between the listing and the reading
+            shutil.move(killed / "new", best / "step-00000040")
+            shutil.rmtree(best / "step-00000020")
+        return real(path)
+
+    monkeypatch.setattr(checkpoint, "read_loop_state", replaced)
+    assert checkpoint.select_checkpoint(killed / "checkpoints", best).parent == best
+    assert "skipped" not in caplog.text
 
 
 # -- when save_every is auto ------------------------------------------------------------------------------------------

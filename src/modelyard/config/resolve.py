@@ -489,7 +489,9 @@ def _check_components(
         elif all_chosen:
             message = f"has no effect here: it is an option of {_shortened(owners[key])}."
             if len(owners[key]) == 1:
-                message += f" Add --{owners[key][0]}, or leave it out."
+                kind, _, name = owners[key][0].rpartition(" ")
+                component = next(option for option, registry in COMPONENTS.items() if registry.kind == kind)
+                message += f" Add --{component} {name}, or leave it out."
             if value.where == source:
                 problems.append(Problem(value.where, key, message))
             else:

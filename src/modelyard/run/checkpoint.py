@@ -36,6 +36,7 @@ DAMAGED = "damaged-"
 _LOOP_STATE = "memory"  # part of the file format
 _NAME = re.compile(r"step-(\d{8,})")
 _NOT_A_FILE = (errno.EISDIR, errno.ENOTDIR, errno.ELOOP)
+_LISTINGS = 10  # of the best models, while a run replaces them
 _WITHOUT_CHECKSUM = {"format_version", "step", "sha256", _LOOP_STATE}
 """All fields of a state.json that an earlier Modelyard wrote. With any other, a checksum is missing or misspelled."""
 log = logging.getLogger("modelyard")
@@ -349,13 +350,18 @@ def rank_key(best: Mapping[str, Any], metrics: Mapping[str, Any]) -> tuple[float
 
 def list_best(folder: Path) -> list[Path]:
     """The checkpoints of the best models in ``folder``, best first; unreadable ones are left out."""
-    ranked = []
-    for path in list_checkpoints(folder).values():
-        try:
-            state = read_loop_state(path)
-            ranked.append((rank_key(state["best"], state.get("metrics", {})), path))
-        except (CheckpointError, KeyError, TypeError, ValueError) as error:
-            log.warning("%s is skipped: %s", path, error)
+    for _ in range(_LISTINGS):
+        ranked, problems, listed = [], {}, list_checkpoints(folder)
+        for path in listed.values():
+            try:
+                state = read_loop_state(path)
+                ranked.append((rank_key(state["best"], state.get("metrics", {})), path))
+            except (CheckpointError, KeyError, TypeError, ValueError) as error:
+                problems[path] = error
+        if not problems or listed == list_checkpoints(folder):  # else a run has just replaced one by a better one
+            break
+    for path, problem in problems.items():
+        log.warning("%s is skipped: %s", path, problem)
     return [path for _, path in sorted(ranked)]
 
 
