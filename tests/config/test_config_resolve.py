@@ -451,3 +451,15 @@ def test_a_loss_scale_is_for_float16() -> None:
     for wrong in ("0", "-1", "inf", "big"):
         with pytest.raises(ConfigError, match="loss_scale"):
             load_config(precision="float16", loss_scale=wrong)
+
+
+@pytest.mark.parametrize(("key", "kind"), [("model", "model"), ("optimizer", "optimizer")])
+def test_an_object_in_place_of_a_name_is_one_mistake_that_says_what_to_do(key: str, kind: str) -> None:
+    problem = only_problem(**{"model": "mlp", key: object()})
+    assert problem.key == key
+    assert "must be a name, not an object. Register" in problem.message
+    assert f"@modelyard.register_{kind}('my_name')" in problem.message
+
+
+def test_a_number_is_no_name() -> None:
+    assert "there is no model '5'" in only_problem(model=5).message

@@ -304,6 +304,22 @@ def test_wrong_labels_are_found_among_the_examples_that_the_run_has_not_seen(
     assert "trained on" in seen.note
 
 
+def test_a_run_on_resized_photos_has_seen_them(photos: Path, tmp_path: Path) -> None:
+    folder, run = photos / "train", tmp_path / "run"
+    modelyard.train(
+        model="mlp", dataset=str(folder), image_size=8, train_steps=1, train_batch_size=4, validation_fraction=0.4,
+        model_dir=run,
+    )  # fmt: skip
+    with (run / "splits.csv").open() as file:
+        unseen = len(list(csv.DictReader(file)))
+    notes = modelyard.check_data(str(folder), run=run).notes
+    assert f"the run was trained on {20 - unseen} of the examples" in notes[0]
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    next(other.rglob("*.jpg")).unlink()
+    assert "trained on other data" in modelyard.check_data(str(other), run=run).notes[0]
+
+
 def test_a_run_of_other_classes_is_refused(trained: tuple[Path, Path, set[int]], photos: Path) -> None:
     with pytest.raises(DataError, match="has the classes 0, 1; the dataset has cat, dog, emu"):
         modelyard.check_data(str(photos), run=trained[1])

@@ -209,6 +209,41 @@ def test_a_model_of_ones_own_may_be_a_regression() -> None:
         made.checked_network()
 
 
+@pytest.mark.parametrize(
+    ("labels", "activation", "base"),
+    [(np.arange(200) % 3, "softmax", modelyard.Classifier), (FLAGS, "sigmoid", modelyard.MultiLabel)],
+)
+def test_an_activation_that_is_applied_twice_is_noticed(
+    labels: NDArray[Any], activation: str, base: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Ends(base):  # type: ignore[misc]
+        """A network with that activation, or none, at its end."""
+
+        def __init__(self, data: Dataset, last: str | None) -> None:
+            super().__init__(self.Options(), describe_data(data))
+            self.last = last
+
+        def network(self) -> keras.Model:
+            inputs, x = modelyard.any_input(self.data)
+            outputs = keras.layers.Dense(self.data.num_classes, name="head", activation=self.last)(x)
+            return keras.Model(inputs, outputs)
+
+    class WithOwnLoss(Ends):
+        """A task of its own, which may take probabilities."""
+
+        def loss(self, outputs: Any, batch: Any) -> Any:
+            return outputs[:, 0]
+
+    from modelyard.models.data_info import describe_data
+
+    data = dataset(labels)
+    Ends(data, None).checked_network()
+    WithOwnLoss(data, activation).checked_network()
+    assert not caplog.text
+    Ends(data, activation).checked_network()
+    assert f"the network ends in a {activation} (layer 'head')" in caplog.text
+
+
 def test_mixing_labels_that_are_no_classes_is_refused(make: Make) -> None:
     parts = {"image": np.zeros((8, 4, 4, 1), np.uint8), "label": np.linspace(0, 1, 8)}
     with pytest.raises(DataError, match="'mixup' mixes labels, but the labels of these examples are not classes"):
@@ -290,7 +325,12 @@ def test_images_in_arrays_may_be_resized_with_values_as_labels(tmp_path: Path) -
 def test_classes_saved_as_something_else_are_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     np.savez(tmp_path / "a.npz", x_train=VALUES, y_train=(np.arange(200) % 5).astype(float))
     np.savez(tmp_path / "b.npz", x_train=VALUES, y_train=np.eye(5, dtype=int)[np.arange(200) % 5])
-    for name, message in (("a", "labels are floats"), ("b", "exactly one class")):
+    np.savez(tmp_path / "c.npz", x_train=VALUES, y_train=np.arange(200))
+    for name, message in (
+        ("a", "labels are floats"),
+        ("b", "exactly one class. If classes exclude each other, save their indices: y.argmax(axis=1)"),
+        ("c", "each of 200 numbers is a class. For a regression, save the labels as floats"),
+    ):
         caplog.clear()
         load_dataset(modelyard.load_config(dataset=str(tmp_path / f"{name}.npz"), model="mlp"))
         assert message in caplog.text

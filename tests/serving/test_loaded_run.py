@@ -49,6 +49,8 @@ def weights(folder: Path) -> dict[str, Any]:
 def test_a_run_on_arrays_is_resumed_with_the_same_arrays_only(home: Path) -> None:
     with pytest.raises(DataError, match="only a Python program can give"):
         modelyard.resume(home / "parts", train_steps=12)
+    with pytest.raises(DataError, match=r"modelyard.evaluate\(RUN, split='test', dataset=\(x, y\)\)"):
+        modelyard.load(home / "run").evaluate("validation")
     other = {**GIVEN, "train": (IMAGES[:150] // 2, NAMES[:150])}
     with pytest.raises(DataError, match="is not the data this run started with"):
         modelyard.resume(home / "parts", train_steps=12, dataset=other)

@@ -297,10 +297,13 @@ def test_every_format_takes_all_names(home: Path, run: modelyard.Run, tmp_path: 
 
 
 @tensorflow_only
-def test_a_model_without_an_image_is_exported(table_home: Path, tmp_path: Path) -> None:
+def test_a_model_without_an_image_is_exported(
+    table_home: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     done = modelyard.export(table_home, output=tmp_path / "models")
     assert set(done.differences) == {"serving_default"}
     assert done.checked_on == "random inputs", "a dataset of arrays is not there any more"
+    assert "is arrays, which are not given (modelyard.export(RUN, dataset=(x, y))): the export is" in caplog.text
     some = rows(TABLE, 100, 120)
     expected = modelyard.load(table_home).predict(some)
     assert modelyard.load(done.path).predict(some)["class"].tolist() == expected["class"].tolist()

@@ -462,6 +462,9 @@ def _check_components(
     for component, registry in COMPONENTS.items():
         chosen = merged.get(component) or Value(CORE_FIELDS[component].default, "default")
         name = str(chosen.value)
+        if not _is_plain(chosen.value):  # reported as one of the core options
+            all_chosen = False
+            continue
         if registered_name(component, name) not in registry.names():
             all_chosen = False
             hint = f" There is no folder {name!r} either." if component == "dataset" else ""
@@ -559,11 +562,29 @@ def _validate(
         wrong: dict[str, str] = {}
         for detail in error.errors():
             key = str(detail["loc"][0]) if detail["loc"] else ""
-            wrong.setdefault(key, validation_message(detail, values.get(key)))
+            given = values.get(key)
+            text = (
+                _needs_a_name(key) if key in COMPONENTS and not _is_plain(given) else validation_message(detail, given)
+            )
+            wrong.setdefault(key, text)
         for key, text in wrong.items():
             problems.append(Problem(merged[key].where if key in merged else chosen, key, text))
         return set(wrong)
     return set()
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value could stand in a config file."""
+    return value is None or isinstance(value, str | int | float | list | tuple | dict)
+
+
+def _needs_a_name(component: str) -> str:
+    """Words the error of a function or an object, such as a keras.Model, in place of a name."""
+    kind = COMPONENTS[component].kind
+    return (
+        f"must be a name, not an object. Register a function that returns yours with "
+        f"@modelyard.register_{kind.split()[-1]}('my_name'), and give its name."
+    )
 
 
 def field_kind(annotation: Any) -> str:

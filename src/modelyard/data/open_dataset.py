@@ -71,7 +71,10 @@ def _warn_about_labels(dataset: Dataset) -> None:
         return
     labels = np.asarray(arrays[LABEL])
     if kind == "flags" and bool((labels.sum(axis=1) == 1).all()):
-        log.warning("every training example has exactly one class. If classes exclude each other, save their indices")
+        log.warning(
+            "labels are rows of 0 and 1, so this is multi-label, but every training example has exactly one class. If "
+            "classes exclude each other, save their indices: y.argmax(axis=1)"
+        )
     whole = labels.ndim == 1 and kind == "values" and bool((labels == np.rint(labels)).all())
     if whole and labels.min() >= 0 and len(np.unique(labels)) < 100:
         log.warning("labels are floats, so this is a regression. If they are classes, save them as whole numbers")
@@ -88,7 +91,11 @@ def _warn_about_classes(dataset: Dataset) -> None:
         if len(classes) == 1:
             log.warning("there is only one class, %s: the model has nothing to learn", classes[0])
         if len(classes) > max(20, len(labels) // 4) and all(map(_is_number, classes)):
-            log.warning("each of %d numbers is a class. For a regression, use --label_kind numbers", len(classes))
+            log.warning(
+                "each of %d numbers is a class. For a regression, save the labels as floats, or for a .csv use "
+                "--label_kind numbers",
+                len(classes),
+            )
     validation = dataset.sizes().get(VALIDATION)
     if validation is not None and validation < len(classes):
         log.warning(

@@ -13,6 +13,7 @@ tasks.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,7 @@ from modelyard.models.data_info import DataInfo
 from modelyard.models.metric import Metric
 from modelyard.registry import Options as BaseOptions
 
+log = logging.getLogger("modelyard")
 Tensor = Any
 Batch = dict[str, Any]
 
@@ -149,6 +151,19 @@ def check_outputs(model: keras.Model, count: int, what: str) -> None:
         raise UserError(
             f"the model has {shape[-1]} outputs, but there are {count} {what}. "
             "Its last layer should have data.num_classes units."
+        )
+
+
+def warn_about_activation(model: keras.Model, activation: str) -> None:
+    """Warns if the last layer of a network has an activation that the loss and the predictions apply themselves."""
+    last = model.layers[-1]
+    own = getattr(last, "activation", None)
+    if own is getattr(keras.activations, activation) or type(last).__name__.lower() == activation:
+        log.warning(
+            "the network ends in a %s (layer %r), but the loss and the predictions take logits and apply it again. "
+            "Probabilities will be wrong. Remove the activation of the last layer",
+            activation,
+            last.name,
         )
 
 

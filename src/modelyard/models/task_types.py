@@ -23,7 +23,7 @@ from modelyard.models.catalog import ClassifierOptions, RegressorOptions
 from modelyard.models.data_info import DataInfo
 from modelyard.models.metric import Metric
 from modelyard.models.metric_types import CLASSIFICATION, MULTI_LABEL, REGRESSION, standard_metrics
-from modelyard.models.task import Batch, Standardize, Task, Tensor, check_outputs
+from modelyard.models.task import Batch, Standardize, Task, Tensor, check_outputs, warn_about_activation
 from modelyard.registry import Options as BaseOptions
 
 log = logging.getLogger("modelyard")
@@ -51,6 +51,8 @@ class Classifier(Task):
         shape = getattr(model, "output_shape", None)
         if shape is not None and not isinstance(shape, list | dict):  # a user's task may have several, and its own loss
             check_outputs(model, self.data.num_classes, "classes")
+            if type(self).loss is Classifier.loss and type(self).predictions is Classifier.predictions:
+                warn_about_activation(model, "softmax")
         return model
 
     def weigh(self, batch: Batch) -> Batch:
@@ -188,6 +190,8 @@ class MultiLabel(Task):
         """Returns the network, if it has one output per class."""
         model = super().checked_network()
         check_outputs(model, self.data.num_classes, "classes")
+        if type(self).loss is MultiLabel.loss and type(self).predictions is MultiLabel.predictions:
+            warn_about_activation(model, "sigmoid")
         return model
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:

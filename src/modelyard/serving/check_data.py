@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modelyard.config import resolve
-from modelyard.config.schema import TRUST
+from modelyard.config.schema import TRUST, Config
 from modelyard.data.check import CHECKS, CheckReport, Finding, check_dataset, write_findings, write_sheet
 from modelyard.data.dataset import TEST, TRAIN, Dataset
 from modelyard.data.decoded import raw_examples_of
@@ -67,7 +67,11 @@ def check_data(
         before = [
             finding for finding in report.findings if [*CHECKS].index(finding.check) < [*CHECKS].index("mislabelled")
         ]
-        found = _mislabelled(opened, dataset, trained_on, report)
+        same = _is_data_of(opened, dataset) or (
+            opened.config.entry("dataset") == config.entry("dataset")
+            and _is_data_of(opened, open_stored(_sized_like(opened, {**options, "dataset": source}, origin)))
+        )
+        found = _mislabelled(opened, dataset, same, trained_on, report)
         report.findings = [*before, *found, *report.findings[len(before) :]]
     if table is not None:
         write_findings(report, table)
@@ -79,7 +83,19 @@ def check_data(
 # -- labels -----------------------------------------------------------------------------------------------------------
 
 
-def _mislabelled(run: OpenRun, dataset: Dataset, trained_on: bool, report: CheckReport) -> list[Finding]:
+def _is_data_of(run: OpenRun, dataset: Dataset) -> bool:
+    """Returns whether a run was trained on a dataset."""
+    return open_stored(run.config).fingerprint() == dataset.fingerprint()
+
+
+def _sized_like(run: OpenRun, options: Mapping[str, Any], origin: str) -> Config:
+    """Returns a config with the image options of a run, which are part of the fingerprint."""
+    own = run.config.component_options
+    images = {name: own[name] for name in ("image_size", "image_fit", "image_channels") if own.get(name) is not None}
+    return resolve({**options, **images}, source=origin, pick_up_files=False)
+
+
+def _mislabelled(run: OpenRun, dataset: Dataset, same: bool, trained_on: bool, report: CheckReport) -> list[Finding]:
     """Returns examples whose label the run contradicts with confidence, the most certain first.
 
     A class is predicted with confidence if its probability is at least the mean over the examples with that label
@@ -93,7 +109,7 @@ def _mislabelled(run: OpenRun, dataset: Dataset, trained_on: bool, report: Check
     unreadable = {(finding.split, *finding.rows) for finding in report.of("unreadable")}
     places: list[tuple[str, int]] = []
     unseen: list[bool] = []
-    for split, rows, is_unseen in _parts(run, dataset, report):
+    for split, rows, is_unseen in _parts(run, dataset, same, report):
         if is_unseen or trained_on:
             readable = [(split, row) for row in rows.tolist() if (split, row) not in unreadable]
             places += readable
@@ -123,10 +139,11 @@ def _mislabelled(run: OpenRun, dataset: Dataset, trained_on: bool, report: Check
     return found
 
 
-def _parts(run: OpenRun, dataset: Dataset, report: CheckReport) -> Iterator[tuple[str, NDArray[np.int64], bool]]:
+def _parts(
+    run: OpenRun, dataset: Dataset, same: bool, report: CheckReport
+) -> Iterator[tuple[str, NDArray[np.int64], bool]]:
     """Yields rows of the splits as they are stored, and whether the run was not trained on them."""
     own = open_dataset(run.config)
-    same = open_stored(run.config).fingerprint() == dataset.fingerprint()
     derived = own.derived.rows if own.derived is not None else {}
     if not same:
         report.notes.append(

@@ -43,8 +43,9 @@ def given(options: Options, context: DataContext) -> Dataset:
     data = context.given
     if data is None:
         raise DataError(
-            "this dataset is arrays, which only a Python program can give. "
-            "To resume or evaluate such a run: modelyard.resume(RUN, dataset=(x, y)) with the same arrays, or "
+            "this dataset is arrays, which only a Python program can give. To resume such a run, or to evaluate one of "
+            "its splits, give the same arrays again: modelyard.resume(RUN, dataset=(x, y)), "
+            "modelyard.evaluate(RUN, split='test', dataset=(x, y)). To evaluate other examples: "
             "modelyard.load(RUN).evaluate((x, y)). Prediction, export and serving need no dataset."
         )
     if isinstance(data, GeneratorDataset):

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modelyard.config.backend import is_installed
+from modelyard.config.schema import GIVEN_DATASET
 from modelyard.data.dataset import ID, IMAGE, TEST, TRAIN, VALIDATION
 from modelyard.data.decoded import DecodedDataset
 from modelyard.data.open_dataset import load_dataset
@@ -163,7 +164,11 @@ def check_examples(model: Exportable) -> CheckExamples:
         dataset = load_dataset(model.run.config)
     except (UserError, OSError) as error:
         what = "images" if set(model.inputs) == {IMAGE} else "inputs"
-        log.warning("the data of the run can't be opened (%s): the export is checked on random %s", error, what)
+        if model.run.config.dataset == GIVEN_DATASET and model.run.config.given_dataset is None:
+            reason = "the data of the run is arrays, which are not given (modelyard.export(RUN, dataset=(x, y)))"
+        else:
+            reason = f"the data of the run can't be opened ({error})"
+        log.warning("%s: the export is checked on random %s", reason, what)
         inputs, origin = {name: _random(model, name) for name in model.inputs}, f"random {what}"
     else:
         sizes = dataset.sizes()
