@@ -384,6 +384,12 @@ def test_untrusted_names_are_escaped_on_every_page() -> None:
     assert {len(line.replace("\\|", "").split("|")) for line in text.splitlines() if line.startswith("|")} == {9}
 
 
+def test_the_heading_has_the_name_of_the_metric_as_it_is() -> None:
+    write("a", 0.5, scores={"test": {"BLEU": 0.5}})
+    modelyard.leaderboard("runs")
+    assert "<p>Test BLEU, higher is better. 1 model" in Path("runs/leaderboard.html").read_text()
+
+
 def test_numbers_below_zero_stay_numbers_in_csv() -> None:
     write("a", 0.5, scores={"test": {"r2": -0.25}})
     write("b", 0.5, random_seed=1, scores={"test": {"r2": -0.35}})

@@ -155,6 +155,20 @@ def test_scores_after_a_stop_are_those_of_all_rows(home: Path, monkeypatch: pyte
     assert not [*Path().glob(".partial-*")]
 
 
+@modelyard.register_metric("endless")
+def endless(predictions: Any, examples: Any) -> Any:
+    """A metric that is infinite."""
+    return np.full(len(examples["label"]), np.inf)
+
+
+def test_the_file_of_scores_is_json_also_if_one_is_infinite(home: Path, tmp_path: Path) -> None:
+    output = tmp_path / "a.csv"
+    done = modelyard.predict(home / "classes-mlp", home / "classes-test.npz", output=output, metrics="endless")
+    assert done.metrics["endless"] == np.inf
+    found = json.loads((tmp_path / "a.metrics.json").read_text(), parse_constant=pytest.fail)
+    assert found["endless"] is None
+
+
 def test_an_example_that_cannot_be_read_does_not_count(home: Path) -> None:
     from modelyard.data.raw_examples import ArrayExamples
 

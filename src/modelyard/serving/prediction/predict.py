@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import json
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -414,7 +415,8 @@ class _TableWriter:
         finally:
             engine.close()
         metrics, scores = ({}, Scores()) if self.scores is None else self.scores.as_json()
-        numbers = {name: None if value != value else value for name, value in scores.items()}  # JSON has no NaN
+        finite = {name: not isinstance(value, float) or math.isfinite(value) for name, value in scores.items()}
+        numbers = {name: value if finite[name] else None for name, value in scores.items()}  # JSON has no NaN
         text = json.dumps(numbers) + "\n" if scores else None
         if self.is_remote:
             self._save_progress(file, rows)  # if the upload fails, the next start has nothing else to do
