@@ -24,7 +24,8 @@ JOURNAL_TITLE = (
     "# Training log\n\nEvery run adds its settings, its hypothesis and its results. Add your own notes anywhere.\n"
 )
 _FIELDS: dict[str, type] = {
-    "run_id": str, "evaluates": bool, "seeds": dict, "dataset": dict, "model": dict, "data": dict, "starts": list,
+    "run_id": str, "evaluates": bool, "seeds": dict, "dataset": dict, "model": dict, "data": dict, "metrics": dict,
+    "starts": list,
 }  # fmt: skip
 _DATASET_FIELDS: dict[str, type] = {"fingerprint": str, "sizes": dict}
 _START_FIELDS: dict[str, type] = {
