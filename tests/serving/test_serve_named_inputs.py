@@ -74,6 +74,18 @@ def test_rows_and_columns_have_a_value_per_name(client: TestClient) -> None:
     assert post(client, {"instances": [{**ROW, "image": png(IMAGE)}]}) == (200, {"predictions": [SUMS]})
 
 
+def test_messages_speak_of_files_and_images_only_for_an_image(client: TestClient) -> None:
+    messages = [post(client, {"instances": [{**ROW, "vec": [1, 2]}]})[1]["error"]]
+    messages += [post(client, {"instances": [{**ROW, "age": age}]})[1]["error"] for age in (0.5, 10**400)]
+    assert messages == [
+        "the input vec (float32, 3): instance 0 must be a list of shape 3; it has a list of 2 where a list of 3 is "
+        "expected.",
+        "the input age (int32, a single value): int32 values are whole numbers from -2147483648 to 2147483647.",
+        "the input age (int32, a single value): a number is too large for int32.",
+    ]
+    assert "image file" in post(client, {"instances": [{**ROW, "image": [1]}]})[1]["error"]
+
+
 def test_files_and_ids_come_with_the_other_inputs(client: TestClient) -> None:
     row = {"image_bytes": png(IMAGE), "vec": ROW["vec"], "age": 7, "id": "first"}
     body = {"signature_name": "bytes_with_id", "instances": [row]}

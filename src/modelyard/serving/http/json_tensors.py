@@ -161,7 +161,7 @@ def parse_json(body: bytes) -> dict[str, Any]:
 
 
 def _reject_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a valid pixel.")
+    raise ValueError(f"{name} is not valid JSON.")
 
 
 def predict_rows(
@@ -300,7 +300,7 @@ def images_from_rows(rows: list[Any], image: ImageSpec, decoder: FileDecoder | N
         RequestError: for the first row that is wrong.
     """
     if not any(isinstance(row, dict) for row in rows):
-        return _to_array(rows, image)
+        return _to_array(rows, image, is_image=decoder is not None)
     out = np.empty((len(rows), *image.shape), image.dtype)
     for number, row in enumerate(rows):
         if isinstance(row, dict) and decoder is None:
@@ -441,7 +441,7 @@ def _from_base64(row: dict[str, Any], number: int) -> bytes:
         raise RequestError(400, f"instance {number} is not base64: {error}.") from None
 
 
-def _to_array(rows: list[Any], image: ImageSpec, first: int = 0) -> NDArray[Any]:
+def _to_array(rows: list[Any], image: ImageSpec, first: int = 0, *, is_image: bool = True) -> NDArray[Any]:
     """Converts nested lists to an array. Every list and number is checked, by functions that loop in C."""
     shape = "×".join(map(str, image.shape))
     level: list[Any] = rows
@@ -449,10 +449,11 @@ def _to_array(rows: list[Any], image: ImageSpec, first: int = 0) -> NDArray[Any]
     for size in image.shape:
         if set(map(type, level)) != {list} or set(map(len, level)) != {size}:
             wrong = next(i for i, each in enumerate(level) if not isinstance(each, list) or len(each) != size)
+            file = ", or {'b64': …} with an image file" if is_image else ""
             raise RequestError(
                 400,
-                f"instance {first + wrong // per_row} must be a list of shape {shape}, or {{'b64': …}} with an image "
-                f"file; it has {_type_in_words(level[wrong])} where a list of {size} is expected.",
+                f"instance {first + wrong // per_row} must be a list of shape {shape}{file}; it has "
+                f"{_type_in_words(level[wrong])} where a list of {size} is expected.",
             )
         per_row *= size
         level = list(chain.from_iterable(level))
@@ -473,9 +474,9 @@ def _to_dtype(values: list[Any], image: ImageSpec) -> NDArray[Any]:
     try:
         given = np.array(values, np.float64)
     except OverflowError:
-        raise RequestError(400, "a number is larger than any pixel.") from None
+        raise RequestError(400, f"a number is too large for {dtype.name}.") from None
     if not np.isfinite(given).all():
-        raise RequestError(400, "a number is larger than any pixel.")
+        raise RequestError(400, f"a number is too large for {dtype.name}.")
     if dtype.kind == "f":
         with np.errstate(over="ignore"):
             typed = given.astype(dtype)
@@ -484,7 +485,7 @@ def _to_dtype(values: list[Any], image: ImageSpec) -> NDArray[Any]:
         return typed
     low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     if (given != np.trunc(given)).any() or (given < low).any() or (given > high).any():
-        raise RequestError(400, f"this model takes {dtype.name} images: whole numbers from {low} to {high}.")
+        raise RequestError(400, f"{dtype.name} values are whole numbers from {low} to {high}.")
     return given.astype(dtype)
 
 
