@@ -356,6 +356,16 @@ def test_a_part_of_a_text_can_group() -> None:
     assert "name" not in made.features
 
 
+def test_a_fraction_without_a_derived_split_is_noted(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "modelyard")
+    arrays = {"image": np.zeros((10, 2, 2, 1), np.uint8), "label": np.arange(10) % 2}
+    brings = ArrayDataset({"train": arrays, "validation": arrays})
+    divide(brings, SplitRules())
+    assert not caplog.text
+    divide(brings, SplitRules(0.3))
+    assert "validation_fraction has no effect: the dataset brings a validation split" in caplog.text
+
+
 def test_a_group_without_a_derived_split_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     divide(hundred(person=np.arange(100)), SplitRules(0, group="person"))
     assert "split_group has no effect" in caplog.text

@@ -19,6 +19,7 @@ import modelyard
 from conftest import engine_class
 from modelyard.data.open_dataset import load_dataset
 from modelyard.errors import ConfigError, DataError, RunError, TrainingError, UserError
+from modelyard.registry import OPTIMIZERS
 from modelyard.run.checkpoint import list_best, list_checkpoints, read_checkpoint
 from modelyard.run.directory import open_run_folder
 from modelyard.run.examples import read_example_values
@@ -686,6 +687,23 @@ def test_own_model_dataset_optimizer_and_options_by_name() -> None:
     result = go(dataset="stripes", stripe_count=120, optimizer="plain", learning_rate=0.1, train_steps=60)
     assert result.validation["accuracy"] == 1.0
     assert json.loads(Path("run/manifest.json").read_text())["dataset"]["sizes"]["train"] == 120
+
+
+def test_the_script_of_a_run_is_named_only_if_its_config_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    import keras
+
+    @modelyard.register_optimizer("of_a_script")
+    def of_a_script(options: Any, learning_rate: Any) -> Any:
+        return keras.optimizers.SGD(learning_rate, name="of_a_script")
+
+    go(optimizer="of_a_script", train_steps=1)
+    monkeypatch.setattr("modelyard.loop.existing_run.started_by", lambda manifest: "mine.py")
+    with pytest.raises(ConfigError, match="train_stepps") as misspelt:
+        modelyard.resume("run", train_stepps=2)
+    assert "mine.py" not in str(misspelt.value)
+    monkeypatch.delitem(OPTIMIZERS._entries, "of_a_script")
+    with pytest.raises(ConfigError, match=r"was started by the script mine\.py.* add --plugins mine\.py"):
+        modelyard.resume("run")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from modelyard.config.schema import Config, split_group_of
+from modelyard.config.schema import CORE_FIELDS, Config, split_group_of
 from modelyard.data.dataset import ID, IMAGE, LABEL, TEST, TRAIN, VALIDATION, Dataset, DerivedSplits
 from modelyard.data.order import permutation
 from modelyard.errors import DataError
@@ -85,6 +85,8 @@ def divide(dataset: Dataset, rules: SplitRules) -> Dataset:
     cuts_validation = bool(rules.folds or rules.validation_fraction > 0) and VALIDATION not in brings
     if rules.test_fraction > 0 and not cuts_test:
         log.info("test_fraction has no effect: the dataset brings a test split")
+    if VALIDATION in brings and rules.validation_fraction not in (0, CORE_FIELDS["validation_fraction"].default):
+        log.info("validation_fraction has no effect: the dataset brings a validation split")
     if not (cuts_test or cuts_validation):
         if rules.group is not None:
             log.warning("split_group has no effect: no split is derived, the dataset has %s", ", ".join(brings))

@@ -46,9 +46,10 @@ def resume_config(
         )
     except ConfigError as error:
         script = started_by(read_manifest(directory))
-        if script is not None:
+        if script is not None and any(problem.where != source for problem in error.problems):  # in the run's config
             error.add_hint(
-                f"This run was started by the script {script}: use `python {script} resume …`, or --plugins."
+                f"This run was started by the script {script}. To use what it registers, add --plugins {script}. It is "
+                "imported: what must not run again belongs under `if __name__ == '__main__':`."
             )
         raise
     return config, bool(read_manifest(directory).get("evaluates", True))
