@@ -1,10 +1,10 @@
 """Measures what a kill costs with the default `save_every`, and what saving costs.
 
-    python benchmarks/saving.py kills [--kills 20] [--engine jax]
+    python benchmarks/saving.py kills [--kills 20] [--only digits] [--engine jax] [--data_dir DIR]
     python benchmarks/saving.py cost [--only digits,mlp] [--engine jax] [--seconds 60] [--repeats 3] [--data_dir DIR]
 
-`kills` starts the default run on the digits again and again, and kills it with SIGKILL at random moments. Lost are the
-steps, and the seconds, from the newest state that the run resumes from to the kill.
+`kills` starts a run again and again, and kills it with SIGKILL at random moments. Lost are the steps, and the seconds,
+from the newest state that the run resumes from to the kill.
 
 `cost` trains with save_every=auto and 100 % (only at the end) in turn, in one process, and prints the ratio of their
 steps per second: medians, without the first chunk, which compiles. Best models are kept in both. Beside it is the share
@@ -105,14 +105,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=("kills", "cost"))
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--only", default="digits,mlp")
+    parser.add_argument("--only", help="cases, separated by commas", default="digits")
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--data_dir")
     given = parser.parse_args()
     if given.part == "kills":
-        kills(given.kills, given.engine)
+        for name in given.only.split(","):
+            kills(name, options_of(name, given.engine, given.data_dir), given.kills)
         return
     Clock.seconds = given.seconds
     from modelyard.loop import hooks, metric_hooks
@@ -120,16 +121,21 @@ def main() -> None:
     for module in (hooks, metric_hooks):
         vars(module)["write_checkpoint"] = Counter.write
     for name in given.only.split(","):
-        options = {**CASES[name], "engine": given.engine, "hooks": "+clock"}
-        if "recipe" in options:
-            options |= {"data_dir": given.data_dir} if given.data_dir else RANDOM_CIFAR10
-        cost(name, options, given.repeats)
+        cost(name, {**options_of(name, given.engine, given.data_dir), "hooks": "+clock"}, given.repeats)
 
 
-def kills(count: int, engine: str) -> None:
+def options_of(name: str, engine: str, data_dir: str | None) -> dict[str, Any]:
+    """Returns the options of a run of this case."""
+    options = {**CASES[name], "engine": engine}
+    if "recipe" in options:
+        options |= {"data_dir": data_dir} if data_dir else RANDOM_CIFAR10
+    return options
+
+
+def kills(name: str, options: dict[str, Any], count: int) -> None:
     """Kills one run ``count`` times; it resumes each time."""
-    words = ["train-and-evaluate", "--model", "mlp", "--dataset", "digits", "--train_steps", "100000000"]
-    words += ["--plugins", str(Path(__file__).resolve()), "--hooks", "+note_steps", "--engine", engine]
+    given = [word for key, value in options.items() for word in (f"--{key}", as_text(value))]
+    words = ["train-and-evaluate", *given, "--plugins", str(Path(__file__).resolve()), "--hooks", "+note_steps"]
     dice, lost = random.Random(0), []
     with tempfile.TemporaryDirectory() as folder:
         run, notes = Path(folder) / "run", Path(folder) / "steps"
@@ -150,10 +156,15 @@ def kills(count: int, engine: str) -> None:
             reached = {int(step): float(at) for step, at in lines}
             saved = max(list_saved(run / "checkpoints", run / "best"))
             lost.append((max(reached) - saved, killed_at - reached.get(saved, min(reached.values())), max(reached)))
-            print(f"kill {number:2} at step {max(reached):,}: lost {lost[-1][0]:,} steps, {lost[-1][1]:.2f} s")
+            print(f"{name}: kill {number:2} at step {max(reached):,}: lost {lost[-1][0]:,} steps, {lost[-1][1]:.2f} s")
     for index, unit in ((0, "steps"), (1, "s")):
         values = [each[index] for each in lost]
-        print(f"lost {unit}: median {statistics.median(values):,.1f}, at most {max(values):,.1f}")
+        print(f"{name}: lost {unit}: median {statistics.median(values):,.1f}, at most {max(values):,.1f}")
+
+
+def as_text(value: Any) -> str:
+    """Returns a value as it is written on the command line."""
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def cost(name: str, options: dict[str, Any], repeats: int) -> None:
