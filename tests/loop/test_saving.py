@@ -22,9 +22,12 @@ from modelyard.run.metrics import read_metrics
 OPTIONS = {
     "model": "mlp", "dataset": "digits", "hidden_units": [16], "train_batch_size": 64, "train_steps": 60,
     "eval_every": "20 steps", "log_every": 15, "save_every": "1 h", "best_metric": "loss", "deterministic": True,
-    "threads": 1, "hooks": "+early_stop(patience=1000, min_delta=9), -tensorboard",
+    "hooks": "+early_stop(patience=1000, min_delta=9), -tensorboard",
 }  # fmt: skip
 FAILING = f"{OPTIONS['hooks']}, +fail_at_50"
+
+
+pytestmark = pytest.mark.usefixtures("two_devices")
 
 
 class FailAt50(modelyard.Hook):
@@ -62,14 +65,14 @@ def flip(path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, two_devices: None) -> Path:
     folder = tmp_path_factory.mktemp("undisturbed") / "run"
     go(folder)
     return folder
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def ended(tmp_path_factory: pytest.TempPathFactory, two_devices: None) -> Path:
     """A run that ended at step 50. Its only checkpoint is that of step 0, its best model that of step 40."""
     folder = tmp_path_factory.mktemp("ended") / "run"
     modelyard.register_hook("fail_at_50")(FailAt50)
