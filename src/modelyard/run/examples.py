@@ -45,7 +45,8 @@ def write_example_values(directory: RunDirectory, split: str, step: int, values:
     folder = directory.examples
     with explain(folder, "write to"):
         folder.mkdir(parents=True, exist_ok=True)
-        with whole_file(folder / _name(split, step)) as file:
+        # Not synced, since training and testing would wait for the disk. A file that a power cut damaged is skipped.
+        with whole_file(folder / _name(split, step), synced=False) as file:
             file.write(pack_tensors(values))
 
 

@@ -69,15 +69,22 @@ def write_text(path: Path, text: str, mode: int = 0o644) -> None:
 
 
 @contextlib.contextmanager
-def whole_file(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
-    """Yields a file to write, which becomes ``path`` at the end of the block. After an error, it is removed."""
+def whole_file(path: Path, mode: int = 0o644, synced: bool = True) -> Iterator[BinaryIO]:
+    """Yields a file to write, which becomes ``path`` at the end of the block. After an error, it is removed.
+
+    Args:
+        path: the file.
+        mode: its permissions.
+        synced: whether to wait until the disk has it. Without, it is whole after a kill, but not after a power cut.
+    """
     handle, name = tempfile.mkstemp(prefix=PARTIAL, dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             yield file
             file.flush()
             faults.reach(faults.FILE)
-            os.fsync(file.fileno())
+            if synced:
+                os.fsync(file.fileno())
         Path(name).chmod(mode)
         faults.reach(faults.FILE)
         Path(name).replace(path)
@@ -85,7 +92,8 @@ def whole_file(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
         with contextlib.suppress(OSError):
             Path(name).unlink()
         raise
-    sync_folder(path.parent)
+    if synced:
+        sync_folder(path.parent)
 
 
 @contextlib.contextmanager
