@@ -138,20 +138,21 @@ def kills(name: str, options: dict[str, Any], count: int) -> None:
     words = ["train-and-evaluate", *given, "--plugins", str(Path(__file__).resolve()), "--hooks", "+note_steps"]
     dice, lost = random.Random(0), []
     with tempfile.TemporaryDirectory() as folder:
-        run, notes = Path(folder) / "run", Path(folder) / "steps"
+        run, notes, output = (Path(folder) / name for name in ("run", "steps", "output"))
         command = [sys.executable, "-m", "modelyard", *words, "--model_dir", str(run)]
         for number in range(1, count + 1):
             notes.write_text("")
-            with subprocess.Popen(
-                command, env={**os.environ, STEPS: str(notes)}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-            ) as process:
+            with (
+                open(output, "wb") as file,  # a pipe that nobody reads would stop the run when it is full
+                subprocess.Popen(command, env={**os.environ, STEPS: str(notes)}, stdout=file, stderr=file) as process,
+            ):
                 while notes.read_text().count("\n") < 3 and process.poll() is None:
                     time.sleep(0.05)
                 time.sleep(dice.uniform(0.0, 25.0))
                 killed_at = time.monotonic()
                 process.send_signal(signal.SIGKILL)
                 if process.wait() != -signal.SIGKILL:
-                    sys.exit(f"the run ended by itself: {process.stderr and process.stderr.read().decode()}")
+                    sys.exit(f"the run ended by itself: {output.read_text()}")
             lines = [line.split() for line in notes.read_text().splitlines(keepends=True) if line.endswith("\n")]
             reached = {int(step): float(at) for step, at in lines}
             saved = max(list_saved(run / "checkpoints", run / "best"))
