@@ -127,6 +127,26 @@ def test_options_of_a_command_are_named_too(command: Command, words: list[str], 
     assert text in command(*words, code=2).stderr
 
 
+def test_arguments_of_the_functions_in_python_are_not_options(command: Command) -> None:
+    command("train", *QUICK, "--model_dir", "run")
+    for words in (
+        ["serve", "run", "--poll_secs", "1"],
+        ["serve", "--export", "run", "--ready", "x"],
+        ["evaluate", "run", "--source", "x"],
+        ["export", "run", "--source", "x"],
+        ["predict", "run", "photo.png", "--source", "x"],
+        ["matrix", "--program", "x"],
+        ["data", "info", "digits", "--source", "x"],
+        ["data", "check", "digits", "--origin", "x"],
+        ["data", "verify", "digits", "--origin", "x"],
+        ["data", "show", "digits", "--origin", "x"],
+        ["convert", "--from", "digits", "--to", "records", "--origin", "x"],
+    ):
+        found = command(*words, code=2).stderr
+        assert f"{words[-2]}: is not an option" in found, words
+        assert "Traceback" not in found, words
+
+
 def test_train_prints_for_people_on_stderr_and_one_json_object_on_stdout(command: Command) -> None:
     done = command("train_and_eval", *QUICK, "--model-dir", "run", "--test-at-end", "--json")
     assert len(done.stdout.splitlines()) == 1

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from modelyard.cli.options import keywords
 from modelyard.cli.output import Json, exit_interrupted, program, program_of_processes, show, table
 from modelyard.errors import COMMAND_LINE, Interrupted
 
@@ -44,7 +45,7 @@ def matrix(
     try:
         result = run_matrix(
             file, output=output, models=models, datasets=datasets, seeds=seeds, jobs=jobs,
-            program=program_of_processes(), source=COMMAND_LINE, **options,
+            program=program_of_processes(), source=COMMAND_LINE, **keywords(options, run_matrix),
         )  # fmt: skip
     except Interrupted as interrupt:
         count = f"{interrupt.step} of {len(MatrixFolder(output).cell_axes())} cells done"

@@ -8,6 +8,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
+from modelyard.cli.options import keywords
 from modelyard.cli.output import Json, show, table, text_of
 from modelyard.errors import COMMAND_LINE, DataError, unknown
 
@@ -60,7 +61,8 @@ def convert(
     try:
         report = modelyard.convert(
             source, to, max_edge=max_edge, quality=quality, shards=shards, validation_fraction=validation_fraction,
-            name=name, processes=processes, origin=COMMAND_LINE, **chosen, **options,
+            name=name, processes=processes, origin=COMMAND_LINE, **chosen,
+            **keywords(options, modelyard.convert),
         )  # fmt: skip
     except KeyboardInterrupt:
         console().print("stopped. Finished shards are kept. Run the same command again to resume.")
@@ -101,7 +103,7 @@ def data_info(options: dict[str, Any], source: Source, json: Json = False) -> No
     """Show splits, classes and sizes; of records, also their features."""
     import modelyard
 
-    found = modelyard.data_info(source, origin=COMMAND_LINE, **options)
+    found = modelyard.data_info(source, origin=COMMAND_LINE, **keywords(options, modelyard.data_info))
     counts = [split["classes"] for split in found["splits"].values()]
     names = found["classes"]
     rows = [[name, *("" if of is None else f"{of[number]:,}" for of in counts)] for number, name in enumerate(names)]
@@ -132,7 +134,7 @@ def data_verify(options: dict[str, Any], source: Source, json: Json = False) -> 
     from modelyard.data.inspection import verify_data
     from modelyard.system.console import console
 
-    report = verify_data(source, origin=COMMAND_LINE, **options)
+    report = verify_data(source, origin=COMMAND_LINE, **keywords(options, verify_data))
     columns = ("split", "examples", "classes", "fewest", "most", "bad", "heights", "widths")
     rows = []
     for name, split in report.splits.items():
@@ -174,7 +176,7 @@ def data_check(
 
     report = modelyard.check_data(
         source, run=model_dir, trained_on=trained_on, skip=skip.replace(" ", "").split(",") if skip else (),
-        output=output, sheet=sheet, origin=COMMAND_LINE, **options,
+        output=output, sheet=sheet, origin=COMMAND_LINE, **keywords(options, modelyard.check_data),
     )  # fmt: skip
     rows = []
     for check, count in report.counts.items():
@@ -214,6 +216,7 @@ def data_show(
     if split not in SPLITS:
         raise DataError(unknown("split", split, SPLITS))
     path = show_data(
-        source, output, split=split, examples=examples, which=which, copies=copies, origin=COMMAND_LINE, **options
-    )
+        source, output, split=split, examples=examples, which=which, copies=copies, origin=COMMAND_LINE,
+        **keywords(options, show_data),
+    )  # fmt: skip
     show(None, [str(path)], as_json=False)

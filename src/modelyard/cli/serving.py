@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from modelyard.cli.options import keywords
 from modelyard.cli.output import Json, show, table
 from modelyard.cli.training import Checkpoint
 from modelyard.errors import COMMAND_LINE, UserError
@@ -50,7 +51,7 @@ def predict(
         done = predict_files(
             run, *(files or ()), checkpoint=checkpoint, split=split, output=output, top=top,
             probabilities=probabilities, overwrite=overwrite, on_bad=on_bad,  # type: ignore[arg-type] # checked above
-            source=COMMAND_LINE, **options,
+            source=COMMAND_LINE, **keywords(options, predict_files),
         )  # fmt: skip
     except KeyboardInterrupt:
         console().print("stopped. Run the same command again to resume.")
@@ -92,7 +93,8 @@ def export(
 
     exported = export_model(
         run, checkpoint=checkpoint, format=format,  # type: ignore[arg-type] # the library checks it
-        output=output, version=version, overwrite=overwrite, source=COMMAND_LINE, **options,
+        output=output, version=version, overwrite=overwrite, source=COMMAND_LINE,
+        **keywords(options, export_model),
     )  # fmt: skip
     differences = ", ".join(f"{name} {value:.1e}" for name, value in exported.differences.items())
     text = [
@@ -175,5 +177,5 @@ def serve(
         run, export, name=name, host=host, port=port, allowed_host=allowed_host, checkpoint=checkpoint,
         max_batch=max_batch, max_delay_ms=max_delay_ms, max_queue=max_queue, max_body_mb=max_body_mb,
         max_pixels=max_pixels, max_instances=max_instances, max_connections=max_connections,
-        timeout_secs=timeout_secs, ready=tell, source=COMMAND_LINE, **options,
+        timeout_secs=timeout_secs, ready=tell, source=COMMAND_LINE, **keywords(options, serve_model),
     )  # fmt: skip

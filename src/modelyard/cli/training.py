@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from modelyard.cli.options import keywords
 from modelyard.cli.output import Json, exit_interrupted, program, show, table
 from modelyard.errors import COMMAND_LINE, DataError, Interrupted, unknown
 
@@ -93,7 +94,9 @@ def evaluate(
 
     if split is not None and split not in SPLITS:
         raise DataError(unknown("split", split, SPLITS))
-    result = api.evaluate(run, checkpoint=checkpoint, split=split, source=COMMAND_LINE, **options)
+    result = api.evaluate(
+        run, checkpoint=checkpoint, split=split, source=COMMAND_LINE, **keywords(options, api.evaluate)
+    )
     _show_result(result, as_json=json)
 
 
