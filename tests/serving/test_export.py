@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -362,13 +363,35 @@ def test_where_keras_runs_on_jax_another_process_exports(two_devices: None, tmp_
 def test_the_command_prints_where_the_export_is(photos_run: Path, command: Callable[..., Any]) -> None:
     plugins = str(Path(__file__).parents[1] / "parts.py")
     words = ["--format", "tflite", "--checkpoint", "latest", "--plugins", plugins, "--output", "lite"]
-    shown = command("export", str(photos_run), *words)
+    shown = command("export", str(photos_run), *words, TF_CPP_MIN_LOG_LEVEL="2")
+    assert "Created TensorFlow Lite" not in shown.stderr
     assert "tflite of step 6: lite/1" in shown.stdout
     assert "largest difference on 3 examples of validation: tflite" in shown.stdout
     assert Path("lite/1/model.tflite").is_file()
     refused = command("export", str(photos_run), "--checkpoint", "5", "--plugins", plugins, code=None)
     assert refused.returncode != 0
     assert "there is no checkpoint '5'" in refused.stderr
+
+
+@tensorflow_only
+def test_a_program_that_loads_an_export_sees_no_lines_of_tensorflow_about_itself(saved: modelyard.Exported) -> None:
+    inherited = {name: value for name, value in environment().items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    program = "import numpy, modelyard; modelyard.load({!r}).predict(numpy.zeros((1, 16, 16, 3), numpy.uint8))"
+    done = subprocess.run(
+        [sys.executable, "-c", program.format(str(saved.path))],
+        env=inherited, capture_output=True, text=True, timeout=PATIENCE, check=True,
+    )  # fmt: skip
+    assert done.stderr == ""
+
+
+def test_lines_of_tensorflow_about_itself_are_dropped_and_others_kept(capfd: pytest.CaptureFixture[str]) -> None:
+    from modelyard.config.backend import quiet_engine
+
+    with quiet_engine():
+        os.write(2, b"E0000 00:00:1.2 24207 util.cc:131] oneDNN supports DT_INT32 only on platforms with AVX-512.\n")
+        os.write(2, b"INFO: Created TensorFlow Lite XNNPACK delegate for CPU.\n")
+        os.write(2, b"E0000 00:00:1.2 24207 cuda.cc:1] out of memory\n")
+    assert capfd.readouterr().err == "E0000 00:00:1.2 24207 cuda.cc:1] out of memory\n"
 
 
 @tensorflow_only

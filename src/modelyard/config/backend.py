@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
+from types import ModuleType
 from typing import TextIO
 
 from modelyard.cluster.description import PARAMETER_SERVERS
@@ -199,12 +200,10 @@ def import_engine(name: str) -> str:
             f"KERAS_BACKEND={chosen}, or import modelyard and load the config first."
         )
     os.environ["KERAS_BACKEND"] = chosen
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # JAX's libraries read it, too
     if chosen not in sys.modules:
         log.info("loading %s …", SHOWN[chosen])
         try:
-            with without_lines(sys.stderr, 2, _GREETING):  # printed before the log level is read
-                importlib.import_module(chosen)
+            import_quietly(chosen)
         except ImportError as error:
             raise UserError(
                 f"the engine {chosen!r} cannot be imported: {error}. Install it: {INSTALL[chosen]}"
@@ -212,7 +211,26 @@ def import_engine(name: str) -> str:
     return chosen
 
 
-_GREETING = re.compile(rb"^(I\d{4} .*|WARNING: All log messages before absl.*|To enable the following instr.*)\n", re.M)
+_ABOUT_ITSELF = re.compile(
+    rb"^(I\d{4} .*|WARNING: All log messages before absl.*|To enable the following instr.*"
+    rb"|[IWE]\d{4} .*\] oneDNN .*|INFO: Created TensorFlow Lite .*)\n",
+    re.M,
+)
+"""Lines of TensorFlow and JAX, some of which are printed before the log level is read."""
+
+
+def import_quietly(name: str) -> ModuleType:
+    """Imports TensorFlow or JAX without the lines that they print about themselves."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # JAX's libraries read it, too
+    if name in sys.modules:
+        return sys.modules[name]
+    with quiet_engine():
+        return importlib.import_module(name)
+
+
+def quiet_engine() -> contextlib.AbstractContextManager[None]:
+    """Drops the lines that TensorFlow and JAX print about themselves."""
+    return without_lines(sys.stderr, 2, _ABOUT_ITSELF)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 import modelyard
 from modelyard import storage
 from modelyard.config import Config, load_config
-from modelyard.config.backend import keras_backend, select_engine
+from modelyard.config.backend import import_quietly, keras_backend, select_engine
 from modelyard.config.durations import RunLength
 from modelyard.data.dataset import IMAGE, TEST, Dataset, Feature
 from modelyard.data.decoded import dataset_to_predict
@@ -129,7 +129,7 @@ class ExportedServable(Servable):
     def __init__(self, folder: Path) -> None:
         super().__init__(read_description(folder))
         try:
-            import tensorflow as tf
+            tf: Any = import_quietly("tensorflow")
         except ImportError as error:
             raise RunError(
                 "an exported SavedModel needs TensorFlow: pip install 'modelyard[cpu]', or serve the run itself "

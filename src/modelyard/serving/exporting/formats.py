@@ -22,6 +22,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from modelyard.compat.keras import all_layers
+from modelyard.config.backend import quiet_engine
 from modelyard.data.dataset import ID, IMAGE, LABEL, Feature
 from modelyard.data.inputs import is_picture
 from modelyard.data.preprocess import changes_batches
@@ -218,7 +219,8 @@ def load_saved_model(folder: Path) -> dict[str, Predictor]:
 
         def predict(batch: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
             _ = loaded  # it owns the variables
-            found = signature(**{key: tf.constant(values) for key, values in batch.items()})
+            with quiet_engine():
+                found = signature(**{key: tf.constant(values) for key, values in batch.items()})
             return {output: found[output].numpy() for output in found}
 
         return predict
@@ -483,6 +485,7 @@ def load_tflite(folder: Path) -> dict[str, Predictor]:
 
     def predict(batch: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
         _ = interpreter  # it owns the memory
-        return dict(runner(**batch))
+        with quiet_engine():
+            return dict(runner(**batch))
 
     return {"tflite": predict}
