@@ -132,6 +132,40 @@ def test_files_are_predicted_and_unreadable_ones_are_named(run: modelyard.Run, t
     assert found.table()[1]["error"]
 
 
+class Frame(dict[str, list[Any]]):
+    """What Modelyard uses of a data frame of pandas, which need not be installed."""
+
+    ndim = 2
+
+    @property
+    def columns(self) -> list[str]:
+        return [*self]
+
+    def to_numpy(self) -> Any:
+        raise NotImplementedError
+
+
+def test_a_data_frame_of_paths_may_have_labels(
+    run: modelyard.Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from PIL import Image
+
+    for number in range(3):
+        Image.fromarray(NEW[number, :, :, 0]).save(tmp_path / f"{number}.png")
+    paths = [str(tmp_path / f"{number}.png") for number in range(3)]
+    truth = NEW_NAMES[:3].tolist()
+    plain = run.predict(Frame(path=paths))
+    assert plain.truth is None
+    expected = run.predict((NEW[:3], truth)).scores
+    assert run.predict(Frame(path=paths, label=truth)).scores == expected
+    assert run.predict(Frame(file=paths, kind=truth), image_column="file", label_column="kind").scores == expected
+    assert run.evaluate(Frame(path=paths, label=truth)).metrics["accuracy"] == expected["accuracy"]
+    with pytest.raises(DataError, match=r"there is no column 'knd'. Did you mean 'kind'\? Name the right one"):
+        run.predict(Frame(path=paths, kind=truth), label_column="knd")
+    assert run.predict(Frame(path=paths, label=["else"] * 3)).truth is None
+    assert "labels are left out: there is no class 'else'" in caplog.text
+
+
 def test_curves_and_metrics_are_those_of_the_run(run: modelyard.Run) -> None:
     steps, values = run.curve("accuracy")
     assert steps.tolist() == [6, 12]

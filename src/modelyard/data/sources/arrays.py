@@ -174,8 +174,9 @@ def _frame(frame: Any, group: str) -> _Named:
     try:
         named: _Named = {IMAGE: values.to_numpy(dtype=np.float32)}
     except (ValueError, TypeError) as error:
+        why = str(error).rstrip(".")
         raise DataError(
-            f"a column of the data frame is not numbers: {error}. Give the columns that the model should see, and the "
+            f"a column of the data frame is not numbers: {why}. Give the columns that the model should see, and the "
             "labels beside them: dataset=(frame[columns], frame['label'])."
         ) from error
     return named | {name: _array(frame[name], f"the column {name}") for name in own}

@@ -213,14 +213,13 @@ def _of_csv(paths: dict[str, Path], options: FilesOptions, context: DataContext)
     if options.label_kind == "class":
         classes, labels = _class_indices({split: rows.class_names for split, rows in splits.items()})
         return Source("csv", {split: rows.examples(labels[split]) for split, rows in splits.items()}, classes)
-    examples = {split: rows.examples(_targets(rows, options)) for split, rows in splits.items()}
+    examples = {split: rows.examples(targets_of(np.stack(rows.targets), options)) for split, rows in splits.items()}
     names = label_columns(options)  # of the classes that apply or not, or of the values; a single value needs none
     return Source("csv", examples, tuple(names if options.label_kind == "flags" or len(names) > 1 else ()))
 
 
-def _targets(rows: CsvRows, options: FilesOptions) -> NDArray[Any]:
-    """Returns labels that are numbers or flags."""
-    targets: NDArray[Any] = np.stack(rows.targets)
+def targets_of(targets: NDArray[Any], options: FilesOptions) -> NDArray[Any]:
+    """Returns labels that are numbers or flags, in the form that a task takes: a single number has no columns."""
     if options.label_kind == "flags":
         return targets.astype(np.uint8)
     return targets[:, 0] if targets.shape[1] == 1 else targets
@@ -317,7 +316,7 @@ def read_to_predict(
         if rows.unlabelled or options.label_kind == "class" or not rows.targets:
             names = None if rows.unlabelled else rows.class_names or None
             return FilesToPredict(rows.examples(), names, unlabelled=rows.unlabelled)
-        targets = _targets(rows, options)
+        targets = targets_of(np.stack(rows.targets), options)
         return FilesToPredict(rows.examples(targets), targets, columns=tuple(label_columns(options)))
     if kinds == ["npz"]:
         values, labels = read_npz_to_predict(paths[0])

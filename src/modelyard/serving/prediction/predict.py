@@ -10,7 +10,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +28,8 @@ from modelyard.data.image_spec import ImageSpec, UndecodableError
 from modelyard.data.inputs import checked_arrays, describe, is_one_image, spec_of
 from modelyard.data.raw_examples import ArrayExamples, FileExamples, RawExamples
 from modelyard.data.sources.arrays import frame_columns, has_names, is_frame, read_given
-from modelyard.data.sources.files import FilesToPredict, read_to_predict
+from modelyard.data.sources.csv_file import label_columns
+from modelyard.data.sources.files import FilesToPredict, read_to_predict, targets_of
 from modelyard.data.sources.named_inputs import image_paths, read_named_inputs
 from modelyard.data.sources.remote import local_tree
 from modelyard.engine.evaluation import LabelledBatch
@@ -186,7 +187,7 @@ def open_examples(run: OpenRun | OpenExport, sources: Sequence[Any], columns: Ma
     options = FilesOptions.model_validate({**own, **columns})
     paths = _paths(sources)
     if paths is None:
-        found = _given(run, sources[0], options)
+        found = _given(run, sources[0], options, [*columns])
     elif not run.takes_image_only and not is_one_image(run.inputs):
         found = _named_files(run, paths, options)
     else:
@@ -214,7 +215,7 @@ def open_examples(run: OpenRun | OpenExport, sources: Sequence[Any], columns: Ma
             examples.labels = np.array([numbers[name] for name in labels], np.int32)
     if problem is None:
         return examples, True
-    if paths is None:
+    if paths is None and not isinstance(examples, FileExamples):  # a data frame of paths is a table
         raise DataError(f"these labels do not fit the run: {problem}")
     if not found.from_folders:  # folders may have other names for other reasons
         log.warning("labels are left out: %s", problem)
@@ -252,11 +253,10 @@ def _named_files(run: OpenRun | OpenExport, paths: list[str], options: FilesOpti
     return FilesToPredict(examples, labels)
 
 
-def _given(run: OpenRun | OpenExport, data: Any, options: FilesOptions) -> FilesToPredict:
-    """Returns examples that a Python program gives."""
+def _given(run: OpenRun | OpenExport, data: Any, options: FilesOptions, named: Collection[str]) -> FilesToPredict:
+    """Returns examples that a Python program gives, with ``named`` options of columns."""
     if is_frame(data) and options.image_column in data.columns and is_one_image(run.inputs):
-        names = [str(name) for name in data[options.image_column]]
-        return FilesToPredict(FileExamples(Path(), names, np.zeros(len(names), np.int32)), None)
+        return _files_of_frame(data, options, "label_column" in named)
     inputs = run.inputs
     data = data if is_one_image(inputs) else frame_columns(data, inputs)
     values, labels = read_given(data, options.value_columns)
@@ -276,6 +276,26 @@ def _given(run: OpenRun | OpenExport, data: Any, options: FilesOptions) -> Files
     numbers = labels is not None and labels.dtype.kind not in "USb"
     examples = examples_of(arrays, labels if numbers else None)
     return FilesToPredict(examples, labels if labels is None or numbers else labels.astype(str).tolist())
+
+
+def _files_of_frame(frame: Any, options: FilesOptions, labelled: bool) -> FilesToPredict:
+    """Returns the image files in a column of a data frame, and the labels in others; ``labelled``: they must exist."""
+    names = [str(name) for name in frame[options.image_column]]
+    columns = label_columns(options, [*frame.columns])
+    missing = next((name for name in columns if name not in frame.columns), None)
+    if missing is not None and labelled:
+        raise DataError(f"{unknown('column', missing, map(str, frame.columns))} Name the right one with label_column.")
+    examples = FileExamples(Path(), names, np.zeros(len(names), np.int32))
+    if missing is not None:
+        return FilesToPredict(examples, None)
+    if options.label_kind == "class":
+        return FilesToPredict(examples, [str(name) for name in frame[columns[0]]])
+    try:
+        labels = np.stack([np.asarray(frame[name], np.float32) for name in columns], axis=1)
+    except (ValueError, TypeError) as error:
+        raise DataError(f"a label column of the data frame is not numbers: {error}") from error
+    examples.labels = targets_of(labels, options)
+    return FilesToPredict(examples, examples.labels, columns=tuple(columns))
 
 
 def _label_kind(label: Feature) -> Literal["class", "numbers", "flags"]:
