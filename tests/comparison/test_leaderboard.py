@@ -468,6 +468,15 @@ def test_short_names_are_shown_in_the_plots() -> None:
     assert 'class="number"' not in page
 
 
+def test_it_prints_as_a_table() -> None:
+    fill()
+    lines = str(modelyard.leaderboard("runs")).splitlines()
+    assert lines[0] == "test accuracy in %, higher is better"
+    assert lines[2].split()[:3] == ["model", "mean", "rank"]
+    assert any(line.startswith("simple_cnn") and "95.00 ± 1.00 (3)" in line and "★" in line for line in lines)
+    assert any(line.startswith("note: ") for line in lines)
+
+
 def test_the_command_prints_what_it_writes(command: Any) -> None:
     fill()
     done = command("leaderboard", "runs", "--metric", "accuracy", "--json")

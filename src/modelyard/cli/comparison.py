@@ -88,12 +88,10 @@ def leaderboard(
 
 
 def _tables(board: Leaderboard) -> list[Any]:
-    from modelyard.comparison.pages import LEGEND, heading, table_rows
+    from modelyard.comparison.pages import heading, remarks, table_rows
 
     columns, *rows = table_rows(board)
-    ranking = table(columns, rows, right=columns[1:], title=heading(board))
-    reasons = [f"{run.name}: {run.status}" + (f" – {run.reason}" if run.reason else "") for run in board.unfinished]
-    return [ranking, LEGEND, *(f"note: {n}" for n in board.notes), *(f"not counted: {reason}" for reason in reasons)]
+    return [table(columns, rows, right=columns[1:], title=heading(board)), *remarks(board)]
 
 
 def _written(folder: str, replaced: Sequence[str] = ()) -> str:

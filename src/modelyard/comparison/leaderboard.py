@@ -93,7 +93,7 @@ class Entrant:
 
 @dataclass(frozen=True)
 class Leaderboard:
-    """Models over datasets.
+    """Models over datasets. It prints as a table.
 
     Args:
         metric: the metric that is compared.
@@ -123,6 +123,11 @@ class Leaderboard:
     def looks(self) -> int:
         """Of how many evaluations of a run on this split its score is the best, at most."""
         return max(score.looks for entrant in self.entrants for score in entrant.scores.values())
+
+    def __str__(self) -> str:
+        from modelyard.comparison.pages import as_text
+
+        return as_text(self)
 
 
 def leaderboard(

@@ -138,6 +138,19 @@ def _scaled(ends: tuple[float, float] | None, scale: float) -> tuple[float, floa
 # -- numbers as text, the same on the console and on every page -----------------------------------------------------
 
 
+def as_text(board: Leaderboard) -> str:
+    """Returns the board as text: the heading, the table, and what is to be known of it."""
+    from modelyard.serving.prediction.table import aligned
+
+    return "\n".join([heading(board), "", aligned(table_rows(board)), "", *remarks(board)])
+
+
+def remarks(board: Leaderboard) -> list[str]:
+    """Returns what follows the table: the legend, the notes, and the runs that are not counted."""
+    reasons = [f"{run.name}: {run.status}" + (f" – {run.reason}" if run.reason else "") for run in board.unfinished]
+    return [LEGEND, *(f"note: {n}" for n in board.notes), *(f"not counted: {reason}" for reason in reasons)]
+
+
 def heading(board: Leaderboard) -> str:
     """Returns the metric that is compared, in words."""
     unit = " in %" if is_percentage(board) else ""
