@@ -177,7 +177,9 @@ def test_auto_goes_with_the_backend_that_keras_has_already(machine: Machine, mon
     keras = SimpleNamespace(backend=SimpleNamespace(backend=lambda: "jax"))
     monkeypatch.setitem(sys.modules, "keras", keras)
     assert backend.choose_engine("auto") == ("jax", "auto: Keras was imported with it")
-    with pytest.raises(UserError, match=r"the backend 'jax'.*start a new process.*KERAS_BACKEND=tensorflow"):
+    with pytest.raises(
+        UserError, match=r"the backend 'jax'.*start a new process.*KERAS_BACKEND=tensorflow.*engine='jax'"
+    ):
         backend.select_engine("tensorflow")
 
 

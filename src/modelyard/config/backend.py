@@ -194,10 +194,11 @@ def import_engine(name: str) -> str:
     chosen, _ = choose_engine(name)
     backend = keras_backend()
     if backend not in (None, chosen):
+        other = f" To stay with {backend}, give engine={backend!r}." if backend in ENGINES.names() else ""
         raise UserError(
             f"Keras was imported with the backend {backend!r} before Modelyard could choose {chosen!r}, and a process "
             f"has one. After a run on {backend}, start a new process; in a script that imports Keras itself, set "
-            f"KERAS_BACKEND={chosen}, or import modelyard and load the config first."
+            f"KERAS_BACKEND={chosen}, or import modelyard and load the config first.{other}"
         )
     os.environ["KERAS_BACKEND"] = chosen
     if chosen not in sys.modules:
