@@ -14,7 +14,7 @@ import pytest
 from made_runs import write_run
 
 import modelyard
-from modelyard.comparison.matrix import CellResult, progress
+from modelyard.comparison.matrix import CellResult, MatrixResult, progress
 from modelyard.comparison.plots import Point, _overlap, scatter
 from modelyard.errors import RunError, UserError
 
@@ -475,6 +475,15 @@ def test_it_prints_as_a_table() -> None:
     assert lines[2].split()[:3] == ["model", "mean", "rank"]
     assert any(line.startswith("simple_cnn") and "95.00 ± 1.00 (3)" in line and "★" in line for line in lines)
     assert any(line.startswith("note: ") for line in lines)
+
+
+def test_the_result_of_a_matrix_prints_its_cells_and_the_board() -> None:
+    fill()
+    board = modelyard.leaderboard("runs")
+    cells = [CellResult(name=name, axes={}, state="done", model_dir="", log="") for name in ("a", "b")]
+    cells.append(CellResult(name="c", axes={}, state="failed", reason="out of memory", model_dir="", log=""))
+    text = f"m: 3 cells, 2 done, 1 failed\nc: out of memory\n{board}"
+    assert str(MatrixResult("m", tuple(cells), board)) == text
 
 
 def test_the_command_prints_what_it_writes(command: Any) -> None:

@@ -14,6 +14,7 @@ import re
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,7 +99,7 @@ class CellResult:
 
 @dataclass(frozen=True)
 class MatrixResult:
-    """The outcome of a matrix: its cells, and the leaderboard if any cell has a result."""
+    """The outcome of a matrix: its cells, and the leaderboard if any cell has a result. It prints as text."""
 
     output: str
     cells: tuple[CellResult, ...]
@@ -108,6 +109,13 @@ class MatrixResult:
     def failed(self) -> tuple[CellResult, ...]:
         """The cells that failed."""
         return tuple(cell for cell in self.cells if cell.state == FAILED)
+
+    def __str__(self) -> str:
+        states = Counter(cell.state for cell in self.cells)
+        counts = ", ".join(f"{count} {state}" for state, count in states.items())
+        lines = [f"{self.output}: {len(self.cells)} cells, {counts}"]
+        lines += [f"{cell.name}: {cell.reason}" for cell in self.failed]
+        return "\n".join(lines + ([] if self.leaderboard is None else [str(self.leaderboard)]))
 
 
 def matrix(
