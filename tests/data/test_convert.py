@@ -104,6 +104,21 @@ def test_files_are_kept_byte_for_byte_and_in_order(photos: list[RawExample], to:
     assert opened["train"].labels.tolist() == [n % 3 for n in range(24)]
 
 
+def test_shards_have_the_name_that_is_given(photos: list[RawExample], to: Path) -> None:
+    splits = {"train": MadeExamples(photos), "test": MadeExamples(photos[:5])}
+    report = convert_examples(splits, CLASSES, to, shards=2, shard_name="my-photos")
+    shards = [f"my-photos-{split}-{n:05}-of-00002.tfrecord" for split in ("test", "train") for n in range(2)]
+    assert [name for name in sorted(contents(to)) if name.endswith(".tfrecord")] == shards
+    assert [open_converted(to)[0]["train"].load(n) for n in range(24)] == photos
+    assert convert_examples(splits, CLASSES, to, shards=2, shard_name="my-photos").already_done
+    assert not report.already_done
+    with pytest.raises(DataError, match="other settings: shard_name was 'my-photos', is None"):
+        convert_examples(splits, CLASSES, to, shards=2)
+    for wrong in ("../up", ".hidden", "a/b", ""):
+        with pytest.raises(DataError, match="must have letters, digits"):
+            convert_examples(splits, CLASSES, to / "new", shard_name=wrong)
+
+
 def test_records_say_everything_about_their_image(photos: list[RawExample], to: Path) -> None:
     convert_examples({"train": MadeExamples(photos)}, CLASSES, to)
     records = [parse_example(data) for _, data, _ in scan(to / "train-00000-of-00001.tfrecord")]

@@ -35,6 +35,9 @@ def convert(
         typer.Option("--validation_fraction", help="share of each class for validation (default: keep the splits)"),
     ] = None,
     name: Annotated[str | None, typer.Option(help="name of the dataset (default: name of the folder)")] = None,
+    shard_name: Annotated[
+        str | None, typer.Option("--shard_name", help="first part of the names of the files (default: none)")
+    ] = None,
     processes: Annotated[
         int, typer.Option(help="number of processes; 0: one per core. The result is the same", min=0)
     ] = 0,
@@ -61,7 +64,7 @@ def convert(
     try:
         report = modelyard.convert(
             source, to, max_edge=max_edge, quality=quality, shards=shards, validation_fraction=validation_fraction,
-            name=name, processes=processes, origin=COMMAND_LINE, **chosen,
+            name=name, shard_name=shard_name, processes=processes, origin=COMMAND_LINE, **chosen,
             **keywords(options, modelyard.convert),
         )  # fmt: skip
     except KeyboardInterrupt:

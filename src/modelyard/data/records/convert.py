@@ -62,8 +62,9 @@ _SHARD_BYTES = 128_000_000
 _SAMPLED = 32
 _MOST_SHARDS = 99_999
 _SHOWN = 5
+_SHARD_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 _CONVERTED = re.compile(
-    rf"({'|'.join(SPLITS)})-\d{{5}}-of-\d{{5}}\.tfrecord(\.index)?"
+    rf"({_SHARD_NAME}-)?({'|'.join(SPLITS)})-\d{{5}}-of-\d{{5}}\.tfrecord(\.index)?"
     rf"|{'|'.join(map(re.escape, (LABELS, BAD, DATASET_JSON)))}"
 )
 """The names of the files of a complete conversion."""
@@ -106,6 +107,7 @@ def convert(
     shards: int | None = None,
     validation_fraction: float | None = None,
     name: str | None = None,
+    shard_name: str | None = None,
     processes: int = 0,
     on_bad: OnBad = "fail",
     origin: str = "Python",
@@ -122,6 +124,7 @@ def convert(
         shards: files per split; by default about 128 MB each.
         validation_fraction: split off this share of train, stratified, by split_seed; by default splits are kept.
         name: of the dataset; by default that of the folder.
+        shard_name: the first part of the names of the files: photos-train-00000-of-00002.tfrecord; by default none.
         processes: the number of processes; 0 for one per core. The bytes are the same.
         on_bad: fail at an image that can't be read, or skip it and list it in bad.txt.
         origin: where the options come from, for error messages.
@@ -159,6 +162,7 @@ def convert(
             quality=quality,
             shards=shards,
             name=name or Path(to).name,
+            shard_name=shard_name,
             processes=processes or available_cores(),
             on_bad=on_bad,
             source={"dataset": source, "split_seed": config.split_seed, "validation_fraction": validation_fraction},
@@ -206,6 +210,7 @@ def convert_examples(
     quality: int = 95,
     shards: int | None = None,
     name: str = "dataset",
+    shard_name: str | None = None,
     processes: int = 1,
     on_bad: OnBad = "fail",
     source: Mapping[str, Any] | None = None,
@@ -228,6 +233,10 @@ def convert_examples(
     """
     filled = {split: splits[split] for split in SPLITS if split in splits and len(splits[split])}
     _check(splits, filled, classes, max_edge, quality, shards, processes)
+    if shard_name is not None and re.fullmatch(_SHARD_NAME, shard_name) is None:
+        raise DataError(
+            f"shard_name {shard_name!r} must have letters, digits . _ - only, at most 100, the first a letter or digit."
+        )
     encoder = _encoder(filled, encoding, max_edge, quality, on_bad)
     counts = {split: shards or _shard_count(examples, encoder) for split, examples in filled.items()}
     counts = {split: min(count, len(filled[split])) for split, count in counts.items()}
@@ -240,8 +249,10 @@ def convert_examples(
         "shards": counts,
         "classes": list(classes),
         "examples": {split: examples.fingerprint() for split, examples in filled.items()},
+        **({} if shard_name is None else {"shard_name": shard_name}),
     }
-    tasks = [task for split, examples in filled.items() for task in _tasks(to, split, examples, counts[split])]
+    first = "" if shard_name is None else f"{shard_name}-"
+    tasks = [task for split, examples in filled.items() for task in _tasks(to, first, split, examples, counts[split])]
     address = str(to) if address is None else address
     with _locked(to, address):
         info = _completed(to, settings, tasks, address)
@@ -335,10 +346,10 @@ def _shard_count(examples: RawExamples, encoder: RecordEncoder) -> int:
     return min(max(math.ceil(total / _SHARD_BYTES), 1), _MOST_SHARDS)
 
 
-def _tasks(to: Path, split: str, examples: RawExamples, count: int) -> Iterator[ShardTask]:
+def _tasks(to: Path, first: str, split: str, examples: RawExamples, count: int) -> Iterator[ShardTask]:
     bounds = [len(examples) * number // count for number in range(count + 1)]
     for number, (start, end) in enumerate(itertools.pairwise(bounds)):
-        path = to / f"{split}-{number:05}-of-{count:05}.tfrecord"
+        path = to / f"{first}{split}-{number:05}-of-{count:05}.tfrecord"
         yield ShardTask(path, split, start, np.array(examples.labels[start:end], np.int32))
 
 
@@ -396,8 +407,9 @@ def _compare(to: str, before: Any, now: dict[str, Any], problem: str) -> None:
     if before == now:
         return
     changes = []
-    for key, value in now.items():
-        old = before.get(key) if isinstance(before, dict) else None
+    earlier = before if isinstance(before, dict) else {}
+    for key in {**now, **earlier}:
+        value, old = now.get(key), earlier.get(key)
         if old == value:
             continue
         short = all(isinstance(v, str | int | float | None) for v in (old, value))
