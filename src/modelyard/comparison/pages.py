@@ -14,6 +14,7 @@ from modelyard.comparison.plots import COLOURS, MAX_NAME, Point, scatter, templa
 from modelyard.comparison.significance import BEST, TIED, UNKNOWN
 from modelyard.config.yaml_file import inline
 from modelyard.system.files import explain, write_text
+from modelyard.system.text import aligned
 
 MARKS = {BEST: "★", TIED: "≈", UNKNOWN: "?"}
 LEGEND = (
@@ -140,8 +141,6 @@ def _scaled(ends: tuple[float, float] | None, scale: float) -> tuple[float, floa
 
 def as_text(board: Leaderboard) -> str:
     """Returns the board as text: the heading, the table, and what is to be known of it."""
-    from modelyard.serving.prediction.table import aligned
-
     return "\n".join([heading(board), "", aligned(table_rows(board)), "", *remarks(board)])
 
 

@@ -32,9 +32,10 @@ from modelyard.registry import ENGINES
 from modelyard.run.metrics import read_metrics
 from modelyard.serving.exported_model import ExportedServable, OpenExport, is_export_at
 from modelyard.serving.prediction.predict import open_examples, open_model
-from modelyard.serving.prediction.table import TASK_OF_OUTPUT, Confusion, Scores, Table, aligned, output_type
+from modelyard.serving.prediction.table import TASK_OF_OUTPUT, Confusion, Scores, Table, output_type
 from modelyard.serving.run_model import OpenRun, RunServable
 from modelyard.serving.servable import Servable
+from modelyard.system.text import aligned
 
 if TYPE_CHECKING:
     import keras

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from modelyard.models.metric_types import CLASSIFICATION, MULTI_LABEL, REGRESSION, Precision, Recall
 from modelyard.serving.servable import Outputs
+from modelyard.system.text import aligned
 
 _MOST_CLASSES = 20
 PATH, TRUTH, LABEL, ERROR = "path", "truth", "label", "error"
@@ -159,21 +160,6 @@ FORMATS = {".csv": encode_csv, ".jsonl": encode_json_lines, ".json": encode_json
 
 
 # -- as text ----------------------------------------------------------------------------------------------------------
-
-
-def aligned(rows: Iterable[Sequence[Any]]) -> str:
-    """Returns rows as lines of text, in columns: the first to the left, the others to the right."""
-    cells = [[_short(value) for value in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = (
-        "  ".join(cell.rjust(width) if number else cell.ljust(width) for number, (cell, width) in enumerate(pairs))
-        for pairs in (list(zip(row, widths, strict=True)) for row in cells)
-    )
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
 
 
 class Scores(dict[str, Any]):
