@@ -1,6 +1,7 @@
 """Compares Modelyard's input pipeline with peers: JPEG records to batches of 224×224 random crops.
 
     python benchmarks/input.py [--photos FOLDER] [--torch PYTHON] [--quick]
+    python benchmarks/input.py --scaling [--photos FOLDER]
 
 The peers do the same work with the same number of threads or worker processes:
 - TensorFlow: a plain sequential `TFRecordDataset` over the same records, with decode-and-crop and a bilinear resize in
@@ -13,12 +14,15 @@ Without --photos, JPEGs are made of smooth noise. Modelyard, TensorFlow and the 
 one process, so that other load affects all equally. PyTorch runs in separate processes, which take turns with
 processes of Modelyard. Ratios are medians of consecutive turns. Then come the memory with 1,000 and 100,000 records,
 and resident against streaming data for a model that costs nothing.
+
+--scaling reads JPEG files by 1, 2, 4, … threads of one process, and by as many worker processes.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import itertools
 import json
 import os
 import statistics
@@ -26,7 +30,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +46,7 @@ def main() -> None:
     parser.add_argument("--photos", type=Path, help="folder per class of JPEGs (default: made of noise)")
     parser.add_argument("--torch", default=sys.executable, help="a Python that has torch, numpy and pillow")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, shorter")
+    parser.add_argument("--scaling", action="store_true", help="threads against worker processes")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     parser.add_argument("--data", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, default=5.0, help=argparse.SUPPRESS)
@@ -50,6 +55,9 @@ def main() -> None:
         print(json.dumps(CASES[chosen.case](chosen.data, chosen.seconds)))
         return
     with tempfile.TemporaryDirectory() as folder:
+        if chosen.scaling:
+            _measure_scaling(chosen.photos or _make_photos(Path(folder) / "photos"))
+            return
         _measure(Path(folder), chosen.photos, chosen.torch, 3 if chosen.quick else 7, 3.0 if chosen.quick else 5.0)
 
 
@@ -76,6 +84,25 @@ def _measure(folder: Path, photos: Path | None, torch: str, rounds: int, seconds
         print(f"PyTorch is left out: {torch} has no torch")
     _measure_memory(folder, seconds)
     _measure_resident(folder, seconds, rounds)
+
+
+def _measure_scaling(photos: Path) -> None:
+    """Reads batches of 256 crops from JPEG files, as training does, by threads and by processes."""
+    counts = sorted({*(2**power for power in range(_cores().bit_length())), _cores()})
+    print(f"{'images/s':12s}" + "".join(f"{count:>10d}" for count in counts))
+    for option, more in (("input_threads", {"input_workers": 0}), ("input_workers", {})):
+        speeds = []
+        for count in counts:
+            pipeline = _pipeline(str(photos), SIZE, batch=256, resident="never", **{option: count, **more})
+            steps = itertools.count()
+
+            def read(pipeline: Any = pipeline, steps: Iterator[int] = steps) -> int:
+                with pipeline.training(next(steps), 1) as (arrays, _):
+                    return len(arrays["image"])
+
+            speeds.append(_rate(read, 4.0)["images_per_second"])
+            pipeline.close()
+        print(f"{option.removeprefix('input_'):12s}" + "".join(f"{speed:>10,.0f}" for speed in speeds), flush=True)
 
 
 def _print(name: str, values: list[float], form: str, more: str = "") -> None:
@@ -145,17 +172,18 @@ def _cores() -> int:
 # -- the cases, each in a separate process --------------------------------------------------------------------------
 
 
-def _pipeline(dataset: str, image_size: int) -> Any:
+def _pipeline(dataset: str, image_size: int, batch: int = BATCH, **options: Any) -> Any:
     from modelyard.config import load_config
     from modelyard.config.durations import RunLength
     from modelyard.data.open_dataset import load_dataset
     from modelyard.data.pipeline import Pipeline
 
     config = load_config(
-        dataset=dataset, image_size=image_size, augment="random_resized_crop", train_batch_size=BATCH, train_steps=1
-    )
+        dataset=dataset, image_size=image_size, augment="random_resized_crop", train_batch_size=batch, train_steps=1,
+        **options,
+    )  # fmt: skip
     opened = load_dataset(config)
-    return Pipeline(config, opened, RunLength(opened.size("train"), BATCH, 1))
+    return Pipeline(config, opened, RunLength(opened.size("train"), batch, 1))
 
 
 Reader = tuple[Callable[[], int], Callable[[], None]]

@@ -209,6 +209,11 @@ def trained(step: int, count: int) -> None:
         _plan.trained(step, count)
 
 
+def happen_at(place: str) -> bool:
+    """Returns whether this process has faults at a place."""
+    return _plan is not None and any(fault.place == place for fault in _plan.mine)
+
+
 def next_step(step: int) -> int | None:
     """Returns the first step after ``step`` with a fault, at which a chunk has to end; None if there is none."""
     return None if _plan is None else _plan.next_step(step)

@@ -29,18 +29,19 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> Path:
     folder = tmp_path_factory.mktemp("undisturbed") / "run"
-    run_to_end(photos, folder, threads=2)
+    run_to_end(photos, folder, "--input_threads", "2")
     return folder
 
 
-def start(photos: Path, folder: Path, threads: int) -> subprocess.Popen[str]:
+def start(photos: Path, folder: Path, *reading: str) -> subprocess.Popen[str]:
     words = [*COMMAND, *OPTIONS, *on_engine(), *AUGMENT, "--dataset", str(photos), "--model_dir", str(folder)]
-    words += ["--input_threads", str(threads)]
-    return subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [*words, *reading], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
-def run_to_end(photos: Path, folder: Path, threads: int) -> str:
-    process = start(photos, folder, threads)
+def run_to_end(photos: Path, folder: Path, *reading: str) -> str:
+    process = start(photos, folder, *reading)
     _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, errors
     return errors
@@ -55,7 +56,7 @@ def test_a_run_that_reads_ahead_and_is_killed_ends_with_the_same_weights(
     tmp_path: Path, photos: Path, undisturbed: Path
 ) -> None:
     folder = tmp_path / "run"
-    process = start(photos, folder, threads=3)
+    process = start(photos, folder, "--input_workers", "2")
     wait_for(
         lambda: newest_step(folder) >= 40, process
     )  # an epoch has 6.75 steps: only step 108 would be at an end of one
@@ -63,6 +64,6 @@ def test_a_run_that_reads_ahead_and_is_killed_ends_with_the_same_weights(
     process.wait()
     assert process.returncode == -signal.SIGKILL, "it was alive"
     assert 40 <= newest_step(folder) < STEPS
-    errors = run_to_end(photos, folder, threads=1)
-    assert "cropped while they are decoded" in errors
+    errors = run_to_end(photos, folder, "--input_workers", "3")
+    assert "read ahead by 3 processes, cropped while they are decoded" in errors
     assert final_state(folder) == final_state(undisturbed)

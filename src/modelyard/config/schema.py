@@ -223,6 +223,9 @@ class Data(Group):
     input_threads: int = option(
         0, "threads that read and decode data that is not resident; 0: one per core", mutable=True, ge=0
     )
+    input_workers: Annotated[int, Field(ge=0, le=1024)] | Literal["auto"] = option(
+        "auto", "processes that do so instead of threads; auto: one per core from 4 cores on, else 0", mutable=True
+    )
 
 
 class Training(Group):

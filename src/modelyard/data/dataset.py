@@ -155,6 +155,9 @@ class Dataset(ABC):
     def fingerprint(self) -> str:
         """Returns a hash that changes when the data changes."""
 
+    copies_read = True
+    """Whether copies of it in other processes may read examples (`--input_workers`)."""
+
     @property
     def crops(self) -> bool:
         """Whether `read_into` can decode a part of each image only."""

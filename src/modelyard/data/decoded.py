@@ -65,6 +65,7 @@ class DecodedDataset(Dataset):
         self.bad: dict[int, str] = {}
         self._image, self._labelled, self._skip_bad, self._arrays = image, labelled, skip_bad, arrays
         self._others = dict(others)
+        self.copies_read = not skip_bad  # what is bad is noted here
 
     @property
     def declared_splits(self) -> Collection[str]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,13 +69,16 @@ class Order:
         self.seed = seed
         self.size = size
         self.levels = levels
-        self._block = block
+        self._block, self._most_blocks = block, window
         self._blocks = -(-size // block)
         self._windows = -(-self._blocks // window)
         # Two of each: a batch may contain the end of one epoch or window and the start of the next.
         self._epoch = lru_cache(maxsize=2)(lambda epoch: permutation(seed, _ORDER_DOMAIN, epoch, size))
         self._epoch_blocks = lru_cache(maxsize=2)(self._compute_blocks)
         self._window = lru_cache(maxsize=2)(self._compute_window)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Order, (self.seed, self.size, self.levels, self._block, self._most_blocks)
 
     @classmethod
     def for_size(cls, seed: int, size: int, shuffle: Shuffle = "auto") -> Order:

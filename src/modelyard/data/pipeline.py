@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from modelyard import faults
 from modelyard.config.durations import RunLength
 from modelyard.config.schema import Config
-from modelyard.data.dataset import ID, TRAIN, Arrays, Crop, Dataset, Feature, empty_arrays
-from modelyard.data.draws import HOST, SCALARS, Draws, crop_box, fold, halves
+from modelyard.data.batch_reader import BatchReader, RandomCrop, Request, SplitRows, TrainingPart
+from modelyard.data.dataset import ID, TRAIN, Arrays, Dataset, Feature, empty_arrays
+from modelyard.data.input_workers import CannotShareError, InputWorkers, SharedArrays
 from modelyard.data.order import Order
 from modelyard.data.stream import Stream, read_all, slots_for
 from modelyard.errors import UserError
@@ -33,6 +34,8 @@ RESIDENT_BYTES = 2 << 30
 _ALWAYS_ALLOWED = 64 << 20
 _ROW_BYTES = 8
 """The bytes of the index of an example."""
+LEAST_CORES = 4
+"""With fewer cores, threads are as fast as processes and start at once."""
 STREAM_BYTES = 128 << 20
 """The limit of batches in memory; three batches are always allowed."""
 
@@ -87,7 +90,9 @@ class Pipeline:
                 "resident is 'always', but random_resized_crop takes another part of each image file every time it is "
                 "read. Set resident to 'auto', or leave random_resized_crop out."
             )
-        self._order_lock = threading.Lock()
+        self.reader = BatchReader(dataset, self.order, run.batch_size, self.share, self._crop())
+        self._workers: InputWorkers | None = None
+        self._worker_count = input_workers(config, dataset)
         self._resident: dict[str, Arrays] = {}
         self._free_bytes = RESIDENT_BYTES
         self._stream: Stream | None = None
@@ -136,11 +141,10 @@ class Pipeline:
         if self._stream is None:
             slots = slots_for(self.features, len(self.share), STREAM_BYTES)
             check_batch_memory("train_batch_size", len(self.share), self.features, slots)
+            self._stream = self._read_ahead(TrainingPart, len(self.share), slots)
             while_decoding = ", cropped while they are decoded" if self.crops_while_decoding else ""
-            log.info("training batches are read ahead by %d threads%s", self.threads, while_decoding)
-            self._stream = Stream(
-                self._read_training, self.features, len(self.share), slots=slots, threads=self.threads
-            )
+            by = f"{self.threads} threads" if self._workers is None else f"{self._workers.count} processes"
+            log.info("training batches are read ahead by %s%s", by, while_decoding)
         with self._stream.batches(step, most) as taken:
             yield taken
 
@@ -153,33 +157,12 @@ class Pipeline:
         count = min(most, self.run.batch_size)
         out = empty_arrays(self.features, count)
         positions = np.arange(count) + step * self.run.batch_size
-        self.read(self._indices(positions), positions, out)
+        self.read(self.reader.indices(positions), positions, out)
         return out, positions.astype(np.uint64)
 
     def read(self, indices: NDArray[np.int64], positions: NDArray[np.int64], out: Arrays) -> None:
         """Reads training examples for ``positions`` of the stream, with their random crops if done while decoding."""
-        crop = self._crop(positions) if self.crops_while_decoding else None
-        self.dataset.read_into(TRAIN, indices, out, crop)
-
-    def _read_training(self, batch: int, start: int, stop: int, out: Arrays) -> None:
-        positions = self.share[start:stop] + batch * self.run.batch_size
-        self.read(self._indices(positions), positions, out)
-
-    def _indices(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        first = int(positions[0])
-        with self._order_lock:  # one thread computes an epoch, not all of them
-            return self.order.indices(first, int(positions[-1]) + 1)[positions - first]
-
-    def _crop(self, positions: NDArray[np.int64]) -> Crop:
-        """Returns the crop of the first augmentation, with the same draws as on the device."""
-        options: Any = self.config.augment[0].options(AUGMENTATIONS)
-        low, high = halves(positions.astype(np.uint64))
-        draws = Draws(fold(self.config.random_seed, 0), low, high, ops=HOST).uniform(4).tolist()
-
-        def crop(position: int, height: int, width: int) -> tuple[float, float, float, float]:
-            return crop_box(draws[position], height, width, options.scale, options.ratio, ops=SCALARS)
-
-        return crop
+        self.reader.read_training(indices, positions, out)
 
     # -- evaluation -------------------------------------------------------------------------------------------------
 
@@ -205,13 +188,12 @@ class Pipeline:
                 yield {name: array[rows] for name, array in resident.items()}, weights
             return
 
-        def read(batch: int, start: int, stop: int, out: Arrays) -> None:
-            first = starts[batch]
-            self.dataset.read_into(split, _padded(first + start, stop - start, size)[0], out)
+        def request(batch: int, start: int, stop: int) -> SplitRows:
+            return SplitRows(split, _padded(starts[batch] + start, stop - start, size)[0])
 
         slots = min(slots_for(self.features, share, STREAM_BYTES), max(len(starts), 2))
         check_batch_memory("eval_batch_size", share, self.features, slots)
-        stream = Stream(read, self.features, share, slots=slots, threads=self.threads, count=len(starts))
+        stream = self._read_ahead(request, share, slots, len(starts))
         try:
             for number, start in enumerate(starts):
                 with stream.batches(number, 1) as (arrays, _):
@@ -220,10 +202,57 @@ class Pipeline:
             stream.close()
 
     def close(self) -> None:
-        """Ends the threads that read ahead."""
+        """Ends the threads and processes that read ahead."""
         if self._stream is not None:
             self._stream.close()
             self._stream = None
+        if self._workers is not None:
+            self._workers.close()
+            self._workers = None
+
+    def _read_ahead(
+        self, request: Callable[[int, int, int], Request], size: int, slots: int, count: int | None = None
+    ) -> Stream:
+        """Returns a stream of batches of ``size`` examples, read by processes or by threads of this one."""
+        fixed: Any = {"slots": slots, "count": count}
+        if self._worker_count:
+            try:
+                memory = SharedArrays(self.features, slots * size)
+                if self._workers is None:
+                    self._workers = InputWorkers(self.reader, self._worker_count)
+            except CannotShareError as error:
+                log.info("the input is read by threads of this process: %s", error)
+                self._worker_count = 0
+            else:
+                workers = self._workers
+
+                def read_there(batch: int, start: int, stop: int, out: Arrays) -> None:
+                    row = batch % slots * size + start
+                    workers.read(memory, row, stop - start, request(batch, start, stop))
+
+                return Stream(read_there, self.features, size, threads=workers.count, buffers=memory.arrays, **fixed)
+
+        def read_here(batch: int, start: int, stop: int, out: Arrays) -> None:
+            self.reader.read(request(batch, start, stop), out)
+
+        return Stream(read_here, self.features, size, threads=self.threads, **fixed)
+
+    def _crop(self) -> RandomCrop | None:
+        if not self.crops_while_decoding:
+            return None
+        options: Any = self.config.augment[0].options(AUGMENTATIONS)
+        return RandomCrop(self.config.random_seed, options.scale, options.ratio)
+
+
+def input_workers(config: Config, dataset: Dataset) -> int:
+    """Returns how many processes read data that is not resident; 0 if threads of this process do."""
+    if not dataset.copies_read or dataset.arrays(next(iter(dataset.sizes()))) is not None:
+        return 0
+    if config.input_workers != "auto":
+        return config.input_workers
+    cores = min(available_cores(), config.threads or available_cores())
+    # Faults of reads are counted in the process of the run.
+    return cores if cores >= LEAST_CORES and not config.input_threads and not faults.happen_at(faults.READ) else 0
 
 
 def _padded(start: int, count: int, size: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

@@ -1,8 +1,8 @@
 """Batches that threads read ahead, for data that is not resident on the device.
 
 Batch k is read into one of a fixed number of slots, so memory does not grow with the dataset. What a batch contains is
-arithmetic; the stream only decides when to read it. Threads are enough: reading, decoding and resizing release Python's
-lock.
+arithmetic; the stream only decides when to read it. The threads read themselves, or wait for processes that read
+(`input_workers.py`).
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class Stream:
         slots: the number of batches in memory, including those in use.
         count: the number of batches; None if there is no end.
         threads: the number of threads that read.
+        buffers: arrays of all slots, if they must be in memory that is shared with other processes.
 
     Example:
         >>> with stream.batches(step, most=8) as (arrays, count):
@@ -59,13 +60,14 @@ class Stream:
         slots: int,
         threads: int,
         count: int | None = None,
+        buffers: Arrays | None = None,
     ) -> None:
         self._read = read
         self._batch_size = batch_size
         self._slots = slots
         self._count = count
         self._threads = threads
-        self._buffers = empty_arrays(features, slots * batch_size)
+        self._buffers = empty_arrays(features, slots * batch_size) if buffers is None else buffers
         self._pieces = -(-batch_size // PIECE)
         self._change = threading.Condition()
         self._workers: list[threading.Thread] = []

@@ -28,7 +28,7 @@ from modelyard.system.network import check_free
 
 log = logging.getLogger("modelyard")
 _LOCAL_OPTIONS = (
-    "model_dir", "runs_dir", "data_dir", "cache_dir", "gpu_id", "threads", "input_threads", "plugins",
+    "model_dir", "runs_dir", "data_dir", "cache_dir", "gpu_id", "threads", "input_threads", "input_workers", "plugins",
     "config_file", "config_set", "hyperparameter_file", "hyperparameter_set",
 )  # fmt: skip
 """Options that may differ between machines. Plugins are compared by their contents."""

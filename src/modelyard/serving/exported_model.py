@@ -41,7 +41,7 @@ _COMPLETE = (DESCRIPTION, SAVED_MODEL)
 """An exported SavedModel has both. Either may be copied last: without one, it is incomplete."""
 _TASK_TYPES = ("classification", "multi_label", "regression", "other")
 _NO_METRICS = ("step", "epoch", "split", "time", "seconds", "examples_per_second")
-_OPTIONS = ("eval_batch_size", "input_threads", "cache_dir", "threads", "metrics")
+_OPTIONS = ("eval_batch_size", "input_threads", "input_workers", "cache_dir", "threads", "metrics")
 
 
 # -- modelyard.json -----------------------------------------------------------------------------------------------

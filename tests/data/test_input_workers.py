@@ -1,0 +1,378 @@
+"""Processes that read batches: the same bits at any number of them, also if they are killed; nothing is left behind."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from numpy.typing import NDArray
+from test_pipeline import BATCH, CROP, Made, same
+
+import modelyard
+from conftest import environment
+from modelyard.data import input_workers as module
+from modelyard.data import pipeline as pipeline_module
+from modelyard.data.dataset import Arrays, Dataset, Feature
+from modelyard.errors import UNAVAILABLE, DataError
+from photos import photo_folder
+from waiting import wait_until
+
+OPTIONS = {"resident": "never", "augment": CROP}
+MANY = 400
+"""More batches than are read ahead."""
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return photo_folder(tmp_path_factory.mktemp("photos") / "photos", 47)
+
+
+@pytest.fixture
+def make() -> Any:
+    made: list[Made] = []
+
+    def build(*args: Any, **options: Any) -> Made:
+        made.append(Made(*args, **{**OPTIONS, **options}))
+        return made[-1]
+
+    yield build
+    for one in made:
+        one.pipeline.close()
+
+
+@pytest.fixture(autouse=True)
+def _log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(logging.getLogger("modelyard"), "propagate", True)
+    caplog.set_level(logging.INFO, "modelyard")
+
+
+class Numbers(Dataset):
+    """Examples that tell their index."""
+
+    classes = ("even", "odd")
+
+    def __init__(self, size: int = 64) -> None:
+        self.size_ = size
+
+    @property
+    def features(self) -> dict[str, Feature]:
+        return {"image": Feature((2,), "float32"), "label": Feature((), "int32")}
+
+    def sizes(self) -> dict[str, int]:
+        return {"train": self.size_}
+
+    def fingerprint(self) -> str:
+        return str(self.size_)
+
+    def read(self, split: str, indices: NDArray[np.int64]) -> Arrays:
+        self.note(indices)
+        return {"image": np.stack([indices, indices], 1).astype(np.float32), "label": (indices % 2).astype(np.int32)}
+
+    def note(self, indices: NDArray[np.int64]) -> None:
+        """Does more, in subclasses."""
+
+
+class Deadly(Numbers):
+    def note(self, indices: NDArray[np.int64]) -> None:
+        if 13 in indices:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Failing(Numbers):
+    """Raises what it is given."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def note(self, indices: NDArray[np.int64]) -> None:
+        if isinstance(self.error, OSError):
+            raise DataError("photo.jpg can't be read.") from self.error
+        raise self.error
+
+
+class Talking(Numbers):
+    def note(self, indices: NDArray[np.int64]) -> None:
+        logging.getLogger("modelyard").warning("reading %d from process %d", len(indices), os.getpid())
+
+
+class Local(Numbers):
+    """One that can't be copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.function = lambda: None
+
+
+class Huge(Numbers):
+    def __init__(self) -> None:
+        super().__init__()
+        self.values = np.zeros(module.MOST_BYTES + 1, np.uint8)
+
+
+def workers_of(made: Made) -> list[int]:
+    assert made.pipeline._workers is not None
+    return made.pipeline._workers.pids()
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def evaluated(made: Made) -> list[tuple[dict[str, Any], Any]]:
+    return [({k: v.copy() for k, v in b.items()}, w) for b, w in made.pipeline.evaluation("validation", 3)]
+
+
+def test_any_number_of_workers_reads_the_same_batches(make: Any, photos: Path) -> None:
+    threads = make(photos, input_workers=0)
+    batches, evaluation = threads.batches(4, 20), evaluated(threads)
+    for count in (1, 2, 5):
+        made = make(photos, input_workers=count)
+        assert same(made.batches(4, 20), batches)
+        assert same(made.batches(9, 11), {k: v[5 * BATCH : 7 * BATCH] for k, v in batches.items()}), "after a jump"
+        for (one, weights), (other, others) in zip(evaluated(made), evaluation, strict=True):
+            assert same(one, other)
+            assert np.array_equal(weights, others)
+        assert len(workers_of(made)) == count, "training and evaluation share them"
+
+
+def test_a_worker_that_is_killed_is_replaced_and_its_examples_are_read_again(
+    make: Any, photos: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = make(photos, input_workers=0).batches(0, MANY)
+    made = make(photos, input_workers=2)
+    first = made.batches(0, 4)
+    killed = workers_of(made)
+    for pid in killed:
+        os.kill(pid, signal.SIGKILL)
+    rest = made.batches(4, MANY)
+    assert same({name: np.concatenate([first[name], rest[name]]) for name in first}, expected)
+    assert not set(killed) & set(workers_of(made))
+    messages = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert sorted(messages) == [
+        f"input worker {number} was killed (SIGKILL); another takes its place" for number in (0, 1)
+    ]
+
+
+def test_if_all_processes_are_killed_reading_goes_on(make: Any, photos: Path) -> None:
+    expected = make(photos, input_workers=0).batches(0, MANY)
+    made = make(photos, input_workers=2)
+    first = made.batches(0, 4)
+    template = psutil.Process(workers_of(made)[0]).parent()
+    assert template is not None
+    for pid in (template.pid, *workers_of(made)):
+        os.kill(pid, signal.SIGKILL)
+    rest = made.batches(4, MANY)
+    assert same({name: np.concatenate([first[name], rest[name]]) for name in first}, expected)
+
+
+def test_examples_that_kill_every_worker_are_an_error(make: Any) -> None:
+    made = make(Deadly(), input_workers=2, augment="")
+    with pytest.raises(DataError, match=r"3 input workers in a row died .* was killed \(SIGKILL\).*--input_workers 0"):
+        made.batches(0, 8)
+
+
+def test_an_error_of_a_worker_is_that_of_the_run(make: Any, tmp_path: Path) -> None:
+    folder = photo_folder(tmp_path / "photos", 40)
+    made = make(folder, input_workers=2)
+    index = int(made.pipeline.rows(4, 1)[0, 3])
+    name = made.dataset.name("train", index)
+    (folder / name).write_bytes((folder / name).read_bytes()[:300])
+    made.batches(0, 4)
+    with pytest.raises(DataError, match=f"{name}.*modelyard data verify"):
+        made.batches(4, 5)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
+def test_an_error_of_the_disk_keeps_its_exit_status(make: Any, number: int) -> None:
+    made = make(Failing(OSError(number, os.strerror(number))), input_workers=1, augment="")
+    with pytest.raises(DataError, match=r"photo\.jpg can't be read") as raised:
+        made.batches(0, 1)
+    assert raised.value.exit_status == (UNAVAILABLE if number == errno.EIO else 2)
+
+
+def test_a_mistake_in_a_dataset_keeps_its_type_and_its_traceback(make: Any) -> None:
+    made = make(Failing(KeyError("colour")), input_workers=1, augment="")
+    with pytest.raises(KeyError, match="colour") as raised:
+        made.batches(0, 1)
+    assert "in note" in raised.value.__notes__[0]
+
+
+def test_what_a_worker_logs_is_in_the_log_of_the_run(make: Any, caplog: pytest.LogCaptureFixture) -> None:
+    made = make(Talking(), input_workers=1, augment="")
+    made.batches(0, 1)
+    assert f"from process {workers_of(made)[0]}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("dataset", "reason"),
+    [(Local(), "can't be copied to another process"), (Huge(), r"holds 0\.3 GiB in memory")],
+    ids=["local", "huge"],
+)
+def test_what_cannot_be_copied_is_read_in_this_process_with_one_line(
+    make: Any, dataset: Dataset, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = make(dataset, input_workers=2, augment="")
+    assert same(made.batches(0, 3), make(Numbers(), input_workers=0, augment="").batches(0, 3))
+    made.pipeline.close()
+    made.batches(3, 4)
+    lines = [record.getMessage() for record in caplog.records if "threads of this process" in record.getMessage()]
+    assert len(lines) == 1
+    assert re.search(reason, lines[0])
+
+
+def test_without_shared_memory_threads_read(
+    make: Any, photos: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(module.os, "posix_fallocate", full)
+    made = make(photos, input_workers=2)
+    assert same(made.batches(0, 3), make(photos, input_workers=0).batches(0, 3))
+    assert "read by threads of this process: there is no shared memory of" in caplog.text
+
+
+def test_small_and_resident_data_starts_no_process(make: Any, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "InputWorkers", None)
+    monkeypatch.setattr(pipeline_module, "InputWorkers", None)
+    monkeypatch.setattr(pipeline_module, "available_cores", lambda: 16)
+    made = make(photos, resident="always", augment="")
+    assert made.pipeline.resident("train") is not None
+    arrays = modelyard.ArrayDataset({"train": {"image": np.zeros((99, 3), np.float32), "label": np.arange(99) % 2}})
+    make(arrays, augment="").batches(0, 2)
+
+
+@pytest.mark.parametrize(
+    ("cores", "options", "expected"),
+    [
+        (2, {}, 0), (3, {}, 0), (4, {}, 4), (16, {}, 16), (16, {"threads": 3}, 0), (16, {"threads": 8}, 8),
+        (16, {"input_threads": 4}, 0), (2, {"input_workers": 3}, 3), (16, {"input_workers": 0}, 0),
+    ],
+)  # fmt: skip
+def test_the_number_of_workers(
+    photos: Path, monkeypatch: pytest.MonkeyPatch, cores: int, options: dict[str, Any], expected: int
+) -> None:
+    monkeypatch.setattr(pipeline_module, "available_cores", lambda: cores)
+    made = Made(photos, **OPTIONS, **options)
+    assert pipeline_module.input_workers(made.config, made.dataset) == expected
+
+
+PLUGIN = """
+import os
+import sys
+import keras
+import numpy as np
+import modelyard
+
+
+class Told(modelyard.Dataset):
+    classes = ("a", "b")
+    features = {"image": modelyard.Feature((3,), "float32"), "label": modelyard.Feature((), "int32")}
+
+    def sizes(self):
+        return {"train": 40}
+
+    def fingerprint(self):
+        return ""
+
+    def read(self, split, indices):
+        engines = "tensorflow" in sys.modules or len(os.listdir("/proc/self/task")) > 1
+        image = np.stack([indices, indices * 0 + engines, indices * 0 + os.getpid()], 1)
+        return {"image": image.astype(np.float32), "label": (indices % 2).astype(np.int32)}
+
+
+@modelyard.register_dataset("told")
+def told(options, context):
+    return Told()
+
+
+@modelyard.register_preprocessing("doubled")
+class Doubled:
+    def __init__(self, options):
+        pass
+
+    def example(self, example, training):
+        return {**example, "image": example["image"] * np.float32([2, 1, 1])}
+"""
+
+
+def test_plugins_are_imported_in_workers_without_an_engine(make: Any, tmp_path: Path) -> None:
+    Path("mine.py").write_text(PLUGIN)
+    config = {"plugins": ["mine.py"], "preprocess": "doubled", "augment": "", "image_size": None}
+    made = make("told", input_workers=2, **config)
+    found = made.batches(0, 5)["image"]
+    expected = made.dataset.read("train", made.pipeline.rows(0, 5).reshape(-1))["image"]
+    assert np.array_equal(found[:, 0], expected[:, 0])
+    assert set(found[:, 1]) == {0.0}, "no engine runs there"
+    assert set(found[:, 2].astype(int)) <= {np.float32(pid).astype(int) for pid in workers_of(made)}
+
+
+RUN = """
+import sys
+from modelyard.config import load_config
+from modelyard.config.durations import RunLength
+from modelyard.data.open_dataset import load_dataset
+from modelyard.data.pipeline import Pipeline
+
+if __name__ == "__main__":
+    config = load_config(
+        model="mlp", dataset=sys.argv[1], image_size=12, augment="random_resized_crop", resident="never",
+        input_workers=3, train_batch_size=8,
+    )
+    dataset = load_dataset(config)
+    pipeline = Pipeline(config, dataset, RunLength(dataset.size("train"), 8, 10))
+    step = 0
+    while True:
+        with pipeline.training(step, 1):
+            step += 1
+        if step == 5:
+            print(*pipeline._workers.pids(), flush=True)
+"""
+
+
+def test_a_run_that_is_killed_leaves_no_process_and_no_shared_memory(photos: Path, tmp_path: Path) -> None:
+    script = tmp_path / "run.py"
+    script.write_text(textwrap.dedent(RUN))
+    shared = Path("/dev/shm")
+    before = set(shared.iterdir()) if shared.is_dir() else set()
+    for number in (signal.SIGKILL, signal.SIGTERM):
+        process = subprocess.Popen(
+            [sys.executable, str(script), str(photos)],
+            stdout=subprocess.PIPE,
+            env=environment(PYTHONPATH=os.pathsep.join(sys.path)),
+            text=True,
+        )
+        assert process.stdout is not None
+        pids = [int(word) for word in process.stdout.readline().split()]
+        assert len(pids) == 3
+        template = psutil.Process(pids[0]).ppid()
+        process.send_signal(number)
+        assert process.wait() == -number
+        for pid in (template, *pids):
+            wait_until(lambda: is_gone(pid), "the end of a worker")  # noqa: B023
+    assert (set(shared.iterdir()) if shared.is_dir() else set()) - before == set()
+
+
+def test_closing_ends_the_processes(make: Any, photos: Path) -> None:
+    made = make(photos, input_workers=2)
+    made.batches(0, 2)
+    pids = workers_of(made)
+    made.pipeline.close()
+    for pid in pids:
+        wait_until(lambda: is_gone(pid), "the end of a worker")  # noqa: B023
+    made.batches(3, 5)  # and it can be used again
