@@ -70,11 +70,11 @@ def own_metric() -> Iterator[None]:
 def home(tmp_path_factory: pytest.TempPathFactory, two_devices: None, own_metric: None) -> Path:
     """A folder of runs."""
     home = tmp_path_factory.mktemp("home")
-    for seed, options in enumerate(({"train_steps": 15}, {"train_steps": 3})):
+    for seed, options in enumerate(({"train_steps": 15}, {"train_steps": 3, "learning_rate": 1e-4})):
         modelyard.train_and_evaluate(
             dataset=DATA, metrics=f"{OWN}, top_k(k=2), f1, auc", best_metric=OWN, eval_every="3 steps", log_every=3,
             hooks=f"+early_stop(metric={OWN}, patience=9)", model_dir=home / f"run-{seed}", engine=engine_name(),
-            **FAST, **options,
+            **{**FAST, **options},
         )  # fmt: skip
     return home
 

@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -783,3 +784,33 @@ def test_a_part_without_a_place_for_options_is_told_so(two_devices: None) -> Non
     PREPROCESSINGS.register("bare")(Bare)
     with pytest.raises(UserError, match=r"Define `def __init__\(self, options\)`"):
         modelyard.train(model="mlp", dataset="digits", preprocess="bare", train_steps=2)
+
+
+def test_a_run_whose_vectors_have_one_mean_keeps_it_when_it_is_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Earlier versions had one mean for all columns.
+    from modelyard.models import choose_task, data_info
+
+    table = np.random.default_rng(0).normal([700, 1, -3], [90, 0.5, 2], (60, 3)).astype(np.float32)
+    data, old = (table, np.arange(60) % 3), np.float32([5, 5, 5])
+    options = {**QUICK, "dataset": data, "train_batch_size": 18, "validation_fraction": 0.5, "model_dir": "run"}
+
+    def one_mean(*given: Any) -> Any:
+        return replace(data_info.describe_data(*given), mean=old[:1], spread=10 * old[:1])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(choose_task, "describe_data", one_mean)
+        modelyard.train_and_evaluate(**options, train_steps=4)
+        patch.undo()
+        before = modelyard.load("run", checkpoint=4)
+        assert json.loads(Path("run/manifest.json").read_text())["data"]["mean"] == [5]
+        assert np.array_equal(before.model.get_layer("standardize").mean, old)
+        values = before.predict(table)["probabilities"]
+        modelyard.resume("run", dataset=data, train_steps=8)
+        whole = modelyard.load("run", checkpoint=8)
+        patch.setattr(choose_task, "describe_data", one_mean)
+        modelyard.train_and_evaluate(**{**options, "model_dir": "other"}, train_steps=8)
+        patch.undo()
+    assert np.array_equal(whole.model.get_layer("standardize").mean, old)
+    expected = modelyard.load("other", checkpoint=8).predict(table)["probabilities"]
+    assert np.array_equal(whole.predict(table)["probabilities"], expected)
+    assert not np.array_equal(values, expected)

@@ -109,3 +109,14 @@ def test_images_are_standardised_by_the_training_split() -> None:
     values = np.asarray(standardized(images))
     assert abs(values.mean()) < 0.05
     assert abs(values.std() - 1) < 0.05
+
+
+def test_columns_of_vectors_are_standardised_each_by_itself() -> None:
+    from modelyard.models.data_info import describe_data
+
+    random = np.random.default_rng(0)
+    table = np.stack([random.normal(700, 90, 500), random.normal(0.01, 1e-4, 500), np.full(500, 0.1)], axis=1)
+    data = describe_data(modelyard.ArrayDataset({"train": {"image": table}}))
+    seen = table.astype(np.float32).astype(np.float64)
+    np.testing.assert_allclose(data.mean, seen.mean(axis=0), rtol=1e-6)
+    np.testing.assert_allclose(data.spread, [*seen.std(axis=0)[:2], 1], rtol=1e-6)  # the last is all the same

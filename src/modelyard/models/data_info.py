@@ -33,7 +33,7 @@ class DataInfo:
     Args:
         features: shape and type of each feature of an example.
         classes: the class names.
-        mean: mean of the training images, by channel.
+        mean: mean of the training images, by channel; of vectors, by column.
         spread: their standard deviation.
         images: a sample of them; None if examples are not images.
         count: counts the training examples of each class.
@@ -96,11 +96,14 @@ def describe_data(dataset: Dataset, preprocess: Sequence[Call] = ()) -> DataInfo
     if IMAGE in features:
         values = np.asarray(found[IMAGE])
         images = values if len(features[IMAGE].shape) == 3 else None
-        # Vectors are values, not pixels: all columns have one scale.
-        flat = values.reshape(-1, 1 if len(features[IMAGE].shape) == 1 else channels)
-        means, spreads = zip(*(_moments(column) for column in flat.T), strict=True)
-        mean = np.broadcast_to(np.array(means), channels).astype(np.float32)
-        spread = np.broadcast_to(np.maximum(spreads, 1e-6), channels).astype(np.float32)
+        moments = np.array([_moments(column) for column in values.reshape(-1, channels).T])
+        if len(features[IMAGE].shape) == 1:  # columns of a table, each in units of its own
+            # A column whose values are all the same has no spread to divide by.
+            same = moments[:, 1] <= np.finfo(np.float32).eps * np.abs(moments[:, 0])
+            moments[same, 1] = 1
+        else:
+            moments[:, 1] = np.maximum(moments[:, 1], 1e-6)
+        mean, spread = moments.astype(np.float32).T
     label_mean: NDArray[np.float32] | float = 0.0
     label_spread: NDArray[np.float32] | float = 1.0
     if LABEL in features and len(features[LABEL].shape) < 2:
