@@ -27,6 +27,7 @@ from modelyard.run.directory import find_run_folder, open_run_folder
 from modelyard.run.directory import restore_config as restore_run_config
 from modelyard.run.manifest import read_manifest, started_by
 from modelyard.system.activity import report
+from modelyard.system.process import random_state_kept
 
 __all__ = ["ExportFailedError", "evaluate", "resume", "run", "train", "train_and_evaluate"]
 log = logging.getLogger("modelyard")
@@ -117,6 +118,7 @@ def evaluate(
     return load(model_dir, checkpoint, **{**options, "dataset": None}).evaluate(data)
 
 
+@random_state_kept()
 def run(config: Config, evaluates: bool) -> Result:
     """Runs one process of a run, and makes the exports if this process knows the best model.
 

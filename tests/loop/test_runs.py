@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import random
 import shutil
 import subprocess
 from dataclasses import replace
@@ -814,3 +815,20 @@ def test_a_run_whose_vectors_have_one_mean_keeps_it_when_it_is_resumed(monkeypat
     expected = modelyard.load("other", checkpoint=8).predict(table)["probabilities"]
     assert np.array_equal(whole.predict(table)["probabilities"], expected)
     assert not np.array_equal(values, expected)
+
+
+def test_a_run_leaves_the_random_state_of_the_program() -> None:
+    def state() -> str:
+        return repr((random.getstate(), np.random.get_state()))
+
+    before = state()
+    go(train_steps=1)
+    assert state() == before
+    with pytest.raises(UserError, match="has no effect"):
+        go("failed", train_steps=1, regression_loss="mae")
+    assert state() == before
+    modelyard.evaluate("run")
+    modelyard.load("run").predict(np.zeros((1, 8, 8, 1), np.uint8))
+    assert state() == before
+    modelyard.find_learning_rate(**QUICK, steps=10, output="rates")
+    assert state() == before

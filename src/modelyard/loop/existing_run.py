@@ -17,6 +17,7 @@ from modelyard.run.checkpoint import read_checkpoint, read_loop_state, select_ch
 from modelyard.run.directory import RunDirectory, open_run_folder
 from modelyard.run.manifest import read_manifest, started_by
 from modelyard.system.console import bar
+from modelyard.system.process import random_state_kept
 
 log = logging.getLogger("modelyard")
 
@@ -72,6 +73,7 @@ def find_checkpoint(
     return directory, config, path
 
 
+@random_state_kept()
 def evaluate(
     model_dir: str | Path,
     *,

@@ -28,6 +28,7 @@ from modelyard.errors import UserError
 from modelyard.loop.run import as_config, build, create_engine, run_length
 from modelyard.system.console import bar
 from modelyard.system.files import PARTIAL, explain, whole_folder
+from modelyard.system.process import random_state_kept
 
 log = logging.getLogger("modelyard")
 
@@ -215,6 +216,7 @@ def _first_phase(calls: tuple[Call, ...]) -> tuple[Call, ...]:
     return tuple(Call(call.name, kept) for call in calls[:1])
 
 
+@random_state_kept()
 def _measure(config: Config, steps: int) -> tuple[list[float], list[float]]:
     """Trains until the end or until it diverges; returns the learning rate and the loss of each step."""
     dataset = load_dataset(config)

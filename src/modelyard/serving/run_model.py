@@ -27,6 +27,7 @@ from modelyard.run.directory import RunDirectory
 from modelyard.run.manifest import read_manifest
 from modelyard.run.summary import summarize
 from modelyard.serving.servable import ModelInfo, Outputs, Servable, finite_numbers, task_type_of
+from modelyard.system.process import random_state_kept
 
 if TYPE_CHECKING:
     from modelyard.engine.base import Engine
@@ -114,6 +115,7 @@ class OpenRun:
             recorded = record_data(self.config, dataset, build_task(self.config, dataset).data)
         return read_recorded_data(recorded)
 
+    @random_state_kept()
     def engine(
         self, examples: RawExamples | None = None, *, labelled: bool = False, skip_bad: bool = False
     ) -> tuple[Engine, Dataset]:

@@ -1,4 +1,4 @@
-"""A process of a run: its pid file, its log file, its signals.
+"""A process of a run: its pid file, its log file, its signals, its random state.
 
 A process holds a lock on its pid file while it lives, so that a stale file is recognized. The file has the pid only,
 for ``kill $(cat chief.pid)``. Without host and pid namespace a pid means nothing: a hidden file beside it has them.
@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import random
 import signal
 import socket
 import threading
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 import psutil
 
 from modelyard import faults
@@ -241,3 +243,14 @@ def handle_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
     finally:
         for number, previous in before.items():
             signal.signal(number, previous)
+
+
+@contextlib.contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Restores the global random state of Python and NumPy after the block, which seeds it to make a model."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
