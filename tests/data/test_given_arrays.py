@@ -95,3 +95,13 @@ def test_a_data_frame_is_columns_of_numbers_and_a_label() -> None:
 def test_what_is_no_dataset_is_refused_with_what_to_give(data: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         opened(data)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_whole_numbers_of_a_regression_are_no_classes(own: bool, caplog: pytest.LogCaptureFixture) -> None:
+    if own:
+        modelyard.register_model("own_regressor")(type("OwnRegressor", (modelyard.Regressor,), {}))
+    options: dict[str, Any] = {"model": "own_regressor"} if own else {"model": "mlp", "task": "regression"}
+    dataset = load_dataset(load_config(**options, dataset=(IMAGES, np.arange(60)), test_fraction=0.2))
+    assert dataset.sizes() == {"train": 42, "validation": 6, "test": 12}
+    assert not caplog.text

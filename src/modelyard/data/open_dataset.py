@@ -10,7 +10,7 @@ import numpy as np
 from modelyard.config.schema import Config, is_path, split_group_of
 from modelyard.data.dataset import LABEL, TRAIN, VALIDATION, DataContext, Dataset, GeneratorDataset, label_kind
 from modelyard.data.preprocess import with_example_preprocessing
-from modelyard.data.splits import SplitRules, divide
+from modelyard.data.splits import SplitRules, divide, is_regression
 from modelyard.errors import DataError
 from modelyard.storage import cache_folder
 from modelyard.system.machine import available_cores
@@ -21,8 +21,9 @@ log = logging.getLogger("modelyard")
 def load_dataset(config: Config) -> Dataset:
     """Returns the dataset of a config, with the user's preprocessing of examples."""
     dataset = open_dataset(config)
-    _warn_about_labels(dataset)
-    _warn_about_classes(dataset)
+    if not is_regression(config):
+        _warn_about_labels(dataset)
+        _warn_about_classes(dataset)
     return with_example_preprocessing(dataset, config.preprocess)
 
 

@@ -47,6 +47,7 @@ class SplitRules:
         folds: divide into so many folds; one of them is the validation split. 0: none.
         fold: which one, from 1.
         seed: of all derived splits.
+        by_class: take the share of every class; else by chance alone.
     """
 
     validation_fraction: float = 0.0
@@ -55,6 +56,7 @@ class SplitRules:
     folds: int = 0
     fold: int = 1
     seed: int = 0
+    by_class: bool = True
 
     @classmethod
     def of(cls, config: Config) -> SplitRules:
@@ -66,7 +68,14 @@ class SplitRules:
             config.folds or 0,
             config.fold or 1,
             config.split_seed,
+            not is_regression(config),
         )
+
+
+def is_regression(config: Config) -> bool:
+    """Returns whether the config says that labels are numbers to predict, also those that are whole numbers."""
+    # The code of a built-in model is not imported here. It has the task that the option names.
+    return config.task == "regression" or getattr(config.entry("model").target, "predicts_numbers", False)
 
 
 def divide(dataset: Dataset, rules: SplitRules) -> Dataset:
@@ -102,7 +111,7 @@ def divide(dataset: Dataset, rules: SplitRules) -> Dataset:
             f"{needed} splits or folds are asked for, but train has only {units} {word}. Each needs at least one."
         )
     whole = dataset.fingerprint() if rules.folds else ""
-    cut = _Cut(dataset.labels(TRAIN), count, groups, rules.seed)
+    cut = _Cut(dataset.labels(TRAIN) if rules.by_class else None, count, groups, rules.seed)
     rows: dict[str, Rows] = {}
     if cuts_test:
         rows[TEST] = cut.hold_out(rules.test_fraction, _TEST_DOMAIN)
@@ -350,7 +359,7 @@ def _warn_about(divided: Dataset, whole: Dataset, split: str, rules: SplitRules,
     """Warns about classes that a derived split lacks, and about groups so large that its size is another."""
     size = divided.size(split)
     labels, found = whole.labels(TRAIN), divided.labels(split)
-    if labels is not None and found is not None and size >= len(divided.classes):
+    if rules.by_class and labels is not None and found is not None and size >= len(divided.classes):
         missing = np.setdiff1d(labels, found)
         if len(missing):
             names = [divided.classes[int(label)] for label in missing[:_SHOWN]]

@@ -241,6 +241,8 @@ class Regressor(Task):
     """
 
     Options: type[BaseOptions] = RegressorOptions
+    predicts_numbers = True
+    """Whole numbers as labels are not classes: derived splits do not depend on them."""
 
     def __init__(self, options: BaseOptions, data: DataInfo) -> None:
         label = data.features.get(LABEL)
