@@ -137,6 +137,8 @@ class Dataset(ABC):
     dictionary gives the value outside of the image, which is 0 otherwise. None: it is not known which are maps."""
     boxes: Sequence[str] | None = None
     """The features that are boxes: rows of y_min, x_min, y_max, x_max as shares of height and width."""
+    value_columns: Sequence[str] = ()
+    """The names of the columns of vectors, if they are known."""
 
     @property
     @abstractmethod
@@ -241,6 +243,7 @@ class _DividedDataset(Dataset):
         self._whole, self.derived, self._drop = whole, derived, drop
         self._arrays: dict[str, Arrays] = {}
         self.classes, self.maps, self.boxes = whole.classes, whole.maps, whole.boxes
+        self.value_columns = whole.value_columns
 
     @property
     def features(self) -> dict[str, Feature]:

@@ -177,6 +177,7 @@ def record_data(config: Config, dataset: Dataset, data: DataInfo) -> dict[str, A
         "classes": list(data.classes),
         "outputs": data.outputs,
         "fit": getattr(config.options_of("dataset"), "image_fit", "crop"),
+        "value_columns": list(dataset.stored.value_columns),
         "shares": images is not None and images.dtype.kind == "f" and float(images.max(initial=0)) <= 1,
         **{key: np.asarray(getattr(data, key)).tolist() for key in _STATISTICS},
     }

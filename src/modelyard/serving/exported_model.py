@@ -6,7 +6,7 @@ It needs neither the run nor its data.
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -190,6 +190,9 @@ class OpenExport:
             self.address = str(self.path.absolute())
         self.info = read_description(self.path)
         self.step, self.classes = self.info.step, self.info.classes
+
+    value_columns: Sequence[str] = ()
+    """An export does not have the names of the columns of vectors."""
 
     @property
     def inputs(self) -> Inputs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -100,6 +100,12 @@ class OpenRun:
     def features(self) -> Mapping[str, Feature]:
         """Shape and type of each array of a stored example."""
         return self.recorded_data().features
+
+    @property
+    def value_columns(self) -> Sequence[str]:
+        """The names of the columns of vectors, if the run was trained on a data frame."""
+        names = read_manifest(self.directory).get("data", {}).get("value_columns", ())
+        return [str(name) for name in names]
 
     def recorded_data(self) -> RecordedData:
         """Returns the facts about the run's data. Older runs have not recorded them: their data is opened."""

@@ -57,14 +57,17 @@ def given(options: Options, context: DataContext) -> Dataset:
         return data
     whole = not _has_splits(data)
     group = context.split_group
+    parts = _splits(data)
+    columns = _column_names(parts.get(TRAIN), group)
     splits = {
-        name: _named(part, "the dataset" if whole else f"the {name} split", group)
-        for name, part in _splits(data).items()
+        name: _named(_in_order(part, columns, group), "the dataset" if whole else f"the {name} split", group)
+        for name, part in parts.items()
     }
     groups = None
     if group not in ("", ID, IMAGE, LABEL):  # it is no input
         groups = {name: arrays.pop(group, None) for name, arrays in splits.items()}.get(TRAIN)
     dataset = ArrayDataset(*_with_class_numbers(splits))
+    dataset.value_columns = columns
     if groups is not None:
         dataset.extra[group] = groups
     return dataset
@@ -80,13 +83,12 @@ def read_given(data: Any, columns: Sequence[str] = ()) -> tuple[Any, NDArray[Any
 
     Args:
         data: an array, (x, y), named arrays, or a data frame.
-        columns: the columns that the model was trained on, of a data frame that has them.
+        columns: the columns that the model was trained on, which a data frame must have; if they are known.
 
     Raises:
         DataError: if they can't be converted to arrays.
     """
-    if is_frame(data) and columns and set(columns) <= set(data.columns):
-        data = data[[*columns, *([LABEL] if LABEL in data.columns else [])]]
+    data = _in_order(data, columns)
     plain = not (_is_pair(data) or isinstance(data, Mapping) or is_frame(data))
     named = {IMAGE: _array(data, "the data")} if plain else _named(data, "the data")
     labels = named.pop(LABEL, None)
@@ -180,6 +182,38 @@ def _frame(frame: Any, group: str) -> _Named:
             "labels beside them: dataset=(frame[columns], frame['label'])."
         ) from error
     return named | {name: _array(frame[name], f"the column {name}") for name in own}
+
+
+def _column_names(data: Any, group: str) -> list[str]:
+    """Returns the names of the columns that are examples, of a data frame; none if they are not unique."""
+    frame = data[0] if _is_pair(data) else data
+    if not is_frame(frame):
+        return []
+    names = [str(name) for name in frame.columns if name not in (LABEL, group)]
+    return names if len(set(names)) == len(names) else []
+
+
+def _in_order(data: Any, columns: Sequence[str], group: str = "") -> Any:
+    """Returns a data frame, or its pair with labels, with ``columns`` in their order; anything else as it is.
+
+    Raises:
+        DataError: if some are missing.
+    """
+    if _is_pair(data):
+        return _in_order(data[0], columns, group), data[1]
+    if not is_frame(data) or not columns:
+        return data
+    found = {str(name): name for name in data.columns}
+    missing = [name for name in columns if name not in found]
+    if missing:
+        others = [name for name in found if name not in (*columns, LABEL)]
+        has = f" It has instead: {', '.join(others)}." if others else ""
+        raise DataError(
+            f"the data frame lacks columns that the model was trained on: {', '.join(missing)}.{has} Name them as in "
+            "training, or give an array, whose columns are in the order of training: frame.to_numpy()."
+        )
+    own = [name for name in dict.fromkeys((LABEL, group)) if name in data.columns]
+    return data[[*(found[name] for name in columns), *own]]
 
 
 def _described(data: Any) -> str:

@@ -259,7 +259,8 @@ def _given(run: OpenRun | OpenExport, data: Any, options: FilesOptions, named: C
         return _files_of_frame(data, options, "label_column" in named)
     inputs = run.inputs
     data = data if is_one_image(inputs) else frame_columns(data, inputs)
-    values, labels = read_given(data, options.value_columns)
+    named = () if options.value_columns == ("all",) else options.value_columns
+    values, labels = read_given(data, run.value_columns or named)
     if not isinstance(values, Mapping):  # an array without a name
         values = {next(iter(inputs)) if len(inputs) == 1 and not has_names(data) else IMAGE: values}
     own = {name: feature for name, feature in run.features.items() if name not in (ID, LABEL)}
