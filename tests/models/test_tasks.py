@@ -334,3 +334,22 @@ def test_classes_saved_as_something_else_are_noticed(tmp_path: Path, caplog: pyt
         caplog.clear()
         load_dataset(modelyard.load_config(dataset=str(tmp_path / f"{name}.npz"), model="mlp"))
         assert message in caplog.text
+
+
+@pytest.mark.parametrize("evaluates", [False, True])
+@pytest.mark.parametrize("axis", [None, 0])
+def test_a_loss_that_is_not_one_value_per_example_is_refused(make: Make, evaluates: bool, axis: int | None) -> None:
+    @modelyard.register_model("mean_loss")
+    class MeanLoss(modelyard.Regressor):
+        """Its loss is a mean over the batch, as in Keras."""
+
+        def network(self) -> keras.Model:
+            inputs, x = modelyard.any_input(self.data)
+            return keras.Model(inputs, keras.layers.Dense(1)(x))
+
+        def loss(self, outputs: Any, batch: Any) -> Any:
+            return keras.ops.mean(outputs - batch["label"][:, None], axis=axis)
+
+    engine = make(dataset(HEIGHTS), **{**FAST, "model": "mean_loss"})
+    with pytest.raises(UserError, match="the loss of MeanLoss must return one value per example"):
+        engine.evaluate("validation") if evaluates else engine.train(0, 1)

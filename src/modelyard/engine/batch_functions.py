@@ -19,7 +19,7 @@ from modelyard.config.schema import Config
 from modelyard.data.dataset import IMAGE, LABEL
 from modelyard.engine.evaluation import FEATURE, PREDICTION
 from modelyard.engine.network import Network
-from modelyard.errors import DataError
+from modelyard.errors import DataError, UserError
 from modelyard.models.metric import MetricSet
 from modelyard.models.task import Batch, Task, Tensor
 
@@ -89,7 +89,7 @@ class BatchFunctions:
             parts: the number of parts of a global batch.
         """
         size = self._config.train_batch_size
-        loss = ops.sum(self._task.loss(outputs, batch)) / size
+        loss = ops.sum(self._loss(outputs, batch)) / size
         total = loss
         for extra in losses:
             total = total + ops.cast(extra, loss.dtype) / parts
@@ -113,7 +113,7 @@ class BatchFunctions:
         Those are what is kept of an example, and the inputs of `metrics`: predictions and features.
         """
         outputs, seen = self._evaluated(batch)
-        statistics = {"loss": self._task.loss(outputs, seen), **self._task.metrics(outputs, seen)}
+        statistics = {"loss": self._loss(outputs, seen), **self._task.metrics(outputs, seen)}
         kept = self._task.example_values(statistics)
         if LABEL in seen and len(seen[LABEL].shape) == 1:
             kept = {**kept, LABEL: seen[LABEL]}
@@ -124,6 +124,21 @@ class BatchFunctions:
             kept = {**kept, **{PREDICTION + name: value for name, value in predictions.items()}}
             kept |= {FEATURE + name: seen[name] for name in self.metrics.features if name in seen}
         return statistics, kept
+
+    def _loss(self, outputs: Any, batch: Batch) -> Tensor:
+        """Returns the loss of each example.
+
+        Raises:
+            UserError: if the loss of the task has another shape.
+        """
+        loss = self._task.loss(outputs, batch)
+        count = next(iter(batch.values())).shape[0]  # None if it is not known yet
+        if len(loss.shape) != 1 or (None not in (count, loss.shape[0]) and loss.shape[0] != count):
+            raise UserError(
+                f"the loss of {type(self._task).__name__} must return one value per example, a tensor of shape "
+                f"[batch]; it returned one of shape {tuple(loss.shape)}. Modelyard averages over the examples."
+            )
+        return loss
 
     def predictions(self, batch: Batch) -> dict[str, Any]:
         """Returns the task's predictions for a raw batch."""
