@@ -120,3 +120,11 @@ def test_columns_of_vectors_are_standardised_each_by_itself() -> None:
     seen = table.astype(np.float32).astype(np.float64)
     np.testing.assert_allclose(data.mean, seen.mean(axis=0), rtol=1e-6)
     np.testing.assert_allclose(data.spread, [*seen.std(axis=0)[:2], 1], rtol=1e-6)  # the last is all the same
+
+
+def test_a_model_of_one_input_names_the_inputs_that_it_does_not_take(caplog: pytest.LogCaptureFixture) -> None:
+    vectors, labels = np.zeros((20, 3), np.float32), np.arange(20) % 2
+    network(model="mlp", dataset=({"image": vectors, "age": vectors}, labels))
+    assert "the model mlp takes one input, 'image'. It does not use age." in caplog.text
+    with pytest.raises(DataError, match="takes one input, named 'image'; an example has a, b"):
+        network(model="mlp", dataset=({"a": vectors, "b": vectors}, labels))

@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 from modelyard.config import Config
-from modelyard.data.dataset import LABEL, Dataset, Feature, label_kind
+from modelyard.data.dataset import ID, IMAGE, LABEL, Dataset, Feature, label_kind
 from modelyard.errors import ConfigError, DataError, Problem, UserError
 from modelyard.models.data_info import DataInfo, describe_data
 from modelyard.models.metric import build_metric
@@ -97,7 +97,15 @@ def _fits(entry: Entry, tasks: list[str]) -> bool:
 
 def build_task(config: Config, dataset: Dataset) -> Task:
     """Returns the task of the model that ``config`` names, for ``dataset``."""
-    return task_for(config, describe_data(dataset, config.preprocess), dataset.features.get(LABEL))
+    task = task_for(config, describe_data(dataset, config.preprocess), dataset.features.get(LABEL))
+    unused = [name for name in task.data.features if name not in (ID, IMAGE, LABEL)]
+    if unused and isinstance(config.entry("model").target, str):  # a built-in model
+        log.warning(
+            "the model %s takes one input, %r. It does not use %s. For a model that does, see docs/models.md, "
+            "Several inputs",
+            *(config.model, IMAGE, ", ".join(unused)),
+        )
+    return task
 
 
 def task_for(config: Config, data: DataInfo, label: Feature | None) -> Task:

@@ -71,7 +71,17 @@ class DataInfo:
 
     @property
     def image_shape(self) -> tuple[int, ...]:
-        """Height, width and channels; for other examples, their shape."""
+        """Height, width and channels; for other examples, their shape.
+
+        Raises:
+            DataError: if examples have no image.
+        """
+        if IMAGE not in self.features:
+            known = ", ".join(name for name in self.features if name not in (ID, LABEL))
+            raise DataError(
+                f"this model takes one input, named {IMAGE!r}; an example has {known}. Give one array as x, or "
+                "register a model whose inputs have these names: see docs/models.md, Several inputs."
+            )
         return self.features[IMAGE].shape
 
 
