@@ -13,6 +13,7 @@ from sklearn import metrics as sk
 import modelyard
 from modelyard.config.calls import Call
 from modelyard.errors import ConfigError, UserError
+from modelyard.models import metric
 from modelyard.models.metric import MetricSet, build_metric
 from modelyard.models.metric_types import standard_metrics
 from modelyard.registry import METRICS
@@ -219,3 +220,11 @@ def test_all_mistakes_in_metrics_are_reported_with_the_others() -> None:
     text = str(caught.value)
     for part in ("there is no metric 'f11'. Did you mean 'f1'", "takes no argument 'j'", "names 'auc' twice", "'mlpx'"):
         assert part in text
+
+
+def test_r2_of_one_example_is_not_defined(caplog: pytest.LogCaptureFixture) -> None:
+    metric._say_undefined.cache_clear()  # it is said once in a process
+    metrics = MetricSet([build_metric(Call.parse("r2"))])
+    metrics.add({"values": np.ones(1)}, {"label": np.zeros(1)})
+    assert np.isnan(metrics.results()["r2"])
+    assert "the metric r2 is NaN: it needs two examples or more" in caplog.text

@@ -461,6 +461,7 @@ class R2(_OfNumbers):
     """1 minus the squared error divided by the variance of the labels, averaged over the numbers of a label"""
 
     lower_is_better, whole = False, True
+    undefined = "it needs two examples or more"
 
     def statistics(self, predictions: Arrays, examples: Arrays) -> Any:
         """Returns squared errors and labels."""
@@ -469,6 +470,8 @@ class R2(_OfNumbers):
 
     def result(self, totals: Any, count: int) -> float:
         """Returns the mean over the numbers of a label; for one whose labels are all the same, 1 if exact, else 0."""
+        if count < 2:
+            return float("nan")
         squared, label = totals["squared"].sum(axis=0), totals["label"]
         differs = label.min(axis=0) < label.max(axis=0)
         around = ((label - label.mean(axis=0)) ** 2).sum(axis=0)
