@@ -105,3 +105,13 @@ def test_whole_numbers_of_a_regression_are_no_classes(own: bool, caplog: pytest.
     dataset = load_dataset(load_config(**options, dataset=(IMAGES, np.arange(60)), test_fraction=0.2))
     assert dataset.sizes() == {"train": 42, "validation": 6, "test": 12}
     assert not caplog.text
+
+
+def test_rows_of_0_and_1_as_floats_give_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    rows = (IMAGES[:, 0, :3, 0] > 100).astype(np.float32)
+    opened((IMAGES, rows + 0.5))
+    opened((IMAGES, rows.astype(np.uint8)))
+    assert not caplog.text
+    opened((IMAGES, rows))
+    assert "so this is a regression" in caplog.text
+    assert "y.astype('uint8')" in caplog.text

@@ -76,6 +76,12 @@ def _warn_about_labels(dataset: Dataset) -> None:
             "labels are rows of 0 and 1, so this is multi-label, but every training example has exactly one class. If "
             "classes exclude each other, save their indices: y.argmax(axis=1)"
         )
+    if kind == "values" and labels.ndim == 2 and bool(((labels == 0) | (labels == 1)).all()):
+        log.warning(
+            "labels are rows of 0 and 1 as floats, so this is a regression. If each number says whether a class "
+            "applies, save them as whole numbers, for multi-label: y.astype('uint8'). If classes exclude each other, "
+            "save their indices: y.argmax(axis=1)"
+        )
     whole = labels.ndim == 1 and kind == "values" and bool((labels == np.rint(labels)).all())
     if whole and labels.min() >= 0 and len(np.unique(labels)) < 100:
         log.warning("labels are floats, so this is a regression. If they are classes, save them as whole numbers")
