@@ -72,24 +72,25 @@ def train(config: Config | Mapping[str, Any] | None = None, **options: Any) -> R
     return run(as_config(config, options), evaluates=False)
 
 
-def resume(model_dir: str | Path, *, restore_config: bool = False, **options: Any) -> Result:
+def resume(model_dir: str | os.PathLike[str], *, restore_config: bool = False, **options: Any) -> Result:
     """Resumes the run in ``model_dir`` from its own config; ``options`` may change its length, hooks, devices.
 
     Args:
-        model_dir: the run folder.
+        model_dir: the run folder, or the result of the run.
         restore_config: first write config.yaml again, as it is in the newest checkpoint.
         **options: options that may change. With ``trust=True``, the plugins of somebody else's run are imported.
 
     Example:
         >>> modelyard.resume("runs/2026-11-16-09_30_00-resnet20-cifar10", train_epochs=20)
     """
+    model_dir = os.fspath(model_dir)
     if restore_config:
         restore_run_config(find_run_folder(model_dir, options.get("cache_dir")))
     return run(*resume_config(model_dir, options))
 
 
 def evaluate(
-    model_dir: str | Path,
+    model_dir: str | os.PathLike[str],
     *,
     checkpoint: str | int | None = None,
     split: str | None = None,
@@ -99,7 +100,7 @@ def evaluate(
     """Evaluates a checkpoint of a run, every example counted once.
 
     Args:
-        model_dir: the run folder.
+        model_dir: the run folder, or the result of the run.
         checkpoint: best, latest or a step; by default best if there is one.
         split: validation (the default), test or train.
         source: where the options come from, for error messages.
@@ -109,6 +110,7 @@ def evaluate(
     Example:
         >>> modelyard.evaluate("runs/first", split="test").metrics["accuracy"]
     """
+    model_dir = os.fspath(model_dir)
     data = options.get("dataset")
     if data is None or split is not None or isinstance(data, str | os.PathLike) or not is_one_split(data):
         wanted = split or VALIDATION

@@ -832,3 +832,10 @@ def test_a_run_leaves_the_random_state_of_the_program() -> None:
     assert state() == before
     modelyard.find_learning_rate(**QUICK, steps=10, output="rates")
     assert state() == before
+
+
+def test_a_result_is_taken_where_a_run_is() -> None:
+    result = go(train_steps=2)
+    assert modelyard.evaluate(result).metrics == modelyard.load(result).evaluate("validation").metrics == result.metrics
+    assert modelyard.predict(result, np.zeros((1, 8, 8, 1), np.uint8)).examples == 1
+    assert modelyard.resume(result, train_steps=3).step == 3

@@ -87,6 +87,10 @@ class Result:
             text.append(f"best validation {self.best['metric']}: {self.best['value']:.4g} at step {self.best['step']}")
         return "\n".join([*text, f"run folder: {self.model_dir}"])
 
+    def __fspath__(self) -> str:
+        """Returns the run folder: where a function takes a run, it takes its result, too."""
+        return self.model_dir
+
     def as_json(self) -> dict[str, Any]:
         """Returns plain values."""
         return asdict(self)

@@ -6,6 +6,7 @@ It predicts as `serve` does and reads what `predict` reads: the same engine, com
 from __future__ import annotations
 
 import html
+import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -304,11 +305,11 @@ def evaluate_examples(run: OpenRun, examples: RawExamples) -> Result:
     return Result(run.address, run.step, "given", metrics, run.step, best=best_of(run.directory))
 
 
-def load(model_dir: str | Path, checkpoint: str | int | None = None, **options: Any) -> Run:
+def load(model_dir: str | os.PathLike[str], checkpoint: str | int | None = None, **options: Any) -> Run:
     """Opens a run, or the newest version of an exported SavedModel, to use it from Python.
 
     Args:
-        model_dir: the run folder, or the folder of an export; or its URL.
+        model_dir: the run folder, or the folder of an export; or its URL; or the result of a run.
         checkpoint: best, latest or a step; by default best if there is one.
         **options: options that change how it is computed, such as eval_batch_size; ``dataset``, if the run was trained
             on arrays and its splits are to be evaluated. By default, the engine is that of Keras in this process.
@@ -321,6 +322,7 @@ def load(model_dir: str | Path, checkpoint: str | int | None = None, **options: 
         >>> run.predict(images)["probabilities"]
         >>> run.model.summary()
     """
+    model_dir = os.fspath(model_dir)
     backend = keras_backend()
     if backend in ENGINES.names() and not is_export_at(model_dir):
         options = {"engine": backend, **options}

@@ -57,7 +57,7 @@ class Exported:
 
 
 def export(
-    model_dir: str | Path,
+    model_dir: str | os.PathLike[str],
     *,
     checkpoint: str | int | None = None,
     format: Format = "saved_model",  # noqa: A002 - the name of the option
@@ -70,7 +70,7 @@ def export(
     """Writes the model of a run for other programs, and compares its predictions with the run's own.
 
     Args:
-        model_dir: the run folder.
+        model_dir: the run folder, or the result of the run.
         checkpoint: best, latest or a step; by default best if there is one.
         format: saved_model, keras, onnx or tflite.
         output: the folder for numbered versions, or its URL; by default one in the run folder.
@@ -91,7 +91,7 @@ def export(
     check_installed(format)
     if keras_backend() in (None, "tensorflow"):
         options["engine"] = "tensorflow"  # before the run's plugins are imported, which import Keras
-    run = open_run(model_dir, checkpoint, source, **options)
+    run = open_run(os.fspath(model_dir), checkpoint, source, **options)
     where = export_address(run.directory, format, None if output is None else str(output))
     if storage.is_remote(where):
         return _export_to_url(run, format, where, version, overwrite, options)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import resource
 import socket
 import sys
@@ -30,7 +31,7 @@ _INSTALL = "serving needs starlette, uvicorn, python-multipart and prometheus_cl
 
 
 def serve(
-    model_dir: str | Path | None = None,
+    model_dir: str | os.PathLike[str] | None = None,
     export: str | Path | None = None,
     *,
     name: str | None = None,
@@ -54,7 +55,7 @@ def serve(
     """Serves a model over HTTP until SIGTERM or Ctrl-C. Requests that have arrived by then are answered.
 
     Args:
-        model_dir: a run folder; or
+        model_dir: a run folder, or the result of a run; or
         export: a folder of versions, as `modelyard export` writes it. A new version replaces the old one.
         name: the name of the model in the paths; by default the name of the folder.
         host: the address to listen on; by default only this machine can connect.
@@ -80,6 +81,7 @@ def serve(
     Raises:
         UserError: if there is nothing to serve, or the address is in use.
     """
+    model_dir = None if model_dir is None else os.fspath(model_dir)
     _check_options(
         source, model_dir, export, {"checkpoint": checkpoint, **options},
         {"max_batch": max_batch, "max_queue": max_queue, "max_pixels": max_pixels, "max_instances": max_instances,

@@ -82,7 +82,7 @@ class Predictions:
 
 
 def predict(
-    model_dir: str | Path,
+    model_dir: str | os.PathLike[str],
     *sources: Any,
     checkpoint: str | int | None = None,
     split: str | None = None,
@@ -97,7 +97,8 @@ def predict(
     """Predicts the examples of files, in order, and writes a table.
 
     Args:
-        model_dir: the run folder, or the folder of an exported SavedModel. This and the other paths may be URLs.
+        model_dir: the run folder, or the folder of an exported SavedModel; or the result of a run. This and the other
+            paths may be URLs.
         *sources: images, folders or glob patterns; or one .csv file, .npz file, or records; or one array of examples,
             (x, y) or data frame. `modelyard.load` predicts arrays without writing a table.
         checkpoint: best, latest or a step; by default best if there is one.
@@ -113,6 +114,7 @@ def predict(
     Example:
         >>> modelyard.predict("runs/first", "photos/", output="photos.csv", top=3).examples
     """
+    model_dir = os.fspath(model_dir)
     target = storage.absolute(str(output)) if storage.is_remote(str(output)) else str(Path(output).expanduser())
     if Path(target).suffix.lower() not in FORMATS:
         raise UserError(f"the output {target} must end in {', '.join(FORMATS)}.")
