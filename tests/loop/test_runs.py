@@ -310,6 +310,12 @@ def test_a_metric_that_is_not_measured_is_refused_before_training(hooks: str) ->
     assert not Path("run").exists()
 
 
+@pytest.mark.parametrize("options", [{"best_metric": "auc"}, {"hooks": "+early_stop(metric=auc)"}])
+def test_a_metric_that_is_known_but_not_measured_is_to_be_added(options: dict[str, str]) -> None:
+    with pytest.raises(UserError, match=r"the evaluations have no 'auc'. Add it to the metrics: --metrics auc"):
+        go(**options)
+
+
 def test_fewer_steps_than_are_done_are_refused_and_change_nothing() -> None:
     go()
     before = Path("run/config.yaml").read_text()

@@ -34,7 +34,7 @@ from modelyard.config.durations import InSteps
 from modelyard.config.schema import Config, edit_hooks
 from modelyard.data.dataset import VALIDATION
 from modelyard.errors import Problem, UserError, unknown
-from modelyard.registry import HOOKS
+from modelyard.registry import HOOKS, METRICS
 from modelyard.registry import Options as BaseOptions
 from modelyard.run.checkpoint import list_checkpoints, prune, write_checkpoint
 from modelyard.system.files import retried
@@ -157,6 +157,8 @@ def check_metric(engine: Engine, metric: str, wanted_by: str) -> None:
     if metric in ("auto", "loss") or VALIDATION not in engine.dataset.sizes():
         return
     known = engine.metric_names(VALIDATION)
+    if metric not in known and metric in METRICS.names():
+        raise UserError(f"{wanted_by}: the evaluations have no {metric!r}. Add it to the metrics: --metrics {metric}.")
     if metric not in known:
         raise UserError(f"{wanted_by}: {unknown('metric', metric, known)}")
 
