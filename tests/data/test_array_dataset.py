@@ -213,3 +213,12 @@ def test_ids_of_any_kind_have_a_fingerprint_that_another_process_finds_again(kin
 def test_ids_that_are_objects_but_no_text_are_refused() -> None:
     with pytest.raises(DataError, match="id of the train split holds Python objects"):
         ArrayDataset(train(id=np.array([{}, {}, {}, {}], dtype=object)))
+
+
+def test_a_pair_is_image_and_label() -> None:
+    named = ArrayDataset({"train": {"image": IMAGES, "label": LABELS}})
+    assert ArrayDataset({"train": (IMAGES, LABELS)}).fingerprint() == named.fingerprint()
+    several = ArrayDataset({"train": ({"image": IMAGES, "age": LABELS}, LABELS)})
+    assert set(several.features) == {"image", "age", "label", "id"}
+    with pytest.raises(DataError, match=r"the train split is list; give \(x, y\)"):
+        ArrayDataset({"train": [IMAGES, LABELS]})  # type: ignore[dict-item]

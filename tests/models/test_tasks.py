@@ -353,3 +353,8 @@ def test_a_loss_that_is_not_one_value_per_example_is_refused(make: Make, evaluat
     engine = make(dataset(HEIGHTS), **{**FAST, "model": "mean_loss"})
     with pytest.raises(UserError, match="the loss of MeanLoss must return one value per example"):
         engine.evaluate("validation") if evaluates else engine.train(0, 1)
+
+
+def test_examples_without_labels_are_no_classification() -> None:
+    with pytest.raises(DataError, match="these examples have no labels, which classification needs"):
+        task(ArrayDataset({"train": {"image": VALUES}}))

@@ -305,7 +305,7 @@ class ArrayDataset(Dataset):
     Args:
         splits: the named arrays of each split: ``image`` (uint8 or float); ``label`` (class indices from 0; for
             regression floats, one or several per example; for multi-label rows of 0 and 1, one for each class); and
-            optionally ``id``, which predictions repeat.
+            optionally ``id``, which predictions repeat. ``(x, y)`` is image and label.
         classes: names of the classes, by default their indices; for regression, names of the values.
         maps: the arrays that have a value for each pixel of the image, such as masks: see `Dataset`.
         boxes: the arrays that are boxes in the image.
@@ -316,7 +316,7 @@ class ArrayDataset(Dataset):
 
     def __init__(
         self,
-        splits: Mapping[str, Arrays],
+        splits: Mapping[str, Arrays | tuple[Any, Any]],
         classes: Sequence[str] | None = None,
         *,
         maps: Maps = None,
@@ -450,7 +450,16 @@ def _signature(arrays: Arrays) -> str:
     return ", ".join(f"{k} {types[k]} {'×'.join(map(str, v.shape[1:])) or 'single'}" for k, v in sorted(arrays.items()))
 
 
-def _checked(split: str, arrays: Arrays, label_is_map: bool = False) -> dict[str, NDArray[np.generic]]:
+def _checked(
+    split: str, arrays: Arrays | tuple[Any, Any], label_is_map: bool = False
+) -> dict[str, NDArray[np.generic]]:
+    if isinstance(arrays, tuple) and len(arrays) == 2:
+        examples, labels = arrays
+        arrays = {**(examples if isinstance(examples, Mapping) else {IMAGE: examples}), LABEL: labels}
+    if not isinstance(arrays, Mapping):
+        raise DataError(
+            f"the {split} split is {type(arrays).__name__}; give (x, y) or named arrays: {{'image': x, 'label': y}}."
+        )
     checked = {name: np.asarray(array) for name, array in arrays.items()}
     for name, array in checked.items():
         if array.ndim == 0:

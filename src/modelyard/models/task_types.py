@@ -44,6 +44,14 @@ class Classifier(Task):
 
     Options: type[BaseOptions] = ClassifierOptions
 
+    def __init__(self, options: BaseOptions, data: DataInfo) -> None:
+        if LABEL not in data.features and not data.classes and type(self).loss is Classifier.loss:
+            raise DataError(
+                "these examples have no labels, which classification needs. Give (x, y); in a data frame, records or a "
+                f"dataset of your own the labels are named {LABEL!r}."
+            )
+        super().__init__(options, data)
+
     def checked_network(self) -> keras.Model:
         """Returns the network, if it has one output per class."""
         model = super().checked_network()
