@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ import modelyard
 from modelyard.config import load_config
 from modelyard.data.dataset import Dataset
 from modelyard.data.open_dataset import load_dataset
+from modelyard.data.sources.arrays import read_given
 from modelyard.errors import DataError
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (60, 4, 4, 1)).astype(np.uint8)
@@ -115,3 +116,53 @@ def test_rows_of_0_and_1_as_floats_give_a_warning(caplog: pytest.LogCaptureFixtu
     opened((IMAGES, rows))
     assert "so this is a regression" in caplog.text
     assert "y.astype('uint8')" in caplog.text
+
+
+class Own(Dataset):
+    """A dataset of a user's own."""
+
+    classes = ("a", "b")
+    features: ClassVar = {"image": modelyard.Feature((3,), "float32"), "label": modelyard.Feature((), "int32")}
+
+    def sizes(self) -> dict[str, int]:
+        return {"train": 60}
+
+    def read(self, split: str, indices: Any) -> dict[str, Any]:
+        return {"image": np.zeros((len(indices), 3), np.float32), "label": np.asarray(indices, np.int32) % 2}
+
+    def fingerprint(self) -> str:
+        return "own"
+
+
+class Short(Own):
+    def read(self, split: str, indices: Any) -> dict[str, Any]:
+        return super().read(split, indices[:-1])
+
+
+def test_a_dataset_of_your_own_is_checked() -> None:
+    assert opened(Own()).sizes() == {"train": 54, "validation": 6}
+    for changed, message in {
+        ("classes", None): r"Own.classes must be .* it is missing",
+        ("features", (("image", (3,)),)): r"Own.features\['image'\] is \(3,\); it must be a modelyard.Feature",
+        ("sizes", None): r"needs a train split; Own.sizes\(\) has: test",
+    }.items():
+        name, value = changed
+        own = type("Own", (Own,), {name: (lambda self: {"test": 3}) if name == "sizes" else value and dict(value)})
+        with pytest.raises(DataError, match=message):
+            opened(own())
+    with pytest.raises(DataError, match=r"Short.read returned an array of shape \(1, 3\) as 'image', expected .*2 ex"):
+        opened(Short())
+    with pytest.raises(DataError, match="Own is a dataset; give arrays"):
+        read_given(Own())
+
+
+def test_derived_splits_have_their_share_of_each_class_if_labels_are_known(caplog: pytest.LogCaptureFixture) -> None:
+    class Known(Own):
+        def labels(self, split: str) -> Any:
+            return np.arange(60, dtype=np.int32) % 2
+
+    found = opened(Known())
+    assert found.read("validation", np.arange(6))["label"].sum() == 3
+    assert "by chance" not in caplog.text
+    opened(Own())
+    assert "derived splits are chosen by chance alone" in caplog.text

@@ -176,6 +176,7 @@ class Dataset(ABC):
         """
         examples = self.read(split, indices)
         for name, array in out.items():
+            _check_shape(self, name, examples, array.shape)
             array[...] = examples[name]
 
     def arrays(self, split: str) -> Arrays | None:
@@ -234,6 +235,44 @@ class Dataset(ABC):
         if split not in sizes:
             raise DataError(f"the dataset has no {split} split. It has: {', '.join(sizes)}.")
         return sizes[split]
+
+
+def check_dataset(dataset: Dataset) -> None:
+    """Checks a dataset of the user's own class, and reads its first examples.
+
+    Raises:
+        DataError: if something of it is missing or has another form.
+    """
+    name, classes = type(dataset).__name__, getattr(dataset, "classes", None)
+    if classes is None or isinstance(classes, str):
+        raise DataError(
+            f"{name}.classes must be the names of the classes, in the order of their indices, or () if labels are no "
+            f"classes; it is {'missing' if classes is None else repr(classes)}."
+        )
+    features = dataset.features
+    wrong = next((key for key, feature in features.items() if not isinstance(feature, Feature)), None)
+    if wrong is not None:
+        raise DataError(
+            f"{name}.features[{wrong!r}] is {features[wrong]!r}; it must be a modelyard.Feature, such as "
+            "Feature((8, 8, 1), 'uint8') or Feature((), 'int32')."
+        )
+    sizes = dataset.sizes()
+    if TRAIN not in sizes:
+        raise DataError(f"a dataset needs a train split; {name}.sizes() has: {', '.join(sizes) or 'nothing'}.")
+    count = min(sizes[TRAIN], 2)
+    examples = dataset.read(TRAIN, np.arange(count))
+    for key, feature in features.items():
+        _check_shape(dataset, key, examples, (count, *feature.shape))
+
+
+def _check_shape(dataset: Dataset, name: str, examples: Arrays, expected: tuple[int, ...]) -> None:
+    """Raises DataError if `read` did not return what was asked for."""
+    found = np.shape(examples[name]) if name in examples else None
+    if found != expected:
+        raise DataError(
+            f"{type(dataset).__name__}.read returned {'nothing' if found is None else f'an array of shape {found}'} as "
+            f"{name!r}, expected shape {expected}: {expected[0]} examples were asked for."
+        )
 
 
 class _DividedDataset(Dataset):

@@ -8,7 +8,16 @@ from pathlib import Path
 import numpy as np
 
 from modelyard.config.schema import Config, is_path, split_group_of
-from modelyard.data.dataset import LABEL, TRAIN, VALIDATION, DataContext, Dataset, GeneratorDataset, label_kind
+from modelyard.data.dataset import (
+    LABEL,
+    TRAIN,
+    VALIDATION,
+    DataContext,
+    Dataset,
+    GeneratorDataset,
+    check_dataset,
+    label_kind,
+)
 from modelyard.data.preprocess import with_example_preprocessing
 from modelyard.data.splits import SplitRules, divide, is_regression
 from modelyard.errors import DataError
@@ -62,6 +71,8 @@ def open_stored(config: Config) -> Dataset:
             f"the dataset {config.dataset!r} returned {type(dataset).__name__}; it must return a modelyard.Dataset, "
             "such as modelyard.ArrayDataset({'train': {'image': …, 'label': …}})."
         )
+    if not type(dataset).__module__.startswith("modelyard."):
+        check_dataset(dataset)
     return dataset
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modelyard.config.schema import CORE_FIELDS, Config, split_group_of
-from modelyard.data.dataset import ID, IMAGE, LABEL, TEST, TRAIN, VALIDATION, Dataset, DerivedSplits
+from modelyard.data.dataset import ID, IMAGE, LABEL, TEST, TRAIN, VALIDATION, Dataset, DerivedSplits, label_kind
 from modelyard.data.order import permutation
 from modelyard.errors import DataError
 
@@ -111,7 +111,10 @@ def divide(dataset: Dataset, rules: SplitRules) -> Dataset:
             f"{needed} splits or folds are asked for, but train has only {units} {word}. Each needs at least one."
         )
     whole = dataset.fingerprint() if rules.folds else ""
-    cut = _Cut(dataset.labels(TRAIN) if rules.by_class else None, count, groups, rules.seed)
+    labels = dataset.labels(TRAIN) if rules.by_class else None
+    if labels is None and rules.by_class and label_kind(dataset.features.get(LABEL)) == "class":
+        log.info("derived splits are chosen by chance alone: the dataset does not know the classes without reading all")
+    cut = _Cut(labels, count, groups, rules.seed)
     rows: dict[str, Rows] = {}
     if cuts_test:
         rows[TEST] = cut.hold_out(rules.test_fraction, _TEST_DOMAIN)

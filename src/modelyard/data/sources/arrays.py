@@ -88,6 +88,11 @@ def read_given(data: Any, columns: Sequence[str] = ()) -> tuple[Any, NDArray[Any
     Raises:
         DataError: if they can't be converted to arrays.
     """
+    if isinstance(data, Dataset):
+        raise DataError(
+            f"{type(data).__name__} is a dataset; give arrays: x or (x, y). To evaluate a split of it: "
+            "modelyard.evaluate(RUN, split='test', dataset=…)."
+        )
     data = _in_order(data, columns)
     plain = not (_is_pair(data) or isinstance(data, Mapping) or is_frame(data))
     named = {IMAGE: _array(data, "the data")} if plain else _named(data, "the data")
