@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from modelyard.data.records.convert import convert
     from modelyard.data.sheet import show_data
     from modelyard.data.sources.fetch import fetch
-    from modelyard.errors import UserError
+    from modelyard.errors import Interrupted, UserError
     from modelyard.launcher.local import launch, stop
     from modelyard.launcher.submit import submit
     from modelyard.loop.hooks import Hook
@@ -63,7 +63,7 @@ _HOMES = {
     "modelyard.data.records.convert": ("convert",),
     "modelyard.data.sheet": ("show_data",),
     "modelyard.data.sources.fetch": ("fetch",),
-    "modelyard.errors": ("UserError",),
+    "modelyard.errors": ("Interrupted", "UserError"),
     "modelyard.launcher.local": ("launch", "stop"),
     "modelyard.launcher.submit": ("submit",),
     "modelyard.loop.hooks": ("Hook",),
@@ -116,6 +116,7 @@ __all__ = [
     "Feature",
     "GeneratorDataset",
     "Hook",
+    "Interrupted",
     "Leaderboard",
     "LearningRates",
     "MatrixResult",

@@ -165,7 +165,10 @@ class Interrupted(KeyboardInterrupt):
         self.signal = signal.Signals(number)
         self.step = step
         self.model_dir = model_dir
-        super().__init__(f"{self.signal.name} at step {step}")
+        super().__init__(
+            f"stopped by {self.signal.name}; everything is saved in {model_dir}. To resume a run, call "
+            f"modelyard.resume({model_dir!r}), with the dataset if it is arrays; to resume a matrix, call it again."
+        )
 
 
 def nearest(name: str, known: Iterable[str], most: int = 3) -> list[str]:

@@ -339,8 +339,6 @@ def test_a_signal_in_an_evaluation_saves_at_once_and_the_evaluation_is_made_up_f
 ) -> None:
     import signal
 
-    from modelyard.errors import Interrupted
-
     options = {"deterministic": True, "eval_batch_size": 20, "save_every": "1 h"}
     go("undisturbed", **options)
     engine = engine_class()
@@ -354,7 +352,7 @@ def test_a_signal_in_an_evaluation_saves_at_once_and_the_evaluation_is_made_up_f
         return real(self, *arguments)
 
     monkeypatch.setattr(engine, "evaluate_batch", interrupting)
-    with pytest.raises(Interrupted):
+    with pytest.raises(modelyard.Interrupted, match=r"SIGTERM; everything is saved in .* modelyard\.resume\('.*run'\)"):
         go(**options)
     assert len(calls) == 3  # of eight batches
     assert max(list_checkpoints(Path("run/checkpoints"))) == 20
