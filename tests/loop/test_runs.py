@@ -843,3 +843,24 @@ def test_a_result_is_taken_where_a_run_is() -> None:
     assert modelyard.evaluate(result).metrics == modelyard.load(result).evaluate("validation").metrics == result.metrics
     assert modelyard.predict(result, np.zeros((1, 8, 8, 1), np.uint8)).examples == 1
     assert modelyard.resume(result, train_steps=3).step == 3
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float64"])
+def test_a_run_leaves_the_precision_of_keras(precision: str) -> None:
+    import keras
+
+    def settings() -> tuple[str, str]:
+        return keras.config.floatx(), keras.config.dtype_policy().name
+
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("float32")
+    before = settings()
+    go(train_steps=2, precision=precision)
+    assert settings() == before
+    modelyard.evaluate("run")
+    assert settings() == before
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    go("other", train_steps=1)
+    mixed = settings()
+    keras.config.set_dtype_policy("float32")
+    assert mixed == ("float32", "mixed_bfloat16")

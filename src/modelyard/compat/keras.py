@@ -16,6 +16,7 @@ import numpy as np
 from modelyard.config.schema import Config
 
 _POLICIES = {"bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
+_WIDE = "BIT64_TO_BIT32_DTYPE"
 _TRUNCATION = 2.0
 """The limit of Keras's truncated normal distribution, in standard deviations."""
 
@@ -28,20 +29,31 @@ def set_precision(config: Config) -> None:
         from keras.src.backend.common import dtypes
 
         # On JAX Keras assumes that 64 bits are disabled, and computes batch norm in 32.
-        getattr(dtypes, "BIT64_TO_BIT32_DTYPE", {})["float64"] = "float64"
+        getattr(dtypes, _WIDE, {})["float64"] = "float64"
 
 
 @contextmanager
 def session_of(config: Config) -> Iterator[None]:
     """Builds models as a run does while the block runs: with its precision and names. The user's settings come back."""
-    floatx, policy = keras.config.floatx(), keras.config.dtype_policy()
-    keras.utils.clear_session(free_memory=False)  # names must not depend on what was built before
-    try:
+    with precision_kept():
+        keras.utils.clear_session(free_memory=False)  # names must not depend on what was built before
         set_precision(config)
+        yield
+
+
+@contextmanager
+def precision_kept() -> Iterator[None]:
+    """Restores Keras's float type and dtype policy after the block."""
+    from keras.src.backend.common import dtypes
+
+    floatx, policy, wide = keras.config.floatx(), keras.config.dtype_policy(), getattr(dtypes, _WIDE, {})
+    known = dict(wide)
+    try:
         yield
     finally:
         keras.config.set_floatx(floatx)
         keras.config.set_dtype_policy(policy)
+        wide.update(known)
 
 
 def seed_initializers(seed: int) -> None:

@@ -101,9 +101,12 @@ def evaluate(
         log.warning("the data of %s is not the data this run was trained on", config.dataset)
     dataset.size(split)
     engine = create_engine(config)
-    build(engine, config, dataset, run_length(config, dataset))
-    engine.load(loaded, weights_only=True)
-    with bar(f"evaluating on {split}", dataset.size(split)) as progress:
-        metrics = engine.evaluate(split, progress)
-    engine.close()
+    from modelyard.compat.keras import precision_kept
+
+    with precision_kept():
+        build(engine, config, dataset, run_length(config, dataset))
+        engine.load(loaded, weights_only=True)
+        with bar(f"evaluating on {split}", dataset.size(split)) as progress:
+            metrics = engine.evaluate(split, progress)
+        engine.close()
     return Result(directory.address, loaded.step, split, metrics, loaded.step, best=best_of(directory))

@@ -126,8 +126,8 @@ def run(config: Config, evaluates: bool, processes: SingleProcess | None = None)
     threading.Thread(target=gpus, daemon=True).start()  # asking the driver takes a while; there is other work to do
     directory = find_folder(config)
     cleanup = remove_if_nothing_started(directory) if cluster.is_alone else contextlib.nullcontext()
-    name = cluster.me.file_name
-    with faults.injected(directory.logs, name), directory, log_to(directory.logs, name), cleanup:
+    name, at_end = cluster.me.file_name, contextlib.ExitStack()
+    with faults.injected(directory.logs, name), directory, log_to(directory.logs, name), cleanup, at_end:
         # 1. Config and data: the run's own, or those of a new run.
         config = resolve_run_config(directory, config)
         checkpoint = load_latest(directory.checkpoints, directory.best, read_manifest(directory).get("run_id"))
@@ -145,6 +145,9 @@ def run(config: Config, evaluates: bool, processes: SingleProcess | None = None)
 
         # 2. Engine and model.
         engine = processes.create_engine(config)
+        from modelyard.compat.keras import precision_kept
+
+        at_end.enter_context(precision_kept())
         length = run_length(config, dataset)
         if checkpoint is not None and checkpoint.step > length.total_steps:
             raise RunError(
