@@ -321,5 +321,7 @@ def test_a_run_on_resized_photos_has_seen_them(photos: Path, tmp_path: Path) -> 
 
 
 def test_a_run_of_other_classes_is_refused(trained: tuple[Path, Path, set[int]], photos: Path) -> None:
-    with pytest.raises(DataError, match="has the classes 0, 1; the dataset has cat, dog, emu"):
+    with pytest.raises(
+        DataError, match="the data has 3, the run 2; only in the data: cat, dog, emu; only in the run: 0, 1"
+    ):
         modelyard.check_data(str(photos), run=trained[1])

@@ -492,3 +492,30 @@ def test_a_table_that_another_process_has_finished_meanwhile_is_not_replaced(
         modelyard.predict(home / "run", images, output=output)
     assert output.read_text() == "theirs"
     assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]
+
+
+def test_data_of_other_classes_is_refused_with_their_names(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data = photo_folder(tmp_path / "data", 24)
+    options = {"image_size": 16, "model": "tiny_norm", "engine": engine_name(), "model_dir": "run", **SMALL}
+    modelyard.train_and_evaluate(dataset=str(data), **options)
+    photo_folder(tmp_path / "renamed", 24, ("zcat", "dog", "emu"))
+    photo_folder(tmp_path / "fewer", 24, ("cat", "dog"))
+    photo_folder(tmp_path / "more", 24, ("bag", "cat", "dog", "emu"))
+    for folder, difference in (
+        ("renamed", "the data has 3, the run 3; only in the data: zcat; only in the run: cat"),
+        ("fewer", "the data has 2, the run 3; only in the run: emu"),
+        ("more", "the data has 4, the run 3; only in the data: bag"),
+    ):
+        other: dict[str, Any] = {"dataset": str(tmp_path / folder)}
+        with pytest.raises(DataError, match=difference):
+            modelyard.predict("run", split="validation", **other)
+        with pytest.raises(DataError, match=difference):
+            modelyard.evaluate("run", **other)
+        with pytest.raises(DataError, match=difference):
+            modelyard.load("run", **other).evaluate("validation")
+        with pytest.raises(DataError, match=difference):
+            modelyard.resume("run", **{"train_steps": 12, **other})
+    assert not Path("predictions.csv").exists()
+    photo_folder(tmp_path / "others", 27)
+    modelyard.predict("run", split="validation", dataset=str(tmp_path / "others"))
+    assert "is not the data this run was trained on" in caplog.text

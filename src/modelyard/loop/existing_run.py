@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from modelyard.config import Config, resolve
-from modelyard.data.dataset import VALIDATION
+from modelyard.data.dataset import VALIDATION, Dataset
 from modelyard.data.open_dataset import load_dataset
 from modelyard.errors import ConfigError, Problem
 from modelyard.loop.run import Result, best_of, build, create_engine, run_length
-from modelyard.loop.start import refuse_changes, refuse_other_config
+from modelyard.loop.start import refuse_changes, refuse_other_classes, refuse_other_config
 from modelyard.run.checkpoint import read_checkpoint, read_loop_state, select_checkpoint, step_of
 from modelyard.run.directory import RunDirectory, open_run_folder
 from modelyard.run.manifest import read_manifest, started_by
@@ -73,6 +73,25 @@ def find_checkpoint(
     return directory, config, path
 
 
+def check_data_of_run(directory: RunDirectory, config: Config, dataset: Dataset) -> None:
+    """Warns if a dataset is not the one that a run was trained on.
+
+    Args:
+        directory: the run folder.
+        config: the config that names the dataset.
+        dataset: as `load_dataset` returns it.
+
+    Raises:
+        DataError: if it has other classes.
+    """
+    refuse_other_classes(directory, config, dataset)
+    known = read_manifest(directory).get("dataset", {}).get("fingerprint")
+    if known is None:
+        log.warning("%s does not say which data the run was trained on: it is not checked", directory.manifest)
+    elif known != dataset.fingerprint():
+        log.warning("the data of %s is not the data this run was trained on", config.dataset)
+
+
 @random_state_kept()
 def evaluate(
     model_dir: str | Path,
@@ -94,11 +113,7 @@ def evaluate(
     directory, config, path = find_checkpoint(model_dir, checkpoint, options, source)
     loaded = read_checkpoint(path)
     dataset = load_dataset(config)
-    known = read_manifest(directory).get("dataset", {}).get("fingerprint")
-    if known is None:
-        log.warning("%s does not say which data the run was trained on: it is not checked", directory.manifest)
-    elif known != dataset.fingerprint():
-        log.warning("the data of %s is not the data this run was trained on", config.dataset)
+    check_data_of_run(directory, config, dataset)
     dataset.size(split)
     engine = create_engine(config)
     from modelyard.compat.keras import precision_kept

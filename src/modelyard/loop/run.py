@@ -27,6 +27,7 @@ from modelyard.loop.start import (
     find_folder,
     log_machine,
     record_start,
+    refuse_other_classes,
     refuse_other_config,
     remove_if_nothing_started,
     resolve_run_config,
@@ -137,6 +138,8 @@ def run(config: Config, evaluates: bool, processes: SingleProcess | None = None)
         report("loading data")
         log.info("reading the data: %s …", config.dataset)
         dataset = load_dataset(config)
+        if checkpoint is not None:
+            refuse_other_classes(directory, config, dataset)
         if evaluates:
             _check_validation(config, dataset, cluster)
         check_interrupted()

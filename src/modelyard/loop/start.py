@@ -10,7 +10,7 @@ import os
 import shlex
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -172,6 +172,38 @@ def refuse_other_config(directory: RunDirectory, config: Config, step: int, loop
         run = shlex.quote(directory.address)
         error.add_hint(f"To restore {CONFIG} as it was when that was trained: modelyard resume {run} --restore_config")
         raise error
+
+
+def refuse_other_classes(directory: RunDirectory, config: Config, dataset: Dataset) -> None:
+    """Checks that data has the classes that a run was trained on, in their order: labels are their numbers.
+
+    Raises:
+        DataError: with the classes that differ.
+    """
+    manifest = read_manifest(directory)
+    recorded = manifest.get("data") or manifest.get("dataset") or {}
+    if "classes" not in recorded:  # an older run
+        return
+    difference = differing_classes(dataset.classes, [str(name) for name in recorded["classes"]])
+    if difference is not None:
+        raise DataError(
+            f"the data of {config.dataset} has other classes than the run {directory.address}: {difference}."
+        )
+
+
+def differing_classes(found: Sequence[str], known: Sequence[str]) -> str | None:
+    """Returns how the classes of data differ from the ``known`` classes of a run; None if they do not."""
+    if list(found) == list(known):
+        return None
+    new, missing = ([name for name in a if name not in set(b)] for a, b in ((found, known), (known, found)))
+    if not new and not missing:
+        return "the same names are in another order"
+    named = [f"only in {where}: {_few(names)}" for where, names in (("the data", new), ("the run", missing)) if names]
+    return f"the data has {len(found)}, the run {len(known)}; {'; '.join(named)}"
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
 
 
 # -- log, manifest and journal ----------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from modelyard.data.decoded import raw_examples_of
 from modelyard.data.open_dataset import open_dataset, open_stored
 from modelyard.data.raw_examples import ExampleSubset
 from modelyard.errors import DataError, unknown
+from modelyard.loop.start import differing_classes
 from modelyard.serving.run_model import OpenRun, open_run
 from modelyard.system.machine import available_cores
 
@@ -101,11 +102,9 @@ def _mislabelled(run: OpenRun, dataset: Dataset, same: bool, trained_on: bool, r
     A class is predicted with confidence if its probability is at least the mean over the examples with that label
     (confident learning, Northcutt et al. 2021).
     """
-    if run.classes != tuple(dataset.classes):
-        raise DataError(
-            f"{run.address} has the classes {_named(run.classes)}; the dataset has {_named(dataset.classes)}. "
-            "Give a run of this dataset."
-        )
+    difference = differing_classes(dataset.classes, run.classes)
+    if difference is not None:
+        raise DataError(f"the data has other classes than {run.address}: {difference}. Give a run of this dataset.")
     unreadable = {(finding.split, *finding.rows) for finding in report.of("unreadable")}
     places: list[tuple[str, int]] = []
     unseen: list[bool] = []
@@ -179,8 +178,3 @@ def _predicted(
             engine.close()
         labels.append(np.asarray(examples.labels, np.int64))
     return np.concatenate(labels), np.concatenate(probabilities)
-
-
-def _named(classes: Collection[str]) -> str:
-    names = list(classes)
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -26,6 +26,7 @@ from modelyard.data.dataset import ID, IMAGE, LABEL, TEST, Feature
 from modelyard.data.decoded import examples_of
 from modelyard.data.image_spec import ImageSpec, UndecodableError
 from modelyard.data.inputs import checked_arrays, describe, is_one_image, spec_of
+from modelyard.data.preprocess import with_example_preprocessing
 from modelyard.data.raw_examples import ArrayExamples, FileExamples, RawExamples
 from modelyard.data.sources.arrays import frame_columns, has_names, is_frame, read_given
 from modelyard.data.sources.csv_file import label_columns
@@ -34,6 +35,7 @@ from modelyard.data.sources.named_inputs import image_paths, read_named_inputs
 from modelyard.data.sources.remote import local_tree
 from modelyard.engine.evaluation import LabelledBatch
 from modelyard.errors import DataError, RunError, UserError, unknown
+from modelyard.loop.existing_run import check_data_of_run
 from modelyard.run.checkpoint import STATE
 from modelyard.serving.exported_model import OpenExport, is_export_at
 from modelyard.serving.prediction.scores import TableScores
@@ -163,6 +165,7 @@ def _split_examples(run: OpenRun, split: str) -> _Labelled:
     from modelyard.data.open_dataset import open_dataset
 
     dataset = open_dataset(run.config)
+    check_data_of_run(run.directory, run.config, with_example_preprocessing(dataset, run.config.preprocess))
     dataset.size(split)
     # All features, since loss and metrics may read more than predictions.
     features = (IMAGE,) if run.takes_image_only else [name for name in run.features if name not in (ID, LABEL)]
