@@ -181,3 +181,27 @@ def test_rows_without_a_group_are_an_error(tmp_path: Path) -> None:
 def test_a_part_of_the_path_must_be_a_valid_expression() -> None:
     with pytest.raises(ConfigError, match=r"split_group: '\(\[' is not a valid regular expression"):
         load("digits", split_group="path:([")
+
+
+def a_table_with_splits(at: Path, validation: set[int]) -> str:
+    splits = ["validation" if row in validation else "train" for row in range(COUNT)]
+    rows = zip(PERSON * 10, LABELS, NAMES, LABELS, splits, strict=True)
+    table(at / "splits.csv", ["a", "b", "person", "label", "split"], rows)
+    return str(at / "splits.csv")
+
+
+def test_splits_of_the_data_that_divide_a_group_are_an_error(tmp_path: Path) -> None:
+    divided = a_table_with_splits(tmp_path, {0, 1, 5})
+    for fraction in (0.0, 0.25):  # with and without a split that is derived
+        with pytest.raises(DataError, match=r"2 in train and validation \(p0, p1\)"):
+            load(divided, value_columns="all", test_fraction=fraction)
+    report = modelyard.check_data(divided, value_columns="all", split_group="person")
+    assert [finding.example for finding in report.of("groups")] == ["p0", "p1"]
+    load(a_table_with_splits(tmp_path, set(range(5))), value_columns="all", test_fraction=0)
+
+
+def test_a_missing_group_is_an_error_without_derived_splits(tmp_path: Path) -> None:
+    for split in ("train", "validation"):
+        photos(tmp_path / "photos" / split)
+    with pytest.raises(DataError, match="no column or feature 'person'"):
+        load(str(tmp_path / "photos"), test_fraction=0)

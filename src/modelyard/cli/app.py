@@ -81,7 +81,7 @@ COMMANDS = {
     "data fetch": Command(data.data_fetch, "Data"),
     "data info": Command(data.data_info, "Data", ConfigFlags((*_DATASET, *_SPLITS), ("dataset",))),
     "data verify": Command(data.data_verify, "Data", ConfigFlags(_DATASET, ("dataset",))),
-    "data check": Command(data.data_check, "Data", ConfigFlags((*_DATASET, "engine"), ("dataset",))),
+    "data check": Command(data.data_check, "Data", ConfigFlags((*_DATASET, "split_group", "engine"), ("dataset",))),
     "data show": Command(data.data_show, "Data", ConfigFlags(_SHOWN_DATASET, ("dataset",))),
     "launch": Command(cluster.launch, "Cluster"),
     "stop": Command(cluster.stop, "Cluster"),

@@ -43,6 +43,7 @@ CHECKS = {
     "aspect_ratio": "much wider or taller than the others",
     "classes": "class without examples, or with few",
     "folders": "folders that are probably not classes",
+    "groups": "the same group in two splits (--split_group)",
 }
 """What is checked, in words."""
 

@@ -9,6 +9,7 @@ import itertools
 import logging
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modelyard.config.schema import CORE_FIELDS, Config, split_group_of
-from modelyard.data.dataset import ID, IMAGE, LABEL, TEST, TRAIN, VALIDATION, Dataset, DerivedSplits, label_kind
+from modelyard.data.dataset import (
+    ID,
+    IMAGE,
+    LABEL,
+    SPLITS,
+    TEST,
+    TRAIN,
+    VALIDATION,
+    Dataset,
+    DerivedSplits,
+    label_kind,
+)
 from modelyard.data.order import permutation
 from modelyard.errors import DataError
 
@@ -96,6 +108,10 @@ def divide(dataset: Dataset, rules: SplitRules) -> Dataset:
         log.info("test_fraction has no effect: the dataset brings a test split")
     if VALIDATION in brings and rules.validation_fraction not in (0, CORE_FIELDS["validation_fraction"].default):
         log.info("validation_fraction has no effect: the dataset brings a validation split")
+    groups = None
+    if rules.group is not None:
+        groups = group_numbers(dataset, rules.group)
+        _refuse_divided_groups(dataset, rules.group)
     if not (cuts_test or cuts_validation):
         if rules.group is not None:
             log.warning("split_group has no effect: no split is derived, the dataset has %s", ", ".join(brings))
@@ -103,7 +119,6 @@ def divide(dataset: Dataset, rules: SplitRules) -> Dataset:
     count = dataset.size(TRAIN)
     if count == 1 and not (cuts_test or rules.folds):
         return dataset
-    groups = None if rules.group is None else group_numbers(dataset, rules.group)
     units, word = (count, "example(s)") if groups is None else (int(groups.max()) + 1, f"group(s) of {rules.group}")
     needed = cuts_test + (max(rules.folds, 2) if cuts_validation else 1)
     if units < needed:
@@ -245,15 +260,57 @@ def group_numbers(dataset: Dataset, group: str) -> Rows:
     Raises:
         DataError: if there is no such column, or the regular expression does not match.
     """
-    column, pattern = split_group_of(group)
-    values = dataset.column(TRAIN, column)
+    values = _group_values(dataset, group, TRAIN)
     if values is None:
+        column = split_group_of(group)[0]
         known = ", ".join(dataset.columns) or "none"
         raise DataError(
             f"split_group: there is no column or feature {column!r} with one value per example. There are: {known}. "
             "For image files, take a part of the path: --split_group 'path:([^/_]+)_'."
         )
-    if values.shape != (count := dataset.size(TRAIN),):
+    _, numbers = np.unique(values, return_inverse=True)
+    return numbers.reshape(-1).astype(np.int64)
+
+
+def groups_in_two_splits(dataset: Dataset, group: str) -> list[tuple[str, str, str]]:
+    """Returns the groups that are in two splits that a dataset brings: the value, the split, the other split.
+
+    A split whose source has not read the column is left out.
+    """
+    found: dict[str, dict[str, None]] = {}
+    for split, size in dataset.sizes().items():
+        values = _group_values(dataset, group, split) if size else None
+        # Numbers as ids are often those of rows, which start from 0 in each split.
+        if values is not None and (split_group_of(group)[0] != ID or values.dtype.kind in "US"):
+            found[split] = dict.fromkeys(map(str, values.tolist()))
+    return [
+        (value.replace("\0", " "), split, other)
+        for split, other in itertools.combinations(sorted(found, key=[*SPLITS].index), 2)
+        for value in found[split]
+        if value in found[other]
+    ]
+
+
+def _refuse_divided_groups(dataset: Dataset, group: str) -> None:
+    divided = groups_in_two_splits(dataset, group)
+    if divided:
+        column = split_group_of(group)[0]
+        pairs = Counter(f"{split} and {other}" for _, split, other in divided)
+        where = ", ".join(f"{count} in {pair}" for pair, count in pairs.items())
+        shown = ", ".join(value for value, *_ in divided[:_SHOWN]) + (" …" if len(divided) > _SHOWN else "")
+        raise DataError(
+            f"split_group: the dataset brings splits that divide groups of {column}: {where} ({shown}). Examples of "
+            "one group must be in one split: change the splits of the data, or leave --split_group out."
+        )
+
+
+def _group_values(dataset: Dataset, group: str, split: str) -> NDArray[Any] | None:
+    """Returns the group of each example of a split; None if there is no such column."""
+    column, pattern = split_group_of(group)
+    values = dataset.column(split, column)
+    if values is None:
+        return None
+    if values.shape != (count := dataset.size(split),):
         raise DataError(f"split_group: {column} has shape {values.shape}, not a value for each of {count} examples.")
     if pattern is not None:
         texts = [str(value) for value in values.tolist()]
@@ -262,8 +319,7 @@ def group_numbers(dataset: Dataset, group: str) -> Rows:
         if wrong is not None:
             raise DataError(f"split_group: {pattern!r} does not match {wrong!r}, a value of {column}.")
         values = np.array(["\0".join(part or "" for part in match.groups()) for match in matches if match is not None])
-    _, numbers = np.unique(values, return_inverse=True)
-    return numbers.reshape(-1).astype(np.int64)
+    return values
 
 
 def divide_groups(

@@ -10,12 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modelyard.config import resolve
-from modelyard.config.schema import TRUST, Config
+from modelyard.config.schema import TRUST, Config, split_group_of
 from modelyard.data.check import CHECKS, CheckReport, Finding, check_dataset, write_findings, write_sheet
 from modelyard.data.dataset import TEST, TRAIN, Dataset
 from modelyard.data.decoded import raw_examples_of
 from modelyard.data.open_dataset import open_dataset, open_stored
 from modelyard.data.raw_examples import ExampleSubset
+from modelyard.data.splits import group_numbers, groups_in_two_splits
 from modelyard.errors import DataError, unknown
 from modelyard.loop.start import differing_classes
 from modelyard.serving.run_model import OpenRun, open_run
@@ -64,6 +65,13 @@ def check_data(
     dataset = open_stored(config)
     opened = None if run is None else open_run(run, None, origin, **of_run)
     report = check_dataset(dataset, threads=config.input_threads or available_cores(), skip=skip)
+    if config.split_group is not None and "groups" not in skip:
+        group_numbers(dataset, config.split_group)  # the column must exist
+        column = split_group_of(config.split_group)[0]
+        report.findings += [
+            Finding("groups", split, value, other_split=other, other=value, note=column)
+            for value, split, other in groups_in_two_splits(dataset, config.split_group)
+        ]
     if opened is not None and "mislabelled" not in skip:
         before = [
             finding for finding in report.findings if [*CHECKS].index(finding.check) < [*CHECKS].index("mislabelled")
