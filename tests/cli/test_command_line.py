@@ -316,3 +316,14 @@ def test_a_file_of_a_strangers_run_is_no_traceback_and_no_hang(words: list[str],
     with pytest.raises(SystemExit) as exited:
         main(words)
     assert exited.value.code == (0 if words[0] == "runs" else 2)
+
+
+@pytest.mark.parametrize("words", [["--version"], ["datasets"], ["datasets", "--json"]])
+def test_a_full_standard_output_is_one_line(words: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*COMMAND, *words], stdout=full, stderr=subprocess.PIPE, text=True, env=environment(), check=False,
+            timeout=PATIENCE,
+        )  # fmt: skip
+    assert done.stderr == "error: can't write to standard output: No space left on device.\n"
+    assert done.returncode == 2

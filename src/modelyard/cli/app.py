@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from modelyard.cli import cluster, comparison, components, data, doctor, serving, training
-from modelyard.cli.output import program
+from modelyard.cli.output import program, writing_stdout
 from modelyard.errors import ConfigError, UntrustedPluginError, UserError
 from modelyard.system.interrupt import note_interrupts
 
@@ -108,7 +108,8 @@ def root(
     if version:
         from modelyard import __version__
 
-        typer.echo(__version__)
+        with writing_stdout():
+            typer.echo(__version__)
         raise typer.Exit
 
 

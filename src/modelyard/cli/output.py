@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import shlex
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+
+from modelyard.errors import UserError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -30,18 +33,36 @@ def show(value: Any, text: Iterable[Any], *, as_json: bool, text_too: bool = Fal
         as_json: whether to print ``value``, as one line of JSON, and not ``text``.
         text_too: whether to print ``text`` on standard error then.
     """
-    if text_too or not as_json:
-        from modelyard.system.console import SafeConsole
+    with writing_stdout():
+        if text_too or not as_json:
+            from modelyard.system.console import SafeConsole
 
-        console = SafeConsole(stderr=as_json)
-        if not console.is_terminal:
-            console.width = 200  # a file or a pipe has room
-        for item in text:
-            console.print(item, soft_wrap=isinstance(item, str))
-    if as_json:
-        import json
+            console = SafeConsole(stderr=as_json)
+            if not console.is_terminal:
+                console.width = 200  # a file or a pipe has room
+            for item in text:
+                console.print(item, soft_wrap=isinstance(item, str))
+        if as_json:
+            import json
 
-        print(json.dumps(_finite(value)), flush=True)  # noqa: T201
+            print(json.dumps(_finite(value)), flush=True)  # noqa: T201
+
+
+@contextlib.contextmanager
+def writing_stdout() -> Iterator[None]:
+    """Turns an error of writing standard output into one for the user, such as a full disk.
+
+    A closed pipe, such as that of ``| head``, ends the command quietly.
+    """
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        with contextlib.suppress(OSError):  # Python flushes it once more at its end, and complains
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise UserError(f"can't write to standard output: {error.strerror or error}.") from error
 
 
 def table(

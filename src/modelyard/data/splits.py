@@ -285,7 +285,7 @@ def groups_in_two_splits(dataset: Dataset, group: str) -> list[tuple[str, str, s
             found[split] = dict.fromkeys(map(str, values.tolist()))
     return [
         (value.replace("\0", " "), split, other)
-        for split, other in itertools.combinations(sorted(found, key=[*SPLITS].index), 2)
+        for split, other in itertools.combinations(sorted(found, key=lambda split: (*SPLITS, split).index(split)), 2)
         for value in found[split]
         if value in found[other]
     ]
