@@ -164,6 +164,16 @@ def test_the_majority_class_is_a_row() -> None:
     assert (last["entrant"], last["dataset"], last["mean"]) == ("majority class (baseline)", "digits", "0.6")
 
 
+def test_two_seeds_are_too_few_to_tell_whether_a_model_is_better_than_the_majority_class() -> None:
+    splits = {"train": {"classes": [10] * 10}, "test": {"classes": [10] * 10}}
+    for seed, (better, worse) in enumerate([(0.357, 0.09), (0.3, 0.08)]):
+        write(f"a{seed}", better, random_seed=seed, data={"splits": splits})
+        write(f"b{seed}", worse, random_seed=seed, model="simple_cnn", data={"splits": splits})
+    notes = modelyard.leaderboard("runs").notes
+    assert "on digits, two seeds are too few to tell whether these are better than the majority class: mlp." in notes
+    assert "on digits, not better than the majority class by more than noise: simple_cnn." in notes
+
+
 def test_the_mean_of_the_labels_is_the_baseline_of_a_regression() -> None:
     labels = np.array([1, 2, 3, 6], np.float32)
     for seed in range(2):

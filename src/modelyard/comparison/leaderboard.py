@@ -220,11 +220,16 @@ def _remarks(board: Leaderboard, ranking: Ranking) -> Iterator[str]:
     if any(score.n == 1 and score.folds < 2 for score in scores) and len(board.entrants) > 1:
         yield "with a single seed it is not known whether another seed turns a difference: it is marked '?'."
     for dataset, level in board.baselines.items():
-        weak = [
-            entrant.name
-            for entrant in board.entrants
-            if dataset in entrant.scores and not _is_above(entrant.scores[dataset], level, ranking)
-        ]
+        scored = {entrant.name: entrant.scores[dataset] for entrant in board.entrants if dataset in entrant.scores}
+        weak = [name for name, score in scored.items() if not _is_above(score, level, ranking)]
+        # The interval of two seeds is so wide that it has the baseline in it, also for a much better model.
+        unknown = [name for name in weak if scored[name].n == 2 and ranking.is_better(scored[name].mean, level)]
+        weak = [name for name in weak if name not in unknown]
+        if unknown:
+            yield (
+                f"on {dataset}, two seeds are too few to tell whether these are better than the {board.baseline}: "
+                f"{', '.join(unknown)}."
+            )
         if weak:
             yield f"on {dataset}, not better than the {board.baseline} by more than noise: {', '.join(weak)}."
 
