@@ -246,7 +246,7 @@ def record_start(
         raise DataError(
             f"the data of {config.dataset!r} is not the data this run started with: {_sizes(dataset.sizes())}, "
             f"was {_sizes(before['dataset'].get('sizes', {}))} (fingerprint {fingerprint[:12]}, was {known[:12]}). "
-            f"{_newly_bad(dataset.stored, before['dataset'])}Restore the old data, or start a new run."
+            f"{_change_of_bad(dataset.stored, before['dataset'])}Restore the old data, or start a new run."
         )
     if checkpoint is not None:
         _log_resume(directory, config, run, checkpoint)
@@ -285,15 +285,23 @@ def _record_splits(directory: RunDirectory, dataset: Dataset) -> None:
         file.write(text.getvalue().encode(errors="surrogateescape"))
 
 
-def _newly_bad(dataset: Dataset, before: dict[str, Any]) -> str:
-    """Names the first example that is left out now and was not when the run was started."""
-    known = before.get("left_out", {})
-    for split, bad in (dataset.left_out or {}).items():
-        old = known.get(split, {}).get("examples", {})
-        new = [(name, reason) for name, reason in bad.items() if name not in old]
-        if new and known.get(split, {}).get("count", 0) == len(old):
-            return f"{len(new)} example(s) can't be decoded any more, the first: {new[0][1]} "
-    return ""
+def _change_of_bad(dataset: Dataset, before: dict[str, Any]) -> str:
+    """Names the first example that is left out now and was not when the run was started, or the other way round."""
+    known = {split: found.get("examples", {}) for split, found in before.get("left_out", {}).items()}
+    left_out = dataset.left_out or {}
+    for split, bad in left_out.items():
+        old = known.get(split, {})
+        new = [reason for name, reason in bad.items() if name not in old]
+        if new and before.get("left_out", {}).get(split, {}).get("count", 0) == len(old):
+            return f"{len(new)} example(s) can't be decoded any more, the first: {new[0]} "
+    if not known:
+        return ""
+    names = {dataset.name(split, row) for split, size in dataset.sizes().items() for row in range(size)}
+    repaired = [name for split, old in known.items() for name in old if name not in left_out.get(split, {})]
+    repaired = [name for name in repaired if name in names]
+    if not repaired:
+        return ""
+    return f"{len(repaired)} example(s) that were left out can be decoded now, the first: {repaired[0]}. "
 
 
 def _size_of(engine: Engine) -> dict[str, int | None]:
