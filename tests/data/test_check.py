@@ -45,6 +45,10 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
+HEIC = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(100)
+"""The start of a photo of a phone."""
+
+
 def found(folder: Path, **options: Any) -> dict[str, list[tuple[str, str]]]:
     """The names of each check: of the example, and of the other of the pair."""
     report = modelyard.check_data(str(folder), **options)
@@ -53,6 +57,15 @@ def found(folder: Path, **options: Any) -> dict[str, list[tuple[str, str]]]:
 
 def test_nothing_is_found_in_different_images(photos: Path) -> None:
     assert found(photos) == {}
+
+
+def test_photos_of_an_unsupported_format_are_found(photos: Path) -> None:
+    (photos / "train" / "bag").mkdir()
+    (photos / "train" / "bag" / "IMG_1.HEIC").write_bytes(HEIC)
+    (photos / "validation" / CLASSES[0] / "named.jpg").write_bytes(HEIC)
+    report = modelyard.check_data(str(photos))
+    assert [str(finding) for finding in report.of("unsupported")] == ["train: bag/IMG_1.HEIC, HEIC: convert it to JPEG"]
+    assert "HEIC is not supported; convert it to JPEG" in report.of("unreadable")[0].note
 
 
 def test_copies_are_named_with_their_original(photos: Path) -> None:

@@ -126,6 +126,17 @@ def test_an_empty_class_is_left_out_with_a_warning(tmp_path: Path, caplog: pytes
     assert re.search("fox holds no images and is left out", caplog.text)
 
 
+def test_photos_of_an_unsupported_format_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "pets/fox").mkdir(parents=True)
+    (tmp_path / "pets/fox/1.heic").write_bytes(b"")
+    with pytest.raises(DataError, match=r"1.heic. HEIC is not supported: convert to JPEG"):
+        sized(tmp_path / "pets")
+    photo_folder(tmp_path / "pets", 6)
+    with caplog.at_level(logging.WARNING, "modelyard"):
+        assert sized(tmp_path / "pets").classes == ("cat", "dog", "emu")
+    assert "fox/1.heic. HEIC is not supported: convert to JPEG" in caplog.text
+
+
 def test_classes_that_differ_in_case_only_are_refused(tmp_path: Path) -> None:
     put(tmp_path / "d/train/Cat/1.png", tmp_path / "d/val/cat/2.png")
     with pytest.raises(DataError, match="classes 'Cat' and 'cat' differ in case only"):

@@ -31,6 +31,7 @@ from modelyard.system.files import explain, whole_file
 
 CHECKS = {
     "unreadable": "can't be read",
+    "unsupported": "images of an unsupported format, which are left out",
     "leaks": "the same image in two splits",
     "near_leaks": "nearly the same image in two splits",
     "duplicates": "the same image twice in a split",

@@ -30,6 +30,8 @@ IMAGE_FORMATS = {
 }
 """The supported formats, by Pillow's names, and their suffixes. Some of Pillow's other readers start programs."""
 IMAGE_SUFFIXES = tuple(suffix for suffixes in IMAGE_FORMATS.values() for suffix in suffixes)
+UNSUPPORTED_FORMATS = {"HEIC": (".heic", ".heif", ".hif"), "AVIF": (".avif",)}
+"""Formats of cameras and phones that can't be decoded, and their suffixes. Such files are named, not only counted."""
 
 Fit = Literal["crop", "stretch", "pad"]
 """How an image of another shape is resized: the largest middle part of that shape, distorted, or with black bars."""

@@ -35,6 +35,11 @@ _JPEG = b"\xff\xd8\xff"
 _ORIENTATION = 0x0112
 _LONGEST_PROFILE = 1 << 18  # characters of EXIF that a PNG holds as text
 _PROGRESSIVE = b"\xff\xc2"
+_UNSUPPORTED = {
+    **dict.fromkeys((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"), "HEIC"),
+    **dict.fromkeys((b"avif", b"avis"), "AVIF"),
+}
+"""The formats of files that start with such a box, whatever their names."""
 _MAY_TURN = (b"Exif\0\0", b"tiff:Orientation")
 
 
@@ -76,7 +81,7 @@ def size_of(data: bytes, name: str) -> tuple[int, int, int]:
     except DataError:
         raise
     except Exception as error:  # the errors of Pillow's readers have no base class
-        raise _bad(name, error) from error
+        raise _bad(name, error, data) from error
     return (width, height, channels) if turned else (height, width, channels)
 
 
@@ -95,7 +100,7 @@ def stored_size(data: bytes, name: str) -> tuple[int, int]:
     except DataError:
         raise
     except Exception as error:  # the errors of Pillow's readers have no base class
-        raise _bad(name, error) from error
+        raise _bad(name, error, data) from error
 
 
 def fill(out: Pixels, raw: bytes | Pixels, fit: Fit, choose: Choose | None, name: Callable[[], str]) -> None:
@@ -331,12 +336,13 @@ def _with_pillow(data: bytes, channels: int | None, name: str) -> Pixels:
     except DataError:
         raise
     except Exception as error:
-        raise _bad(name, error) from error
+        raise _bad(name, error, data) from error
     return _turned(pixels[..., None] if pixels.ndim == 2 else pixels, orientation)
 
 
-def _bad(name: str, error: BaseException) -> UndecodableError:
+def _bad(name: str, error: BaseException, data: bytes) -> UndecodableError:
     reason = str(error).split(" <")[0].rstrip(".") or type(error).__name__
     if "cannot identify" in reason:
-        reason = "it is not an image file that can be read"
+        kind = _UNSUPPORTED.get(data[8:12]) if data[4:8] == b"ftyp" else None
+        reason = f"{kind} is not supported; convert it to JPEG" if kind else "it is not an image file that can be read"
     return UndecodableError(f"{name} can't be decoded: {reason}.")

@@ -15,11 +15,14 @@ from modelyard.data.check import CHECKS, CheckReport, Finding, check_dataset, wr
 from modelyard.data.dataset import TEST, TRAIN, Dataset
 from modelyard.data.decoded import raw_examples_of
 from modelyard.data.open_dataset import open_dataset, open_stored
-from modelyard.data.raw_examples import ExampleSubset
+from modelyard.data.raw_examples import ExampleSubset, FileExamples
+from modelyard.data.sources.files import kind_of
+from modelyard.data.sources.folder import files_in, unsupported_format
 from modelyard.data.splits import group_numbers, groups_in_two_splits
 from modelyard.errors import DataError, unknown
 from modelyard.loop.start import differing_classes
 from modelyard.serving.run_model import OpenRun, open_run
+from modelyard.storage import is_remote
 from modelyard.system.machine import available_cores
 
 
@@ -65,6 +68,8 @@ def check_data(
     dataset = open_stored(config)
     opened = None if run is None else open_run(run, None, origin, **of_run)
     report = check_dataset(dataset, threads=config.input_threads or available_cores(), skip=skip)
+    if "unsupported" not in skip:
+        report.findings[:0] = _unsupported(source, dataset)
     if config.split_group is not None and "groups" not in skip:
         group_numbers(dataset, config.split_group)  # the column must exist
         column = split_group_of(config.split_group)[0]
@@ -87,6 +92,20 @@ def check_data(
     if picture is not None and any(finding.rows for finding in report.findings):
         write_sheet(report, dataset, picture, source)
     return report
+
+
+def _unsupported(source: str, dataset: Dataset) -> Iterator[Finding]:
+    """Yields image files in folders of classes that are no examples, since they can't be decoded."""
+    if is_remote(source) or kind_of(Path(source).expanduser()) != "folder":
+        return
+    for split, examples in raw_examples_of(dataset).items():
+        if not isinstance(examples, FileExamples):
+            continue
+        for path in files_in(examples.root):
+            kind = unsupported_format(path)
+            if kind is not None:
+                name = path.relative_to(examples.root).as_posix()
+                yield Finding("unsupported", split, name, note=f"{kind}: convert it to JPEG")
 
 
 # -- labels -----------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ needed: arrays need neither.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections import Counter
@@ -25,6 +26,7 @@ from modelyard.data.raw_examples import ArrayExamples, FileExamples, RawExamples
 from modelyard.data.sources.csv_file import CsvRows, label_columns, read_csv
 from modelyard.data.sources.folder import (
     Labelled,
+    explain_unsupported,
     files_in,
     images_by_class,
     is_hidden,
@@ -32,6 +34,7 @@ from modelyard.data.sources.folder import (
     no_images,
     sorted_classes,
     split_folders,
+    unsupported_format,
 )
 from modelyard.data.sources.npz import read_npy_folder, read_npy_to_predict, read_npz, read_npz_to_predict
 from modelyard.data.sources.remote import local_tree, remote_names
@@ -45,6 +48,8 @@ if TYPE_CHECKING:
     from modelyard.data.records.example import FeatureMap
 
 Kind = Literal["npz", "npy", "csv", "records", "converted", "folder", "pattern", "file", "missing"]
+
+log = logging.getLogger("modelyard")
 
 RECORD_ENDINGS = (".tfrecord", ".tfrecords", ".tfrec", ".record", ".records")
 _LARGEST_LABELS = 1 << 26  # bytes
@@ -345,6 +350,9 @@ def _images_at(path: Path) -> list[Path]:
         images = [file for file in files_in(path) if is_image(file)]
         if not images:
             raise no_images(path)
+        unsupported = [file for file in files_in(path) if unsupported_format(file)]
+        if unsupported:
+            log.warning("%s", explain_unsupported(unsupported))
         return images
     if path.exists():
         return [path]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from modelyard.data.dataset import TEST, TRAIN, VALIDATION
-from modelyard.data.image_spec import IMAGE_SUFFIXES
+from modelyard.data.image_spec import IMAGE_SUFFIXES, UNSUPPORTED_FORMATS
 from modelyard.errors import DataError
 
 log = logging.getLogger("modelyard")
@@ -64,16 +64,21 @@ def images_by_class(folder: Path) -> Labelled:
         )
     found: Labelled = []
     others: list[str] = []
+    unsupported: list[Path] = []
     for class_folder in classes:
         images = []
         for path in files_in(class_folder):
             if is_image(path):
                 images.append(path.relative_to(folder).as_posix())
+            elif unsupported_format(path):
+                unsupported.append(path)
             else:
                 others.append(path.name)
         if not images:
             log.warning("%s holds no images and is left out", class_folder)
         found += [(path, class_folder.name) for path in sorted(images)]
+    if found and unsupported:
+        log.warning("%s", explain_unsupported(unsupported))
     if others:
         log.warning("%s: %d file(s) left out, no images by their names: %s …", folder, len(others), others[0])
     if not found:
@@ -93,6 +98,18 @@ def is_image(path: Path) -> bool:
     return path.name.lower().endswith(IMAGE_SUFFIXES)
 
 
+def unsupported_format(path: Path) -> str | None:
+    """Returns the format of an image that can't be decoded, such as HEIC, by its name; None for any other file."""
+    name = path.name.lower()
+    return next((kind for kind, suffixes in UNSUPPORTED_FORMATS.items() if name.endswith(suffixes)), None)
+
+
+def explain_unsupported(paths: Sequence[Path]) -> str:
+    """Returns the message about image files of formats that can't be decoded."""
+    kinds = " and ".join(sorted({str(unsupported_format(path)) for path in paths}))
+    return f"{len(paths):,} image(s) are left out, the first: {paths[0]}. {kinds} is not supported: convert to JPEG"
+
+
 def is_hidden(name: str) -> bool:
     """Returns whether a file or folder belongs to the system and not to the user."""
     return name.startswith(".") or name in ("__MACOSX", "Thumbs.db", "desktop.ini")
@@ -100,6 +117,9 @@ def is_hidden(name: str) -> bool:
 
 def no_images(folder: Path) -> DataError:
     """Returns the error for a folder without images."""
+    unsupported = [path for path in files_in(folder) if unsupported_format(path)]
+    if unsupported:
+        return DataError(f"there are no images that can be read under {folder}: {explain_unsupported(unsupported)}.")
     return DataError(f"there are no images under {folder}. Known endings: {', '.join(IMAGE_SUFFIXES)}.")
 
 
