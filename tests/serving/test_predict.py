@@ -131,6 +131,14 @@ def test_every_kind_of_file_gives_the_same_in_its_order(home: Path, tmp_path: Pa
     assert list(first["probabilities"].values()) == pytest.approx(expected[0], abs=1e-6)
 
 
+def test_a_converted_folder_is_predicted_with_all_splits(home: Path, tmp_path: Path) -> None:
+    expected = modelyard.predict(home / "run", home / "photos", output="folder.csv")
+    modelyard.convert(str(home / "photos"), tmp_path / "converted", validation_fraction=0.2)
+    found = modelyard.predict(home / "run", tmp_path / "converted", output="converted.csv")
+    assert (found.examples, found.metrics["accuracy"]) == (21, expected.metrics["accuracy"])
+    assert found.scores["confusion"] == expected.scores["confusion"]
+
+
 @pytest.mark.parametrize("fit", ["pad", "crop"])
 def test_images_are_made_to_fit_as_in_training(fit: str, tmp_path: Path) -> None:
     data = photo_folder(tmp_path / "data", 24)

@@ -294,7 +294,7 @@ class FilesToPredict:
 def read_to_predict(
     sources: Sequence[str], options: FilesOptions, cache: Path, split_group: str = "", named: Collection[str] = ()
 ) -> FilesToPredict:
-    """Reads image files, folders of them, and patterns; or one .csv, .npz or .npy file, or records.
+    """Reads image files, folders of them, and patterns; or one .csv, .npz or .npy file, records or converted folder.
 
     Args:
         sources: the paths.
@@ -311,9 +311,13 @@ def read_to_predict(
     kind = kinds[0] if len(kinds) == 1 else "folder"
     owners = {key: owner for owner, keys in _OWN_OPTIONS.items() for key in keys if key in named and owner != kind}
     if owners and kind != "missing":
-        what = f"{kind} files" if kind in ("npz", "csv", "records") else "images"
+        what = {"npz": "npz files", "csv": "csv files", "records": "records", "converted": "converted records"}
         raise ConfigError(
-            Problem("options of predict", key, f"has no effect here: it is for {owner} files, these are {what}.")
+            Problem(
+                "options of predict",
+                key,
+                f"has no effect here: it is for {owner} files, these are {what.get(kind, 'images')}.",
+            )
             for key, owner in owners.items()
         )
     if kinds == ["csv"]:
@@ -332,6 +336,8 @@ def read_to_predict(
         return FilesToPredict(ArrayExamples(values, np.zeros(len(values), np.int32)), None)
     if kinds == ["records"]:
         return _records_to_predict(_matching(paths[0]), options, cache)
+    if kinds == ["converted"]:
+        return _converted_to_predict(paths[0], cache)
     images: list[Path] = []
     addresses: list[str] = []
     for source, path in zip(sources, paths, strict=True):
@@ -374,6 +380,17 @@ def _records_to_predict(paths: list[Path], options: FilesOptions, cache: Path) -
         return FilesToPredict(examples, None)
     names = examples.class_names
     return FilesToPredict(examples, examples.labels if names is None else [names[n] for n in examples.labels])
+
+
+def _converted_to_predict(folder: Path, cache: Path) -> FilesToPredict:
+    """Returns the examples of all splits of a converted folder."""
+    from modelyard.data.records.reader import RecordExamples, read_dataset_json
+
+    info = read_dataset_json(folder)
+    shards = [folder / shard.file for split in info.splits.values() for shard in split.shards]
+    with bar("indexing records") as progress:
+        examples = RecordExamples(shards, info.features, cache, progress=progress)
+    return FilesToPredict(examples, [info.classes[number] for number in examples.labels])
 
 
 # -- paths ------------------------------------------------------------------------------------------------------------
