@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -138,6 +139,14 @@ class BackboneNetwork:
                 "For weights of a whole network in other formats use --checkpoint_path."
             )
         stored = load_weights(path)  # refuses files that are not plain arrays
+        if stored.paths and not path.name.endswith(".weights.h5"):  # of Keras 3, which goes by the name
+            with tempfile.TemporaryDirectory() as folder:
+                named = Path(folder, f"{path.stem}.weights.h5")
+                named.symlink_to(path.absolute())
+                return self._read(named, stored, options)
+        return self._read(path, stored, options)
+
+    def _read(self, path: Path, stored: NamedWeights, options: BackboneOptions) -> list[NDArray[Any]]:
         side = self.backbone.size
         body = self._body(options, input_shape=(side, side, 3))
         for top in (False, True):
@@ -153,7 +162,7 @@ class BackboneNetwork:
         why = _mismatch(stored, body) or " ".join(str(problem).split())
         hint = "Perhaps it has another --alpha, or is" if isinstance(options, WidenedOptions) else "Perhaps it is"
         raise CheckpointError(
-            f"pretrained {path} does not belong to {self.name}{_width(options)}: {why}. "
+            f"pretrained {path} does not belong to {self.name}{_width(options)}: {why.rstrip('.')}. "
             f"{hint} of another network (--model)."
         ) from problem
 
