@@ -283,7 +283,7 @@ def test_info_shows_classes_counts_and_sizes(run: Run, records: Path) -> None:
     assert "--image_size" in told
     assert "image/encoded: " in told
     found = json.loads(run("data", "info", str(records), "--json").out)
-    assert set(found) == {"source", "classes", "splits", "image", "sizes", "measured", "record", "fingerprint"}
+    assert set(found) == {"source", "classes", "splits", "image", "sizes", "measured", "bad", "record", "fingerprint"}
 
 
 def test_info_of_foreign_records_lists_their_features(run: Run, records: Path) -> None:
@@ -413,6 +413,18 @@ def test_too_little_memory_is_a_sentence(run: Run, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(modelyard, "data_info", full, raising=False)
     told = run("data", "info", "digits", status=1).error
     assert "error: there is not enough memory: Unable to allocate 7.28 TiB. Try smaller batches." in told
+
+
+def test_info_shows_the_rest_of_a_folder_with_a_broken_file(run: Run, photos: Path) -> None:
+    assert json.loads(run("data", "info", str(photos), "--json").out)["bad"] == []
+    for broken in ("dog/001.jpg", "cat/000.jpg"):  # the first of all decides the size
+        (photos / broken).write_bytes(b"none")
+        told = run("data", "info", str(photos)).out
+        assert "emu" in told
+        assert f"can't be decoded: train: {broken} can't be decoded" in told
+        assert f"modelyard data verify {photos}" in told
+        assert "--on_bad skip" in told
+        run("data", "info", str(photos), "--image_size", "8")
 
 
 # -- fetch ----------------------------------------------------------------------------------------------------------

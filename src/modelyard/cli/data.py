@@ -127,6 +127,11 @@ def data_info(options: dict[str, Any], source: Source, json: Json = False) -> No
         text.append("to train on them, give one size, such as --image_size 224")
     elif image is not None:
         text.append(f"one example: {'×'.join(map(str, image['shape']))} {image['dtype']}")
+    if found["bad"]:
+        bad = found["bad"]
+        of = f"{len(bad)} of {found['measured'] + len(bad)} training images that were read"
+        text.append(f"{of} can't be decoded: {bad[0]}")
+        text.append(f"`modelyard data verify {shlex.quote(source)}` lists all; --on_bad skip trains without them.")
     if found["record"]:
         text.append("\n  ".join(["features of a record:", *found["record"]]))
     show(found, text, as_json=json)

@@ -16,6 +16,7 @@ from modelyard.config import resolve
 from modelyard.config.schema import is_path
 from modelyard.data.dataset import IMAGE, TRAIN, Dataset
 from modelyard.data.decoded import DecodedDataset, raw_examples_of
+from modelyard.data.image_spec import UndecodableError
 from modelyard.data.images import decode, upright_size
 from modelyard.data.open_dataset import open_dataset, open_stored
 from modelyard.data.raw_examples import RawExamples
@@ -67,8 +68,12 @@ def data_info(source: str, origin: str = "Python", **options: Any) -> dict[str, 
         splits[split] = {"examples": size, "classes": counts}
         if dataset.derived is not None and split in dataset.derived.groups:
             splits[split]["groups"] = dataset.derived.groups[split]
-    image = dataset.features.get(IMAGE)
-    sizes, measured = _sizes(dataset)
+    sizes, measured, bad = _sizes(dataset)
+    image, fingerprint = None, None
+    try:
+        image, fingerprint = dataset.features.get(IMAGE), dataset.fingerprint()
+    except UndecodableError as error:  # the first example decides the size
+        bad = list(dict.fromkeys([f"{TRAIN}: {error}", *bad]))
     return {
         "source": source,
         "classes": list(dataset.classes),
@@ -76,20 +81,30 @@ def data_info(source: str, origin: str = "Python", **options: Any) -> dict[str, 
         "image": None if image is None else image.as_json(),
         "sizes": sizes,
         "measured": measured,
+        "bad": bad,
         "record": _first_record(dataset),
-        "fingerprint": dataset.fingerprint(),
+        "fingerprint": fingerprint,
     }
 
 
-def _sizes(dataset: Dataset) -> tuple[list[list[int]], int]:
-    """Returns the smallest and the largest height and width of raw images, and of how many: at most 100."""
+def _sizes(dataset: Dataset) -> tuple[list[list[int]], int, list[str]]:
+    """Returns the smallest and the largest height and width of raw images, of how many, and which can't be decoded.
+
+    At most 100 images are read.
+    """
     if not isinstance(dataset, DecodedDataset):
-        return [], 0
+        return [], 0, []
     examples = dataset.splits[TRAIN]
     rows = np.unique(np.linspace(0, len(examples) - 1, min(len(examples), 100)).astype(int)).tolist()
     raw = [(examples.load(row), examples.name(row)) for row in rows]
-    found = [upright_size(value, name) for value, name in raw if isinstance(value, bytes) or value.ndim >= 2]
-    return ([np.min(found, axis=0).tolist(), np.max(found, axis=0).tolist()] if found else []), len(found)
+    found, bad = [], []
+    for value, name in raw:
+        try:
+            if isinstance(value, bytes) or value.ndim >= 2:
+                found.append(upright_size(value, name))
+        except UndecodableError as error:
+            bad.append(f"{TRAIN}: {error}")
+    return ([np.min(found, axis=0).tolist(), np.max(found, axis=0).tolist()] if found else []), len(found), bad
 
 
 def _first_record(dataset: Dataset) -> list[str]:
