@@ -131,6 +131,14 @@ def test_every_kind_of_file_gives_the_same_in_its_order(home: Path, tmp_path: Pa
     assert list(first["probabilities"].values()) == pytest.approx(expected[0], abs=1e-6)
 
 
+def test_a_missing_run_is_told_before_a_table_that_exists(home: Path) -> None:
+    Path("predictions.csv").write_text("mine")
+    with pytest.raises(UserError, match="nope"):
+        modelyard.predict("runs/nope", home / "photos")
+    with pytest.raises(UserError, match=r"predictions\.csv exists"):
+        modelyard.predict(home / "run", home / "photos")
+
+
 def test_a_converted_folder_is_predicted_with_all_splits(home: Path, tmp_path: Path) -> None:
     expected = modelyard.predict(home / "run", home / "photos", output="folder.csv")
     modelyard.convert(str(home / "photos"), tmp_path / "converted", validation_fraction=0.2)

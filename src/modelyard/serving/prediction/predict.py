@@ -120,7 +120,6 @@ def predict(
     target = storage.absolute(str(output)) if storage.is_remote(str(output)) else str(Path(output).expanduser())
     if Path(target).suffix.lower() not in FORMATS:
         raise UserError(f"the output {target} must end in {', '.join(FORMATS)}.")
-    _refuse_existing(target, overwrite)
     if not storage.is_remote(target) and not Path(target).parent.is_dir():
         raise UserError(f"there is no folder {Path(target).parent} for the output.")
     if bool(sources) == (split is not None):
@@ -129,6 +128,7 @@ def predict(
         raise UserError(f"{found}. Give either files or a folder, or --split for a split of the run's own data.")
     columns = {key: options.pop(key) for key in _COLUMNS if options.get(key) is not None}
     run = open_model(model_dir, checkpoint, source, options)
+    _refuse_existing(target, overwrite)
     if split is not None and isinstance(run, OpenExport):
         raise UserError(f"{run.address} is an export: it has no --split. Name the run folder instead.")
     if split is not None and isinstance(run, OpenRun):
