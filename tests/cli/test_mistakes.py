@@ -57,6 +57,23 @@ def test_a_stray_word_hides_no_mistake(command: str, capsys: pytest.CaptureFixtu
     assert "maybe: is not an option." in found
 
 
+def test_a_word_that_lacks_its_option_is_named_with_it(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("clothing").mkdir()
+    (meant,) = mistakes(capsys, "train-and-evaluate", "clothing")
+    assert meant == "clothing: is not an option. Did you mean --dataset clothing?"
+    (meant,) = mistakes(capsys, "train", "mlp")
+    assert meant == "mlp: is not an option. Did you mean --model mlp?"
+    (meant,) = mistakes(capsys, "train", "--dataset", "clothng")
+    assert meant.endswith("Did you mean the folder 'clothing'?")
+
+
+def test_a_part_of_a_step_is_named_with_what_was_meant(capsys: pytest.CaptureFixture[str]) -> None:
+    (found,) = mistakes(capsys, "train", "--model", "mlp", "--dataset", "digits", "--fine_tune", "head(until=0.5), all")
+    assert (
+        "until must be a whole number of steps, got 0.5. A part of the run is '50 %', of an epoch '0.5 epochs'" in found
+    )
+
+
 def test_a_missing_plugin_hides_no_mistake(capsys: pytest.CaptureFixture[str]) -> None:
     found = mistakes(capsys, "config", "--plugins", "nowhere.py,no.such.module", "--model", "tiny", "--xla=maybe")
     assert sorted(line.split(":")[0] for line in found) == ["model", "plugins", "plugins", "xla"]

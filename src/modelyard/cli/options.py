@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
@@ -29,7 +30,7 @@ from modelyard.config.schema import (
     is_mutable,
 )
 from modelyard.errors import COMMAND_LINE, ConfigError, Problem, UserError, nearest
-from modelyard.registry import MODELS
+from modelyard.registry import DATASETS, MODELS
 from modelyard.storage import is_remote, is_same
 
 _OWNERS_SHOWN = 5
@@ -343,7 +344,8 @@ def reworded(problem: Problem, function: Callable[..., Any]) -> Problem:
         if word.removeprefix("--") in _OF_TRAINING and word.startswith("--"):
             return replace(problem, key=word[2:], message="has no effect here: it is for training.")
         near = nearest(word.lstrip("-"), [*own, *CORE_FIELDS], most=1)
-        hint = f" Did you mean --{near[0]}?" if near else ""
+        meant = f"--{near[0]}" if near else _as_option(word, function)
+        hint = f" Did you mean {meant}?" if meant else ""
         return replace(problem, key=word, message=f"is not an option.{hint}")
     near = nearest(problem.key, own, 1) if problem.message.startswith("there is no such option") else []
     if not near:
@@ -351,6 +353,17 @@ def reworded(problem: Problem, function: Callable[..., Any]) -> Problem:
     if near[0] == problem.key:
         return replace(problem, message=f"is an option of {function.__name__}. Write it before --.")
     return replace(problem, message=f"there is no such option. Did you mean '{near[0]}'?")
+
+
+def _as_option(word: str, function: Callable[..., Any]) -> str | None:
+    """Returns a word with the option that was probably forgotten before it: it names a run, a dataset or a model."""
+    if {"run", "source", "files"} & set(inspect.signature(function).parameters):  # these have words without an option
+        return None
+    if _is_run(word):
+        return f"--model_dir {shlex.quote(word)}"
+    if word in DATASETS.names() or Path(word).expanduser().exists():
+        return f"--dataset {shlex.quote(word)}"
+    return f"--model {word}" if word in MODELS.names() else None
 
 
 def _is_run(word: str) -> bool:

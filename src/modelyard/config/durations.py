@@ -68,7 +68,11 @@ class Duration:
         if value <= 0:
             raise ValueError(f"a duration must be greater than zero, got {text!r}.")
         if unit == "steps" and value.denominator != 1:
-            raise ValueError(f"the number of steps must be whole, got {text!r}.")
+            share = f"{float(value) * 100:g}" if value < 1 else "50"
+            raise ValueError(
+                f"must be a whole number of steps, got {text!r}. A part of the run is '{share} %', of an epoch "
+                f"'{match[1]} epochs'."
+            )
         return cls(value, unit)
 
     @property

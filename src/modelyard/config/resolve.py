@@ -5,6 +5,7 @@ Defaults < recipe < a set of project.yaml < a set of hyperparameters.yaml < comm
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -452,6 +453,15 @@ def _check_calls(config: Config, merged: Mapping[str, Value], problems: list[Pro
     check("fine_tune", read_phases, config.fine_tune)
 
 
+def _folder_hint(name: str) -> str:
+    """Returns what to say of folders if there is no dataset of this name."""
+    with contextlib.suppress(OSError):
+        near = nearest(name, [path.name for path in Path().iterdir() if path.is_dir()], most=1)
+        if near:
+            return f" Did you mean the folder {near[0]!r}?"
+    return f" There is no folder {name!r} either."
+
+
 def _check_components(
     merged: Mapping[str, Value], source: str | None, problems: list[Problem]
 ) -> tuple[dict[str, Any], list[str]]:
@@ -467,7 +477,7 @@ def _check_components(
             continue
         if registered_name(component, name) not in registry.names():
             all_chosen = False
-            hint = f" There is no folder {name!r} either." if component == "dataset" else ""
+            hint = _folder_hint(name) if component == "dataset" else ""
             problems.append(Problem(chosen.where, component, unknown(registry.kind, name, registry.names()) + hint))
             continue
         options = registry.get(registered_name(component, name)).options
