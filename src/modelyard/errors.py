@@ -66,7 +66,7 @@ class ConfigError(UserError):
 
     def __str__(self) -> str:
         count = len(self.problems)
-        heading = self.heading or f"{count} mistake{'s' if count != 1 else ''} in the config:"
+        heading = self.heading or f"{counted(count, 'mistake')} in the config:"
         shown = [f"  {problem}" for problem in self.problems[:_MOST_SHOWN]]
         more = [f"  … and {count - _MOST_SHOWN:,} more"] if count > _MOST_SHOWN else []
         return "\n".join([heading, *shown, *more, *self.hints])
@@ -169,6 +169,11 @@ class Interrupted(KeyboardInterrupt):
             f"stopped by {self.signal.name}; everything is saved in {model_dir}. To resume a run, call "
             f"modelyard.resume({model_dir!r}), with the dataset if it is arrays; to resume a matrix, call it again."
         )
+
+
+def counted(number: int, name: str) -> str:
+    """Returns a number with its noun: 1 step, 2 steps."""
+    return f"{number:,} {name}{'' if number == 1 else 's'}"
 
 
 def nearest(name: str, known: Iterable[str], most: int = 3) -> list[str]:

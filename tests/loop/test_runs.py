@@ -368,6 +368,17 @@ def test_a_damaged_manifest_is_an_error() -> None:
         modelyard.resume("run", train_steps=50)
 
 
+def test_options_that_nobody_changed_are_not_listed(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "modelyard")
+    go(train_steps=2, eval_every=2, engine="auto")
+    (options,) = [line for line in caplog.messages if "options other than the defaults" in line]
+    assert "data_dir" not in options
+    caplog.clear()
+    chosen = json.loads(Path("run/manifest.json").read_text())["starts"][-1]["engine"]["engine"]
+    modelyard.evaluate("run", engine=chosen)
+    assert not [line for line in caplog.messages if "when the run was last started" in line]
+
+
 def test_changed_data_is_refused_on_resume() -> None:
     def save(value: int) -> None:
         labels = np.arange(60) % 3

@@ -432,8 +432,10 @@ class Config(Experiment, Files, Data, Training, Evaluation, Devices, Machines, S
         return values
 
     def changed(self) -> dict[str, Any]:
-        """The options that differ from their defaults."""
+        """The options that differ from their defaults. A run has the default of data_dir as an absolute path."""
         defaults = self.defaults()
+        if self.data_dir == str(Path(defaults["data_dir"]).absolute()):
+            defaults["data_dir"] = self.data_dir
         return {key: value for key, value in self.flat().items() if value != defaults.get(key)}
 
     def origin(self, key: str) -> str:

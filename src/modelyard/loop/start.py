@@ -21,7 +21,7 @@ from modelyard.config.schema import COMPONENTS, CORE_FIELDS, is_path
 from modelyard.config.yaml_file import inline
 from modelyard.data.dataset import Dataset
 from modelyard.data.splits import describe_splits, held_out
-from modelyard.errors import ChangedConfigError, ConfigError, DataError, Problem, RunError
+from modelyard.errors import ChangedConfigError, ConfigError, DataError, Problem, RunError, counted
 from modelyard.loop.hooks import stopped_by
 from modelyard.models.metric import metric_modes
 from modelyard.run.checkpoint import Checkpoint, folder_name, list_checkpoints
@@ -151,7 +151,10 @@ def refuse_changes(directory: RunDirectory, config: Config) -> None:
             for key, there, here in refused
             if key in CORE_FIELDS or not parts  # for another model, its options need not be listed
         )
+    used = ((read_manifest(directory).get("starts") or [{}])[-1].get("engine") or {}).get("engine")
     for key, there, here, _ in changed:
+        if key == "engine" and here == used:  # "auto" before, which has chosen the same
+            continue
         log.info("%s: %s, was %s when the run was last started", key, inline(here), inline(there))
 
 
@@ -252,7 +255,7 @@ def record_start(
         _log_resume(directory, config, run, checkpoint)
         _log_inexact_resume(config, engine, run, checkpoint, before)
     else:
-        log.info("%d steps of %d examples", run.total_steps, run.batch_size)
+        log.info("%s of %s", counted(run.total_steps, "step"), counted(run.batch_size, "example"))
     # Threads decide the last bits, so a deterministic run pins them.
     write_config(directory, config.model_copy(update={"threads": engine.threads}) if config.deterministic else config)
     from modelyard.models.data_info import record_data
