@@ -22,6 +22,7 @@ import modelyard
 from conftest import COMMAND, environment
 from modelyard.cli.app import main
 from modelyard.data.sources import fetch as fetching
+from modelyard.errors import counted
 from photos import photo_folder, save_photo
 from waiting import PATIENCE
 
@@ -413,6 +414,14 @@ def test_too_little_memory_is_a_sentence(run: Run, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(modelyard, "data_info", full, raising=False)
     told = run("data", "info", "digits", status=1).error
     assert "error: there is not enough memory: Unable to allocate 7.28 TiB. Try smaller batches." in told
+
+
+def test_one_and_equal_sizes_have_their_own_words(run: Run) -> None:
+    for number, height in enumerate((30, 40, 40)):
+        save_photo(Path("photos/cat", f"{number}.jpg"), number, height, 40)
+    assert "heights 30 to 40, widths 40)" in run("data", "info", "photos").out
+    assert counted(1, "step") == "1 step"
+    assert counted(2000, "step") == "2,000 steps"
 
 
 def test_info_shows_the_rest_of_a_folder_with_a_broken_file(run: Run, photos: Path) -> None:

@@ -317,15 +317,18 @@ def test_wrong_labels_are_found_among_the_examples_that_the_run_has_not_seen(
     assert "trained on" in seen.note
 
 
-def test_a_run_on_resized_photos_has_seen_them(photos: Path, tmp_path: Path) -> None:
+def test_a_run_on_resized_photos_has_seen_them(photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder, run = photos / "train", tmp_path / "run"
+    (folder / CLASSES[0] / "notes.txt").write_text("mine")
     modelyard.train(
         model="mlp", dataset=str(folder), image_size=8, train_steps=1, train_batch_size=4, validation_fraction=0.4,
         model_dir=run,
     )  # fmt: skip
     with (run / "splits.csv").open() as file:
         unseen = len(list(csv.DictReader(file)))
+    caplog.clear()
     notes = modelyard.check_data(str(folder), run=run).notes
+    assert caplog.text.count("notes.txt") == 1, "the data is opened several times, and warns once"
     assert f"the run was trained on {20 - unseen} of the examples" in notes[0]
     other = tmp_path / "other"
     shutil.copytree(folder, other)

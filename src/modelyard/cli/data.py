@@ -123,7 +123,8 @@ def data_info(options: dict[str, Any], source: Source, json: Json = False) -> No
     if sizes and sizes[0] != sizes[1]:
         low, high = sizes
         of = f"{found['measured']} of {found['splits']['train']['examples']:,} training images"
-        text.append(f"sizes differ (of {of}, heights {low[0]} to {high[0]}, widths {low[1]} to {high[1]}):")
+        heights, widths = (_span(*ends) for ends in zip(low, high, strict=True))
+        text.append(f"sizes differ (of {of}, heights {heights}, widths {widths}):")
         text.append("to train on them, give one size, such as --image_size 224")
     elif image is not None:
         text.append(f"one example: {'×'.join(map(str, image['shape']))} {image['dtype']}")
@@ -137,6 +138,10 @@ def data_info(options: dict[str, Any], source: Source, json: Json = False) -> No
     show(found, text, as_json=json)
 
 
+def _span(low: int, high: int) -> str:
+    return str(low) if low == high else f"{low} to {high}"
+
+
 def data_verify(options: dict[str, Any], source: Source, json: Json = False) -> None:
     """Read everything: checksums, images, labels. List what is damaged."""
     from modelyard.data.inspection import verify_data
@@ -147,7 +152,7 @@ def data_verify(options: dict[str, Any], source: Source, json: Json = False) -> 
     rows = []
     for name, split in report.splits.items():
         counts = [count for count in split.class_counts if count] or [0]
-        sizes = [size and f"{size[0]} to {size[1]}" for size in (split.heights, split.widths)]
+        sizes = [size and _span(*size) for size in (split.heights, split.widths)]
         numbers = (split.examples, len(counts), min(counts), max(counts), split.bad)
         rows.append((name, *(f"{number:,}" for number in numbers), *sizes))
     text = [table(columns, rows, title=source), *(f"note: {warning}" for warning in report.warnings)]

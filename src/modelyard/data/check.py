@@ -25,7 +25,7 @@ from modelyard.data.images import decode, resize, small
 from modelyard.data.near_duplicates import EDGE, GREY, THUMB, find_candidates, is_grey, similarity, thumbnails
 from modelyard.data.raw_examples import RawExample, RawExamples
 from modelyard.data.sheet import TILE, Row, sheet, to_png
-from modelyard.errors import DataError
+from modelyard.errors import DataError, counted
 from modelyard.system.console import bar
 from modelyard.system.files import explain, whole_file
 
@@ -401,7 +401,7 @@ def _classes(splits: Mapping[str, RawExamples], classes: Sequence[str]) -> Itera
             if not count:
                 yield Finding("classes", split, name, note="no examples")
             elif split == TRAIN and count * _FEW < most:
-                yield Finding("classes", split, name, note=f"{count:,} examples; {largest} has {most:,}")
+                yield Finding("classes", split, name, note=f"{counted(count, 'example')}; {largest} has {most:,}")
 
 
 def _folders(classes: Sequence[str]) -> Iterator[Finding]:

@@ -24,7 +24,7 @@ from modelyard.data.dataset import IMAGE, LABEL, TRAIN, Dataset, label_kind
 from modelyard.data.decoded import DecodedDataset
 from modelyard.data.images import decode
 from modelyard.data.open_dataset import load_dataset
-from modelyard.errors import DataError
+from modelyard.errors import DataError, counted
 from modelyard.system.files import explain, whole_file
 
 Row = tuple[str, Sequence[NDArray[Any]]]
@@ -93,7 +93,7 @@ def show_data(
         captions = [f"{_label_text(dataset, label)}\n{dataset.name(split, row)}" for label, row in pairs]
     shape = "×".join(map(str, dataset.features[IMAGE].shape))
     notes = [
-        f"{split}: {dataset.size(split):,} examples of {len(dataset.classes)} classes, trained as {shape}",
+        f"{split}: {counted(dataset.size(split), 'example')} of {len(dataset.classes)} classes, trained as {shape}",
         f"augment: {', '.join(map(str, config.augment)) or 'none'}",
     ]
     headings = ["stored", *(f"augmented {number + 1}" for number in range(augmented))]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,8 @@ from modelyard.loop.start import differing_classes
 from modelyard.serving.run_model import OpenRun, open_run
 from modelyard.storage import is_remote
 from modelyard.system.machine import available_cores
+
+log = logging.getLogger("modelyard")
 
 
 def check_data(
@@ -81,10 +85,11 @@ def check_data(
         before = [
             finding for finding in report.findings if [*CHECKS].index(finding.check) < [*CHECKS].index("mislabelled")
         ]
-        same = _is_data_of(opened, dataset) or (
-            opened.config.entry("dataset") == config.entry("dataset")
-            and _is_data_of(opened, open_stored(_sized_like(opened, {**options, "dataset": source}, origin)))
-        )
+        with _without_warnings():  # the data is opened again
+            same = _is_data_of(opened, dataset) or (
+                opened.config.entry("dataset") == config.entry("dataset")
+                and _is_data_of(opened, open_stored(_sized_like(opened, {**options, "dataset": source}, origin)))
+            )
         found = _mislabelled(opened, dataset, same, trained_on, report)
         report.findings = [*before, *found, *report.findings[len(before) :]]
     if table is not None:
@@ -109,6 +114,20 @@ def _unsupported(source: str, dataset: Dataset) -> Iterator[Finding]:
 
 
 # -- labels -----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Leaves warnings about data out, since they were shown when it was opened first."""
+
+    def is_no_warning(record: logging.LogRecord) -> bool:
+        return record.levelno != logging.WARNING
+
+    log.addFilter(is_no_warning)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_no_warning)
 
 
 def _is_data_of(run: OpenRun, dataset: Dataset) -> bool:
@@ -169,7 +188,8 @@ def _parts(
     run: OpenRun, dataset: Dataset, same: bool, report: CheckReport
 ) -> Iterator[tuple[str, NDArray[np.int64], bool]]:
     """Yields rows of the splits as they are stored, and whether the run was not trained on them."""
-    own = open_dataset(run.config)
+    with _without_warnings():
+        own = open_dataset(run.config)
     derived = own.derived.rows if own.derived is not None else {}
     if not same:
         report.notes.append(

@@ -28,7 +28,7 @@ from modelyard.config.schema import GIVEN_DATASET
 from modelyard.data.dataset import ID, IMAGE, TEST, TRAIN, VALIDATION
 from modelyard.data.decoded import DecodedDataset
 from modelyard.data.open_dataset import load_dataset
-from modelyard.errors import ConfigError, RunError, UserError
+from modelyard.errors import ConfigError, RunError, UserError, counted
 from modelyard.run.manifest import read_manifest
 from modelyard.serving.run_model import OpenRun, open_run
 from modelyard.serving.servable import BYTES, EXAMPLES, IMAGE_BYTES
@@ -174,7 +174,7 @@ def check_examples(model: Exportable) -> CheckExamples:
         sizes = dataset.sizes()
         split = next(name for name in (TEST, VALIDATION, TRAIN) if name in sizes)
         rows = np.unique(np.linspace(0, sizes[split] - 1, min(sizes[split], _MAX_EXAMPLES)).astype(np.int64))
-        read, origin = dataset.read(split, rows), f"{len(rows)} examples of {split}"
+        read, origin = dataset.read(split, rows), f"{counted(len(rows), 'example')} of {split}"
         inputs = {name: np.asarray(read[name]) for name in model.inputs if name in read}
         if isinstance(dataset.stored, DecodedDataset):
             stored = [dataset.stored.splits[split].load(int(row)) for row in rows]
