@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import subprocess
@@ -10,13 +11,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from conftest import COMMAND, environment, last_json
+from modelyard.cli import output
 from modelyard.cli.app import main
 from modelyard.cli.output import cell
 from modelyard.config import load_config
 from modelyard.run.directory import config_text
+from modelyard.system.console import SafeConsole
 from waiting import PATIENCE
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -327,3 +331,34 @@ def test_a_full_standard_output_is_one_line(words: list[str]) -> None:
         )  # fmt: skip
     assert done.stderr == "error: can't write to standard output: No space left on device.\n"
     assert done.returncode == 2
+
+
+def lines_at_80(made: Any) -> list[str]:
+    """The lines of a table in a terminal of 80 columns."""
+    text = io.StringIO()
+    SafeConsole(file=text, width=80).print(made)
+    return text.getvalue().splitlines()
+
+
+def test_tables_of_80_columns_break_no_short_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "width", lambda: 80)
+    columns = ("run", "model", "dataset", "step", "status", "best", "test")
+    row = ("2026-11-16-09_30_00-resnet20-clothing", "mlp", "clothing", 40, "interrupted", *[{"accuracy": 0.5}] * 2)
+    lines = lines_at_80(output.table(columns, [row]))
+    assert max(map(len, lines)) <= 80
+    for word in ("mlp", "clothing", "interrupted", "accuracy", "0.5000", "test"):
+        assert any(f" {word} " in line for line in lines), word
+    models = [("majority class (baseline)", *["26.1 k – 116 k"] * 6)]
+    lines = lines_at_80(output.table(("model", *["parameters"] * 3, "a b", "c d", "e f"), models))
+    assert max(map(len, lines)) <= 80
+    assert sum(line.count(" majority ") for line in lines) == 1
+
+
+def test_the_list_of_runs_has_names_of_datasets_and_one_metric(command: Command) -> None:
+    np.savez("mine.npz", x_train=np.zeros((40, 4, 4), np.uint8), y_train=np.arange(40) % 2)
+    words = ("--model", "mlp", "--dataset", "mine.npz", "--train_steps", "2", "--test_fraction", "0.2", "--test_at_end")
+    command("train-and-evaluate", *words, "--model_dir", "runs/one")
+    (row,) = [line for line in command("runs").stdout.splitlines() if "one" in line]
+    assert row.split()[5:6] == ["mine.npz"]
+    assert row.count("accuracy") == 2
+    assert "loss" not in row

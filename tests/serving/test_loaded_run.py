@@ -215,7 +215,7 @@ def test_an_export_predicts_the_same_and_says_what_it_lacks(run: modelyard.Run, 
         _ = loaded.metrics
 
 
-class Frame:
+class NumericFrame:
     """What Modelyard uses of a data frame of pandas, which the tests need not have."""
 
     ndim = 2
@@ -224,10 +224,14 @@ class Frame:
         self._values, self.columns = columns, [*columns]
 
     def __getitem__(self, names: Any) -> Any:
-        return Frame({name: self._values[name] for name in names}) if isinstance(names, list) else self._values[names]
+        return (
+            NumericFrame({name: self._values[name] for name in names})
+            if isinstance(names, list)
+            else self._values[names]
+        )
 
-    def drop(self, columns: list[str]) -> Frame:
-        return Frame({name: values for name, values in self._values.items() if name not in columns})
+    def drop(self, columns: list[str]) -> NumericFrame:
+        return NumericFrame({name: values for name, values in self._values.items() if name not in columns})
 
     def to_numpy(self, dtype: Any = None) -> Any:
         return np.stack([*self._values.values()], axis=1).astype(dtype)
@@ -236,14 +240,17 @@ class Frame:
 def test_columns_of_a_data_frame_are_found_by_their_names() -> None:
     size, weight = RANDOM.normal(700, 90, 60), RANDOM.normal(1, 0.5, 60)
     names, other = np.where(size > 700, "large", "small"), np.arange(60)
-    given = {"train": (Frame({"size": size, "weight": weight}), names)}
-    given["test"] = Frame({"label": names, "weight": weight, "size": size})  # type: ignore[assignment]
+    given = {"train": (NumericFrame({"size": size, "weight": weight}), names)}
+    given["test"] = NumericFrame({"label": names, "weight": weight, "size": size})  # type: ignore[assignment]
     options = {"model": "mlp", "train_batch_size": 16, "train_steps": 6, "validation_fraction": 0}
     modelyard.train(dataset=given, model_dir="run", **options)
     run = modelyard.load("run", dataset=given)
     expected = run.predict(np.stack([size, weight], axis=1))["probabilities"]
-    for frame in (Frame({"weight": weight, "size": size}), Frame({"weight": weight, "other": other, "size": size})):
+    for frame in (
+        NumericFrame({"weight": weight, "size": size}),
+        NumericFrame({"weight": weight, "other": other, "size": size}),
+    ):
         assert np.array_equal(run.predict(frame)["probabilities"], expected)
         assert run.evaluate((frame, names)).metrics == run.evaluate("test").metrics
     with pytest.raises(DataError, match=r"lacks columns .* trained on: weight. It has instead: wieght"):
-        run.predict(Frame({"size": size, "wieght": weight}))
+        run.predict(NumericFrame({"size": size, "wieght": weight}))

@@ -19,6 +19,8 @@ from PIL import Image
 
 import modelyard
 from conftest import engine_name, environment
+from modelyard.cli import serving
+from modelyard.cli.app import main
 from modelyard.data.records.example import encode_example
 from modelyard.data.records.tfrecord import frame
 from modelyard.errors import CheckpointError, DataError, RunError, UserError
@@ -474,6 +476,18 @@ fcntl.flock(file, fcntl.LOCK_EX)
 print("locked", flush=True)
 sys.stdin.read()
 """
+
+
+def test_a_confusion_matrix_that_is_too_wide_has_numbers_for_names(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "width", lambda: 20)
+    with pytest.raises(SystemExit) as left:
+        main(["predict", str(home / "run"), str(home / "photos")])
+    assert not left.value.code
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["┃", "┃", "1", "┃", "2", "┃", "3", "┃"] in rows
+    assert [row[1:3] for row in rows if row[:1] == ["│"]] == [["1", "cat"], ["2", "dog"], ["3", "emu"]]
 
 
 def test_of_two_that_write_one_table_the_second_is_refused(home: Path, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from modelyard.cli.options import keywords
-from modelyard.cli.output import Json, exit_interrupted, program, program_of_processes, show, table
+from modelyard.cli.output import Json, exit_interrupted, program, program_of_processes, prose, show, table, width
 from modelyard.errors import COMMAND_LINE, Interrupted
 
 if TYPE_CHECKING:
     from modelyard.comparison.leaderboard import Leaderboard
+
+_WITH_COSTS = 100
+"""The columns of a terminal that has room for the costs of models beside their scores."""
 
 
 def matrix(
@@ -88,10 +91,15 @@ def leaderboard(
 
 
 def _tables(board: Leaderboard) -> list[Any]:
-    from modelyard.comparison.pages import heading, remarks, table_rows
+    from modelyard.comparison.pages import COSTS, PAGES, heading, remarks, table_rows
 
     columns, *rows = table_rows(board)
-    return [table(columns, rows, right=columns[1:], title=heading(board)), *remarks(board)]
+    costs = []
+    if width() < _WITH_COSTS:
+        columns, *rows = (row[: -len(COSTS)] for row in (columns, *rows))
+        costs = [prose(f"{', '.join(COSTS.values())} are in {PAGES[1]}.")]
+    ranking = table(columns, rows, right=columns[1:], title=heading(board))
+    return [ranking, *costs, *map(prose, remarks(board))]
 
 
 def _written(folder: str, replaced: Sequence[str] = ()) -> str:
@@ -121,8 +129,7 @@ def runs(
     if not chosen:
         found = [summarize(run) for run in find_runs(runs_dir)]
         columns = ("run", "model", "dataset", "step", "status", "best", "test")
-        listed = table(columns, [[row.get(column) for column in columns] for row in found])
-        listed.columns[0].min_width = 20
+        listed = table(columns, [[_in_list(row, column) for column in columns] for row in found])
         show(found, [listed] if found else [], as_json=json)
         if not found and not json:
             console().print(f"no runs in {runs_dir}. Start one: modelyard train-and-evaluate")
@@ -134,3 +141,11 @@ def runs(
     options = [(key, *map(inline, values)) for key, values in compared["options"].items()]
     different = table(("option", *names), options, title="options that differ")
     show(compared, [results, different if options else "all options are the same"], as_json=json)
+
+
+def _in_list(row: Mapping[str, Any], column: str) -> Any:
+    """Returns a value for the list of runs: of a path the name, of the test metrics the one of the best model."""
+    value, best = row.get(column), row.get("best") or {}
+    if column == "dataset" and value:
+        return Path(value).name or value
+    return {name: value[name] for name in best} if column == "test" and value and set(best) <= set(value) else value

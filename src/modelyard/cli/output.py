@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import shlex
@@ -16,6 +17,7 @@ import typer
 from modelyard.errors import UserError
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -35,17 +37,34 @@ def show(value: Any, text: Iterable[Any], *, as_json: bool, text_too: bool = Fal
     """
     with writing_stdout():
         if text_too or not as_json:
-            from modelyard.system.console import SafeConsole
-
-            console = SafeConsole(stderr=as_json)
-            if not console.is_terminal:
-                console.width = 200  # a file or a pipe has room
+            console = _console(stderr=as_json)
             for item in text:
                 console.print(item, soft_wrap=isinstance(item, str))
         if as_json:
             import json
 
             print(json.dumps(_finite(value)), flush=True)  # noqa: T201
+
+
+def _console(stderr: bool = False) -> Console:
+    from modelyard.system.console import SafeConsole
+
+    console = SafeConsole(stderr=stderr)
+    if not console.is_terminal:
+        console.width = 200  # a file or a pipe has room
+    return console
+
+
+def width() -> int:
+    """Returns how many characters a line of standard output has room for."""
+    return _console().width
+
+
+def prose(text: str) -> Text | str:
+    """Returns sentences for `show`, wrapped between words in a terminal. Other text is one line that can be copied."""
+    from rich.text import Text
+
+    return Text(text) if _console().is_terminal else text
 
 
 @contextlib.contextmanager
@@ -81,9 +100,32 @@ def table(
 
     headings = [Column(name, justify="right" if name in right else "left", overflow="fold") for name in columns]
     made = Table(*headings, title_justify="left", **settings)
-    for row in rows:
-        made.add_row(*(value if isinstance(value, Text) else cell(value) for value in row))
+    cells = [[value if isinstance(value, Text) else cell(value) for value in row] for row in rows]
+    for row in cells:
+        made.add_row(*row)
+    for column, size in zip(made.columns, _widths([columns, *cells], width()) or [], strict=False):
+        column.width = size
     return made
+
+
+def _widths(rows: Sequence[Sequence[Any]], room: int) -> list[int] | None:
+    """Returns the widths of columns that wrap between words, where rich would break words; None if all have room.
+
+    Words of more than 20 characters, such as paths, may be broken; of fewer only if there is no room.
+    """
+    from rich.cells import cell_len
+
+    columns = [[str(value) for value in column] for column in itertools.zip_longest(*rows, fillvalue="")]
+    room -= 3 * len(columns) + 1  # lines and spaces
+    sizes = [max(cell_len(line) for text in column for line in text.split("\n")) for column in columns]
+    words = [max((cell_len(word) for text in column for word in text.split()), default=0) for column in columns]
+    longest = next((most for most in range(20, 0, -1) if sum(min(word, most) for word in words) <= room), None)
+    if sum(sizes) <= room or longest is None:
+        return None
+    while sum(sizes) > room:
+        spare = [(size, number) for number, size in enumerate(sizes) if size > min(words[number], longest)]
+        sizes[max(spare)[1]] -= 1
+    return sizes
 
 
 def text_of(lines: Sequence[str]) -> Text:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from modelyard.cli.options import keywords
-from modelyard.cli.output import Json, show, table
+from modelyard.cli.output import Json, show, table, width
 from modelyard.cli.training import Checkpoint
 from modelyard.errors import COMMAND_LINE, UserError
 
@@ -60,8 +60,12 @@ def predict(
     text: list[Any] = []
     if confusion is not None and len(confusion) <= _MOST_CLASSES:
         names = done.scores["classes"]
+        columns = names
+        if sum(map(len, names)) + max(map(len, names)) + 3 * len(names) + 4 > width():
+            columns = [str(number) for number in range(1, len(names) + 1)]
+            names = [f"{number} {name}" for number, name in zip(columns, names, strict=True)]
         rows = [(name, *(count or "·" for count in row)) for name, row in zip(names, confusion, strict=True)]
-        text = ["labels (rows) and predictions (columns)", table(("", *names), rows, right=names)]
+        text = ["labels (rows) and predictions (columns)", table(("", *columns), rows, right=columns)]
     text += [f"{name} {value:.4f}" for name, value in done.metrics.items()]
     skipped = f", {done.skipped} of them not readable" if done.skipped else ""
     count = f"{done.examples:,} prediction{'s' if done.examples != 1 else ''}"
