@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from modelyard.data.sheet import MARGIN, _font, sheet, shortened, to_png
+from conftest import engine_name
+from modelyard.data.sheet import MARGIN, _font, sheet, shortened, show_data, to_png
 from modelyard.errors import DataError
 
 COLORS = [(200, 30, 40), (20, 160, 60), (40, 60, 210), (210, 170, 20), (120, 20, 140), (10, 140, 150)]
@@ -191,3 +192,12 @@ def test_a_png_holds_the_picture() -> None:
     picture = sheet([("x", [plain(COLORS[0])])])
     assert np.array_equal(np.asarray(Image.open(io.BytesIO(to_png(picture)))), np.asarray(picture))
     assert to_png(picture) == to_png(sheet([("x", [plain(COLORS[0])])]))
+
+
+def test_classes_that_are_not_shown_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "modelyard")
+    show_data("digits", "some.png", engine=engine_name())
+    assert "8 of 10 classes are shown; --examples 10 shows one example of each" in caplog.text
+    caplog.clear()
+    show_data("digits", "all.png", examples=10, engine=engine_name())
+    assert "classes are shown" not in caplog.text

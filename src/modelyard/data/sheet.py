@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import io
+import logging
 import math
 import textwrap
 import unicodedata
@@ -47,6 +48,7 @@ _REPLACED = str.maketrans(
     {"×": "x", "–": "-", "—": "-", "→": ">", "ß": "ss", "ø": "o", "Ø": "O", "æ": "ae", "Æ": "AE", "ł": "l"}
 )
 
+log = logging.getLogger("modelyard")
 Color = tuple[int, int, int]
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
@@ -82,6 +84,11 @@ def show_data(
     dataset = load_dataset(config)
     rows = _chosen(dataset, split, examples, which, config.random_seed)
     found = dataset.read(split, rows)
+    labels = dataset.labels(split)
+    if labels is not None and which in ("random", "first"):
+        shown, there = len(np.unique(labels[rows])), len(np.unique(labels))
+        if shown < there:
+            log.info("%d of %d classes are shown; --examples %d shows one example of each", shown, there, there)
     strips = [[image] for image in _originals(dataset, split, rows, np.asarray(found[IMAGE]))]
     augmented = copies if split == TRAIN and (config.augment or config.preprocess) else 0
     for copy in range(augmented):
