@@ -368,6 +368,12 @@ def test_a_damaged_manifest_is_an_error() -> None:
         modelyard.resume("run", train_steps=50)
 
 
+def test_a_batch_larger_than_the_training_data_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    np.savez("small.npz", x_train=np.zeros((14, 4, 4), np.uint8), y_train=np.arange(14) % 2)
+    go(dataset="small.npz", train_batch_size=64, train_steps=1, validation_fraction=0.2)
+    assert "train_batch_size is 64, and there are only 12 training examples" in caplog.text
+
+
 def test_options_that_nobody_changed_are_not_listed(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "modelyard")
     go(train_steps=2, eval_every=2, engine="auto")

@@ -158,6 +158,13 @@ def run(config: Config, evaluates: bool, processes: SingleProcess | None = None)
                 "nothing was changed."
             )
         log_machine(directory, config, dataset, engine)
+        if length.batch_size > length.examples:
+            log.warning(
+                "train_batch_size is %d, and there are only %d training examples: each batch repeats some. For whole "
+                "epochs of different batches, choose a smaller one",
+                length.batch_size,
+                length.examples,
+            )
         build(engine, config, dataset, length)
 
         # 3. Weights: of the newest checkpoint, from elsewhere, or new.
