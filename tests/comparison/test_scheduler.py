@@ -20,11 +20,11 @@ from waiting import PATIENCE, wait_until
 
 AXES = {"model": ["mlp", "simple_cnn"], "dataset": ["digits"], "random_seed": [0, 1]}
 MAIN = """
-import sys, json, modelyard
+import sys, modelyard
 from modelyard.cli.comparison import matrix
 from modelyard.system.console import show_log
 show_log()
-matrix({"axes": json.loads(sys.argv[1])}, output="m", jobs=int(sys.argv[2]))
+matrix({}, models=sys.argv[1], datasets="digits", seeds="2", output="m", jobs=int(sys.argv[2]))
 """
 
 
@@ -84,7 +84,7 @@ def start(jobs: int, tmp_path: Path) -> subprocess.Popen[str]:
     stand_in(tmp_path)
     code = MAIN.replace("matrix({", "sys.argv[0] = 'stand_in.py'; matrix({")
     return subprocess.Popen(
-        [sys.executable, "-c", code, json.dumps(AXES), str(jobs)],
+        [sys.executable, "-c", code, ",".join(AXES["model"]), str(jobs)],
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -97,7 +97,7 @@ def test_a_signal_lets_the_cells_save_and_prints_how_to_resume(
 ) -> None:
     Path("mlp-digits-seed0").write_text("hang")
     process = start(1, tmp_path)
-    wait_until(lambda: noted("mlp-digits-seed0", "hangs"))
+    wait_until(lambda: noted("mlp-digits-seed0", "hangs"), "a cell", process)
     process.send_signal(number)
     _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == status, errors
@@ -113,7 +113,7 @@ def test_a_signal_lets_the_cells_save_and_prints_how_to_resume(
 def test_a_cell_that_finishes_while_the_matrix_stops_counts_as_done_at_the_next_start(tmp_path: Path) -> None:
     Path("mlp-digits-seed0").write_text("late")
     process = start(1, tmp_path)
-    wait_until(lambda: noted("mlp-digits-seed0", "hangs"))
+    wait_until(lambda: noted("mlp-digits-seed0", "hangs"), "a cell", process)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 143, errors
@@ -133,7 +133,7 @@ def test_a_signal_after_all_cells_have_finished_changes_nothing(tmp_path: Path) 
         path.unlink()
     Path("mlp-digits-seed1").write_text("late")
     process = start(1, tmp_path)
-    wait_until(lambda: noted("mlp-digits-seed1", "hangs"))
+    wait_until(lambda: noted("mlp-digits-seed1", "hangs"), "a cell", process)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, errors
@@ -145,7 +145,7 @@ def test_a_second_matrix_is_refused_and_no_process_outlives_a_killed_one(tmp_pat
     Path("mlp-digits-seed0").write_text("hang")
     Path("simple_cnn-digits-seed0").write_text("hang")
     process = start(2, tmp_path)
-    wait_until(lambda: noted("mlp-digits-seed0", "hangs") and noted("simple_cnn-digits-seed0", "hangs"))
+    wait_until(lambda: all(noted(f"{model}-digits-seed0", "hangs") for model in AXES["model"]), "both cells", process)
     with pytest.raises(RunError, match="is running already"):
         run(tmp_path)
     os.kill(process.pid, signal.SIGKILL)
