@@ -11,8 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from modelyard.cli.options import keywords
-from modelyard.cli.output import Json, exit_interrupted, program, program_of_processes, prose, show, table, width
+from modelyard.cli.output import (
+    Json,
+    exit_interrupted,
+    keywords,
+    program,
+    program_of_processes,
+    prose,
+    show,
+    table,
+    width,
+)
 from modelyard.errors import COMMAND_LINE, Interrupted
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from modelyard.cli.options import keywords
-from modelyard.cli.output import Json, show, table, text_of
+from modelyard.cli.output import Json, keywords, show, table, text_of
 from modelyard.errors import COMMAND_LINE, DataError, unknown
 
 Source = Annotated[str, typer.Argument(metavar="DATASET", help="a path, or the name of a dataset")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import lru_cache
@@ -282,16 +282,6 @@ def unknown_options(words: Sequence[str]) -> dict[str, Any]:
         else:
             options[name] = pending.pop(0) if pending and not _looks_like_option(pending[0]) else True
     return options
-
-
-def keywords(options: Mapping[str, Any], function: Callable[..., Any]) -> dict[str, Any]:
-    """Returns the options of the config as keywords of a function of Python that a command calls.
-
-    The function's other arguments are no options of the command line: like a word that is no option, they are reported
-    with the mistakes in the config.
-    """
-    others = inspect.signature(function).parameters
-    return {f"'--{name}'" if name in others else name: value for name, value in options.items()}
 
 
 def _certain_mistake(key: str, function: Callable[..., Any]) -> Problem | None:

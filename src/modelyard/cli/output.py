@@ -1,14 +1,15 @@
-"""Results of commands, as text or JSON, and the command that resumes what was interrupted."""
+"""What commands share: results as text or JSON, options as keywords, the command that resumes what was interrupted."""
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import math
 import os
 import shlex
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -182,3 +183,13 @@ def exit_interrupted(interrupt: Interrupted, stopped: str, again: str) -> NoRetu
         console().print(f"stopped{stopped}.", "Resume with:", style="bold")
         console().print(f"  {again}", soft_wrap=True)
     sys.exit(128 + interrupt.signal)
+
+
+def keywords(options: Mapping[str, Any], function: Callable[..., Any]) -> dict[str, Any]:
+    """Returns the options of the config as keywords of a function of Python that a command calls.
+
+    The function's other arguments are no options of the command line: like a word that is no option, they are reported
+    with the mistakes in the config.
+    """
+    others = inspect.signature(function).parameters
+    return {f"'--{name}'" if name in others else name: value for name, value in options.items()}

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from modelyard.cli.options import keywords
-from modelyard.cli.output import Json, show, table, width
+from modelyard.cli.output import Json, keywords, show, table, width
 from modelyard.cli.training import Checkpoint
 from modelyard.errors import COMMAND_LINE, UserError
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from modelyard.cli.options import keywords
-from modelyard.cli.output import Json, exit_interrupted, program, show, table
+from modelyard.cli.output import Json, exit_interrupted, keywords, program, show, table
 from modelyard.errors import COMMAND_LINE, DataError, Interrupted, unknown
 
 if TYPE_CHECKING:
