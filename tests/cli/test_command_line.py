@@ -333,6 +333,12 @@ def test_a_full_standard_output_is_one_line(words: list[str]) -> None:
     assert done.returncode == 2
 
 
+def test_a_closed_standard_output_is_no_error() -> None:
+    words = " ".join([*COMMAND, "--version", ">&-"])
+    done = subprocess.run(["sh", "-c", words], capture_output=True, text=True, env=environment(), check=False)
+    assert (done.stderr, done.returncode) == ("", 0)
+
+
 def lines_at_80(made: Any) -> list[str]:
     """The lines of a table in a terminal of 80 columns."""
     text = io.StringIO()

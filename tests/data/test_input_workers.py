@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ import modelyard
 from conftest import environment
 from modelyard.data import input_workers as module
 from modelyard.data import pipeline as pipeline_module
-from modelyard.data.dataset import Arrays, Dataset, Feature
+from modelyard.data.dataset import Arrays, Dataset, DerivedSplits, Feature, _DividedDataset
+from modelyard.data.decoded import DecodedDataset
+from modelyard.data.preprocess import _PreprocessedDataset
 from modelyard.errors import UNAVAILABLE, DataError
 from photos import photo_folder
 from waiting import wait_until
@@ -121,6 +124,32 @@ class Huge(Numbers):
         self.values = np.zeros(module.MOST_BYTES + 1, np.uint8)
 
 
+class ManyTexts(Numbers):
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts = [b"x" * (module.MOST_BYTES // 4) for _ in range(5)]
+
+
+class FormattedError(Exception):
+    """Formats its message, so that a copy has another one."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"bad file {name}")
+
+
+class FailingFormatted(Numbers):
+    def note(self, indices: NDArray[np.int64]) -> None:
+        raise FormattedError("x.jpg")
+
+
+class Stopping(Numbers):
+    """Stops for ever when it reads, as code does that waits for a thread that was lost."""
+
+    def note(self, indices: NDArray[np.int64]) -> None:
+        print(os.getpid(), file=open("reading", "a"), flush=True)  # noqa: SIM115
+        threading.Event().wait()
+
+
 def workers_of(made: Made) -> list[int]:
     assert made.pipeline._workers is not None
     return made.pipeline._workers.pids()
@@ -212,6 +241,32 @@ def test_a_mistake_in_a_dataset_keeps_its_type_and_its_traceback(make: Any) -> N
     assert "in note" in raised.value.__notes__[0]
 
 
+@pytest.mark.parametrize("dataset", [FailingFormatted(), Failing(SystemExit(3))])  # type: ignore[arg-type]
+def test_other_errors_keep_their_message(make: Any, dataset: Dataset) -> None:
+    made = make(dataset, input_workers=1, augment="")
+    with pytest.raises(RuntimeError, match=r"FormattedError: bad file x\.jpg$|SystemExit: 3$") as raised:
+        made.batches(0, 1)
+    assert "In a process that reads the input" in raised.value.__notes__[0]
+
+
+def test_if_no_process_can_be_started_threads_read(
+    make: Any, photos: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = make(photos, input_workers=0).batches(0, 3)
+    monkeypatch.setattr(module.sys, "executable", "/none")
+    assert same(make(photos, input_workers=2).batches(0, 3), expected)
+    assert "threads of this process: no process can be started (FileNotFoundError" in caplog.text
+
+
+def test_what_notes_bad_examples_is_read_in_this_process(photos: Path) -> None:
+    made = Made(photos, **OPTIONS, input_workers=2)
+    bad = DecodedDataset(made.dataset.splits, made.dataset.classes, made.dataset.image_spec, skip_bad=True)
+    wrapped = _PreprocessedDataset(bad, [])
+    divided = _DividedDataset(wrapped, DerivedSplits({"train": np.arange(3)}, {}), ())
+    for dataset in (bad, wrapped, divided):
+        assert pipeline_module.input_workers(made.config, dataset) == 0
+
+
 def test_what_a_worker_logs_is_in_the_log_of_the_run(make: Any, caplog: pytest.LogCaptureFixture) -> None:
     made = make(Talking(), input_workers=1, augment="")
     made.batches(0, 1)
@@ -220,13 +275,16 @@ def test_what_a_worker_logs_is_in_the_log_of_the_run(make: Any, caplog: pytest.L
 
 @pytest.mark.parametrize(
     ("dataset", "reason"),
-    [(Local(), "can't be copied to another process"), (Huge(), r"holds 0\.3 GiB in memory")],
-    ids=["local", "huge"],
+    [
+        (Local, "can't be copied to another process"),
+        (Huge, "an array of 256 MiB"),
+        (ManyTexts, "more than 256 MiB in memory"),
+    ],
 )
 def test_what_cannot_be_copied_is_read_in_this_process_with_one_line(
-    make: Any, dataset: Dataset, reason: str, caplog: pytest.LogCaptureFixture
+    make: Any, dataset: type[Numbers], reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = make(dataset, input_workers=2, augment="")
+    made = make(dataset(), input_workers=2, augment="")
     assert same(made.batches(0, 3), make(Numbers(), input_workers=0, augment="").batches(0, 3))
     made.pipeline.close()
     made.batches(3, 4)
@@ -270,6 +328,8 @@ def test_the_number_of_workers(
     monkeypatch.setattr(pipeline_module, "available_cores", lambda: cores)
     made = Made(photos, **OPTIONS, **options)
     assert pipeline_module.input_workers(made.config, made.dataset) == expected
+    if "input_workers" not in options:  # code of a user may need what only this process has
+        assert pipeline_module.input_workers(made.config, Numbers()) == 0
 
 
 PLUGIN = """
@@ -291,7 +351,7 @@ class Told(modelyard.Dataset):
         return ""
 
     def read(self, split, indices):
-        engines = "tensorflow" in sys.modules or len(os.listdir("/proc/self/task")) > 1
+        engines = "tensorflow" in sys.modules or len(os.listdir("/proc/self/task")) > 2
         image = np.stack([indices, indices * 0 + engines, indices * 0 + os.getpid()], 1)
         return {"image": image.astype(np.float32), "label": (indices % 2).astype(np.int32)}
 
@@ -366,6 +426,30 @@ def test_a_run_that_is_killed_leaves_no_process_and_no_shared_memory(photos: Pat
         for pid in (template, *pids):
             wait_until(lambda: is_gone(pid), "the end of a worker")  # noqa: B023
     assert (set(shared.iterdir()) if shared.is_dir() else set()) - before == set()
+
+
+HANGING = """
+import threading
+from modelyard.data.input_workers import InputWorkers, SharedArrays
+from modelyard.data.batch_reader import BatchReader, SplitRows
+from modelyard.data.order import Order
+import numpy as np, sys
+from test_input_workers import Stopping
+
+dataset = Stopping()
+workers = InputWorkers(BatchReader(dataset, Order(0, 64), 8, np.arange(8), None), 1)
+workers.read(SharedArrays(dataset.features, 8), 0, 8, SplitRows("train", np.arange(8)))
+"""
+
+
+def test_a_worker_that_hangs_ends_with_the_run() -> None:
+    tests = Path(__file__).parent
+    folders = os.pathsep.join([str(tests), str(tests.parent), *sys.path])
+    process = subprocess.Popen([sys.executable, "-c", HANGING], env=environment(PYTHONPATH=folders))
+    pid = int(wait_until(lambda: Path("reading").exists() and Path("reading").read_text().strip(), "it", process))
+    process.kill()
+    process.wait()
+    wait_until(lambda: is_gone(pid), "the end of the worker")
 
 
 def test_closing_ends_the_processes(make: Any, photos: Path) -> None:

@@ -76,7 +76,8 @@ def writing_stdout() -> Iterator[None]:
     """
     try:
         yield
-        sys.stdout.flush()
+        if sys.stdout is not None:  # None: it was closed by the shell
+            sys.stdout.flush()
     except BrokenPipeError:
         raise
     except OSError as error:

@@ -159,6 +159,8 @@ class Dataset(ABC):
 
     copies_read = True
     """Whether copies of it in other processes may read examples (`--input_workers`)."""
+    is_built_in = False
+    """Whether no code of a user reads it: then copies in other processes read the same, and nothing hangs there."""
 
     @property
     def crops(self) -> bool:
@@ -282,6 +284,7 @@ class _DividedDataset(Dataset):
         self._whole, self.derived, self._drop = whole, derived, drop
         self._arrays: dict[str, Arrays] = {}
         self.classes, self.maps, self.boxes = whole.classes, whole.maps, whole.boxes
+        self.copies_read, self.is_built_in = whole.copies_read, whole.is_built_in
         self.value_columns = whole.value_columns
 
     @property

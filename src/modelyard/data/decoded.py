@@ -66,6 +66,7 @@ class DecodedDataset(Dataset):
         self._image, self._labelled, self._skip_bad, self._arrays = image, labelled, skip_bad, arrays
         self._others = dict(others)
         self.copies_read = not skip_bad  # what is bad is noted here
+        self.is_built_in = arrays is None or arrays.is_built_in
 
     @property
     def declared_splits(self) -> Collection[str]:

@@ -26,6 +26,7 @@ import mmap
 import os
 import pickle
 import queue
+import select
 import signal
 import socket
 import subprocess
@@ -36,7 +37,7 @@ import traceback
 import warnings
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -52,6 +53,7 @@ log = logging.getLogger("modelyard")
 MOST_BYTES = 256 << 20
 """A larger dataset is not copied to another process: its examples are in memory already, where threads read them."""
 _TRIES = 3
+_UNKNOWN = -1
 _ALIGNMENT = 64
 _PLUGIN = "modelyard_plugin_"
 _CODE = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from modelyard.data.input_workers import main; main()"
@@ -171,9 +173,12 @@ class InputWorkers:
         _open_workers.discard(self)
 
     def _start(self) -> None:
-        self._template = _Template(self._payload)
-        for worker in self._workers:
-            self._template.fork(worker)
+        try:
+            self._template = _Template(self._payload)
+            for worker in self._workers:
+                self._template.fork(worker)
+        except (EOFError, OSError) as error:
+            raise CannotShareError(f"no process can be started ({_in_words(error)})") from error
 
     def _replace(self, worker: _Worker) -> str:
         """Starts a process in place of one that died; returns how it died."""
@@ -261,11 +266,13 @@ class _Template:
         if importlib.util.find_spec("jax") is not None:
             # A plugin may import Keras. This backend imports JAX, but starts no threads, which a fork would lose.
             own["KERAS_BACKEND"] = "numpy"
-        command = [sys.executable, "-P", "-c", _CODE, json.dumps(sys.path), str(its.fileno())]
-        self._process = subprocess.Popen(
-            command, pass_fds=[its.fileno()], env={**os.environ, **own}, stdin=subprocess.DEVNULL
-        )
-        its.close()
+        path = json.dumps([os.fspath(folder) for folder in sys.path])
+        command = [sys.executable, "-P", "-c", _CODE, path, str(its.fileno())]
+        with its:
+            # In a process group of its own: Ctrl-C is for the run, which then closes the sockets.
+            self._process = subprocess.Popen(
+                command, pass_fds=[its.fileno()], env={**os.environ, **own}, stdin=subprocess.DEVNULL, process_group=0
+            )
         self._socket, self._connection = mine, Connection(os.dup(mine.fileno()))
         try:
             self._connection.send_bytes(payload)
@@ -293,6 +300,8 @@ class _Template:
         """Returns how a worker ended."""
         self._connection.send_bytes(b"end %d" % pid)
         status = int(self._connection.recv_bytes())
+        if status == _UNKNOWN:
+            return "ended"
         if os.WIFSIGNALED(status):
             return f"was killed ({signal.Signals(os.WTERMSIG(status)).name})"
         return f"ended with status {os.waitstatus_to_exitcode(status)}"
@@ -346,25 +355,41 @@ class _Payload:
 
     plugins: dict[str, str]
     reader: bytes
-    arrays: list[bytes] = field(default_factory=list)
+
+
+class _LimitedFile(io.BytesIO):
+    """What is pickled, up to the limit: the rest is not copied first."""
+
+    def write(self, data: Any) -> int:
+        if self.tell() + memoryview(data).nbytes > MOST_BYTES:
+            raise CannotShareError(f"the dataset has more than {MOST_BYTES / 2**20:,.0f} MiB in memory")
+        return super().write(data)
+
+
+class _Pickler(pickle.Pickler):
+    """Refuses large arrays before it copies them: those of a file that is mapped into memory, too."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, np.ndarray) and value.nbytes > MOST_BYTES:
+            raise CannotShareError(f"the dataset has an array of {value.nbytes / 2**20:,.0f} MiB")
+        return NotImplemented
 
 
 def _pickled(reader: BatchReader) -> bytes:
     """Returns the reader for another process, with the files of the plugins that it may come from."""
-    arrays: list[pickle.PickleBuffer] = []
+    head = _LimitedFile()
     try:
-        head = pickle.dumps(reader, protocol=5, buffer_callback=arrays.append)
+        _Pickler(head, protocol=5).dump(reader)
+    except CannotShareError:
+        raise
     except Exception as error:  # whatever a user's own class raises
         raise CannotShareError(f"the dataset can't be copied to another process ({_in_words(error)})") from error
-    size = len(head) + sum(each.raw().nbytes for each in arrays)
-    if size > MOST_BYTES:
-        raise CannotShareError(f"the dataset holds {size / 2**30:,.1f} GiB in memory")
     plugins = {
         name: str(module.__file__)
         for name, module in list(sys.modules.items())
         if name.startswith(_PLUGIN) and getattr(module, "__file__", None)
     }
-    return pickle.dumps(_Payload(plugins, head, [bytes(each.raw()) for each in arrays]))
+    return pickle.dumps(_Payload(plugins, head.getvalue()))
 
 
 def _in_words(error: BaseException) -> str:
@@ -378,7 +403,7 @@ class _Unpickler(pickle.Unpickler):
     """Imports the plugins that it needs, and no others: those of models import Keras."""
 
     def __init__(self, payload: _Payload) -> None:
-        super().__init__(io.BytesIO(payload.reader), buffers=[bytearray(each) for each in payload.arrays])
+        super().__init__(io.BytesIO(payload.reader))
         self._plugins = payload.plugins
 
     def find_class(self, module: str, name: str) -> Any:
@@ -391,7 +416,7 @@ class _Unpickler(pickle.Unpickler):
 
 def main() -> None:
     """Runs the template: starts workers until its socket is closed."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # of the group: the run saves, then closes the sockets
+    for number in (signal.SIGINT, signal.SIGTERM):  # the run saves, then closes the sockets
         signal.signal(number, signal.SIG_IGN)
     os.dup2(2, 1)  # what a library prints is not the output of the run
     warnings.filterwarnings("ignore", message=".*fork", category=RuntimeWarning)  # JAX, if a plugin imports it
@@ -433,8 +458,8 @@ def _status_of(pid: int) -> int:
     """Returns the status of a worker whose socket is closed; it has ended, or is about to."""
     try:
         return os.waitpid(pid, 0)[1]
-    except ChildProcessError:
-        return 0
+    except ChildProcessError:  # a fork of an earlier template
+        return _UNKNOWN
 
 
 class _Records(logging.Handler):
@@ -457,6 +482,7 @@ class _Records(logging.Handler):
 def _work(end: socket.socket, reader: BatchReader) -> None:
     """Reads what the run asks for, until it closes the socket. Does not return."""
     status = 0
+    threading.Thread(target=_end_with_the_run, args=(end,), daemon=True).start()
     try:
         connection = Connection(os.dup(end.fileno()))
         kept = _Records()
@@ -478,8 +504,8 @@ def _work(end: socket.socket, reader: BatchReader) -> None:
             error: tuple[Exception, OSError | None] | None = None
             try:
                 reader.read(request, {name: each[row : row + count] for name, each in memories[number].items()})
-            except Exception as raised:
-                error = _portable(raised)
+            except BaseException as raised:  # also SystemExit: it is no crash
+                error = _portable(raised if isinstance(raised, Exception) else RuntimeError(_in_words(raised)))
             with contextlib.suppress(OSError):  # the run may have ended meanwhile
                 connection.send_bytes(pickle.dumps((error, kept.take())))
     except BaseException:
@@ -490,16 +516,26 @@ def _work(end: socket.socket, reader: BatchReader) -> None:
         os._exit(status)
 
 
+def _end_with_the_run(end: socket.socket) -> None:
+    """Ends this process when the run has closed the socket or was killed, also if reading hangs."""
+    waiting = select.poll()
+    waiting.register(end, 0)  # a closed socket is always reported
+    waiting.poll()
+    os._exit(0)
+
+
 def _portable(error: Exception) -> tuple[Exception, OSError | None]:
     """Returns an error that the run can raise, and the error of the system behind it, if there is one."""
     cause = error.__cause__ if isinstance(error.__cause__, OSError) else None
-    if not isinstance(error, UserError):  # a mistake in a user's dataset, or in ours
-        text = "".join(traceback.format_exception(error)).rstrip()
-        error.add_note(f"In a process that reads the input:\n{text}")
+    made = error
     try:
-        same = type(pickle.loads(pickle.dumps(error))) is type(error)
+        again = pickle.loads(pickle.dumps(error))
+        same = type(again) is type(error) and str(again) == str(error)
     except Exception:
         same = False
-    if same:
-        return error, cause
-    return (DataError(str(error)) if isinstance(error, UserError) else RuntimeError(_in_words(error))), cause
+    if not same:
+        made = DataError(str(error)) if isinstance(error, UserError) else RuntimeError(_in_words(error))
+    if not isinstance(error, UserError):  # a mistake in a user's dataset, or in ours
+        text = "".join(traceback.format_exception(error)).rstrip()
+        made.add_note(f"In a process that reads the input:\n{text}")
+    return made, cause

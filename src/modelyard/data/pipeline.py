@@ -252,7 +252,8 @@ def input_workers(config: Config, dataset: Dataset) -> int:
         return config.input_workers
     cores = min(available_cores(), config.threads or available_cores())
     # Faults of reads are counted in the process of the run.
-    return cores if cores >= LEAST_CORES and not config.input_threads and not faults.happen_at(faults.READ) else 0
+    chosen = config.input_threads or not dataset.is_built_in or faults.happen_at(faults.READ)
+    return cores if cores >= LEAST_CORES and not chosen else 0
 
 
 def _padded(start: int, count: int, size: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

@@ -86,7 +86,7 @@ class _PreprocessedDataset(Dataset):
 
     def __init__(self, dataset: Dataset, steps: Sequence[tuple[str, Callable[[Example, bool], Example]]]) -> None:
         self._dataset, self._steps = dataset, steps
-        self.classes = dataset.classes
+        self.classes, self.copies_read = dataset.classes, dataset.copies_read
         split = next(iter(dataset.sizes()))  # train, if there is one
         first = self._preprocessed(split, dataset.read(split, np.array([0])), 0)
         self._features = {name: Feature(np.shape(v), np.asarray(v).dtype.name) for name, v in first.items()}

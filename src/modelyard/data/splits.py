@@ -108,14 +108,13 @@ def divide(dataset: Dataset, rules: SplitRules) -> Dataset:
         log.info("test_fraction has no effect: the dataset brings a test split")
     if VALIDATION in brings and rules.validation_fraction not in (0, CORE_FIELDS["validation_fraction"].default):
         log.info("validation_fraction has no effect: the dataset brings a validation split")
-    groups = None
     if rules.group is not None:
-        groups = group_numbers(dataset, rules.group)
-        _refuse_divided_groups(dataset, rules.group)
+        _warn_about_divided_groups(dataset, rules.group)
     if not (cuts_test or cuts_validation):
         if rules.group is not None:
             log.warning("split_group has no effect: no split is derived, the dataset has %s", ", ".join(brings))
         return dataset
+    groups = None if rules.group is None else group_numbers(dataset, rules.group)
     count = dataset.size(TRAIN)
     if count == 1 and not (cuts_test or rules.folds):
         return dataset
@@ -291,16 +290,17 @@ def groups_in_two_splits(dataset: Dataset, group: str) -> list[tuple[str, str, s
     ]
 
 
-def _refuse_divided_groups(dataset: Dataset, group: str) -> None:
+def _warn_about_divided_groups(dataset: Dataset, group: str) -> None:
     divided = groups_in_two_splits(dataset, group)
     if divided:
         column = split_group_of(group)[0]
         pairs = Counter(f"{split} and {other}" for _, split, other in divided)
         where = ", ".join(f"{count} in {pair}" for pair, count in pairs.items())
         shown = ", ".join(value for value, *_ in divided[:_SHOWN]) + (" …" if len(divided) > _SHOWN else "")
-        raise DataError(
-            f"split_group: the dataset brings splits that divide groups of {column}: {where} ({shown}). Examples of "
-            "one group must be in one split: change the splits of the data, or leave --split_group out."
+        log.warning(
+            "split_group: the dataset brings splits that divide groups of %s: %s (%s). What is learned of a group then "
+            "counts as known of others: change the splits of the data",
+            *(column, where, shown),
         )
 
 

@@ -187,7 +187,8 @@ def refuse_other_classes(directory: RunDirectory, config: Config, dataset: Datas
     recorded = manifest.get("data") or manifest.get("dataset") or {}
     if "classes" not in recorded:  # an older run
         return
-    difference = differing_classes(dataset.classes, [str(name) for name in recorded["classes"]])
+    found, known = ([str(name) for name in names] for names in (dataset.classes, recorded["classes"]))
+    difference = differing_classes(found, known)
     if difference is not None:
         raise DataError(
             f"the data of {config.dataset} has other classes than the run {directory.address}: {difference}."

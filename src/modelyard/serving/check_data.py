@@ -148,7 +148,7 @@ def _mislabelled(run: OpenRun, dataset: Dataset, same: bool, trained_on: bool, r
     A class is predicted with confidence if its probability is at least the mean over the examples with that label
     (confident learning, Northcutt et al. 2021).
     """
-    difference = differing_classes(dataset.classes, run.classes)
+    difference = differing_classes([*map(str, dataset.classes)], [*map(str, run.classes)])
     if difference is not None:
         raise DataError(f"the data has other classes than {run.address}: {difference}. Give a run of this dataset.")
     unreadable = {(finding.split, *finding.rows) for finding in report.of("unreadable")}
