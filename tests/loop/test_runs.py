@@ -881,3 +881,12 @@ def test_a_run_leaves_the_precision_of_keras(precision: str) -> None:
     mixed = settings()
     keras.config.set_dtype_policy("float32")
     assert mixed == ("float32", "mixed_bfloat16")
+
+
+def test_classes_that_are_numbers_are_those_of_the_run(two_devices: None) -> None:
+    arrays = {"image": np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32), "label": np.arange(60) % 3}
+    data = modelyard.ArrayDataset({"train": arrays, "validation": arrays}, classes=[0, 1, 2])  # type: ignore[list-item]
+    options = {**QUICK, "dataset": data, "train_batch_size": 18, "model_dir": "run"}
+    result = modelyard.train_and_evaluate(**options, train_steps=4)
+    assert modelyard.evaluate("run", dataset=data, split="validation").metrics == result.metrics
+    assert modelyard.resume("run", dataset=data, train_steps=6).step == 6
