@@ -133,7 +133,7 @@ def test_files_are_predicted_and_unreadable_ones_are_named(run: modelyard.Run, t
 
 
 class Frame(dict[str, list[Any]]):
-    """What Modelyard uses of a data frame of pandas, which need not be installed."""
+    """The part of a pandas data frame that Modelyard uses."""
 
     ndim = 2
 
@@ -216,7 +216,7 @@ def test_an_export_predicts_the_same_and_says_what_it_lacks(run: modelyard.Run, 
 
 
 class NumericFrame:
-    """What Modelyard uses of a data frame of pandas, which the tests need not have."""
+    """The part of a pandas data frame of numbers that Modelyard uses."""
 
     ndim = 2
 

@@ -1,4 +1,4 @@
-"""What commands share: results as text or JSON, options as keywords, the command that resumes what was interrupted."""
+"""Shared by commands: results as text or JSON, options as keywords, the command that resumes an interrupted run."""
 
 from __future__ import annotations
 

@@ -351,14 +351,14 @@ def _map(file: int, features: Mapping[str, Feature], count: int) -> dict[str, ND
 
 @dataclass
 class _Payload:
-    """What a template is given."""
+    """The input of a template: the pickled reader, and the files of plugins by module."""
 
     plugins: dict[str, str]
     reader: bytes
 
 
 class _LimitedFile(io.BytesIO):
-    """What is pickled, up to the limit: the rest is not copied first."""
+    """A buffer that refuses more than the limit, so that a large dataset is not copied first."""
 
     def write(self, data: Any) -> int:
         if self.tell() + memoryview(data).nbytes > MOST_BYTES:
