@@ -209,6 +209,20 @@ def test_if_all_processes_are_killed_reading_goes_on(make: Any, photos: Path) ->
     assert same({name: np.concatenate([first[name], rest[name]]) for name in first}, expected)
 
 
+def test_workers_that_cannot_be_started_again_are_an_error_in_words(
+    make: Any, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make(photos, input_workers=2)
+    made.batches(0, 4)
+    template = psutil.Process(workers_of(made)[0]).parent()
+    assert template is not None
+    monkeypatch.setattr(module.sys, "executable", "/none")
+    for pid in (template.pid, *workers_of(made)):
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(DataError, match=r"can't be started again .*--input_workers 0"):
+        made.batches(4, MANY)
+
+
 def test_examples_that_kill_every_worker_are_an_error(make: Any) -> None:
     made = make(Deadly(), input_workers=2, augment="")
     with pytest.raises(DataError, match=r"3 input workers in a row died .* was killed \(SIGKILL\).*--input_workers 0"):

@@ -191,8 +191,15 @@ class InputWorkers:
                 self._template.fork(worker)
             except (EOFError, OSError):  # the template was killed, too
                 self._template.close()
-                self._template, reason = _Template(self._payload), "was killed"
-                self._template.fork(worker)
+                reason = "was killed"
+                try:
+                    self._template = _Template(self._payload)
+                    self._template.fork(worker)
+                except (CannotShareError, EOFError, OSError) as error:
+                    raise DataError(
+                        f"the input workers were killed and can't be started again ({_in_words(error)}). "
+                        "--input_workers 0 reads in this process."
+                    ) from error
             return reason
 
 
