@@ -57,6 +57,34 @@ def test_steps_in_one_program_are_those_that_run_one_by_one(make: Make) -> None:
     assert together.evaluate("test") == pytest.approx(single.evaluate("test"), rel=1e-9)
 
 
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_streamed_batches_in_one_program_are_those_that_run_one_by_one(make: Make, pieces: int) -> None:
+    options = {**FLOAT64, "resident": "never", "gradient_accumulation": pieces, "augment": "flip_left_right"}
+    single, together = (make(**options) for _ in range(2))
+    together.on_cpu = False  # type: ignore[attr-defined]
+    for engine in (single, together):
+        engine.prepare([8, 16])
+    assert (single.steps_per_call, together.steps_per_call) == (1, 8)
+    one, many = (engine.train(3, 21) for engine in (single, together))
+    programs = {name for name in together._programs if name.startswith("streamed")}  # type: ignore[attr-defined]
+    assert programs == {"streamed 8", "streamed 1"}
+    for name, values in many.items():
+        np.testing.assert_allclose(values, one[name], rtol=1e-9)
+    assert distance(single.state(), together.state()) < 1e-9
+
+
+def test_large_streamed_batches_are_trained_on_one_by_one(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    from modelyard.engine import jax
+
+    engine = make(model="mlp", resident="never", train_batch_size=100)
+    engine.on_cpu = False  # type: ignore[attr-defined]
+    batch = 100 * sum(feature.nbytes for feature in engine.pipeline.features.values())
+    for limit, steps in ((batch - 1, 1), (4 * batch, 4)):
+        monkeypatch.setattr(jax, "_STREAMED_BYTES", limit)
+        engine.prepare([8, 16])
+        assert engine.steps_per_call == steps
+
+
 def test_steps_that_are_left_over_are_compiled_before_the_clock_runs(make: Make) -> None:
     engine = make(model="mlp")
     engine.on_cpu = False  # type: ignore[attr-defined]
@@ -84,7 +112,7 @@ def test_as_many_steps_go_together_as_divide_the_periods_of_the_run(
 ) -> None:
     from modelyard.engine.jax import _choose_steps_per_call
 
-    assert _choose_steps_per_call(periods) == steps
+    assert _choose_steps_per_call(periods, 64) == steps
 
 
 @pytest.mark.usefixtures("like_an_accelerator")
@@ -280,17 +308,20 @@ def test_options_that_a_version_of_xla_does_not_know_do_not_keep_it_from_compili
 
     from modelyard.engine import jax_cache
 
-    monkeypatch.setattr(jax_cache, "_compiler_options", lambda autotune: {"xla_gpu_of_another_version": True})
-    (program,) = jax_cache.compile_all([jax.jit(lambda x: x * 2).lower(1.5)])
-    assert float(program(1.5)) == 3.0
+    unknown = {"xla_gpu_of_another_version": True}, {"xla_gpu_enable_command_buffer": "FUSION,OF_ANOTHER_VERSION"}
+    for number, options in enumerate(unknown, start=2):
+        monkeypatch.setattr(jax_cache, "_compiler_options", lambda *_, options=options: options)
+        (program,) = jax_cache.compile_all([jax.jit(lambda x, number=number: x * number).lower(1.5)])
+        assert float(program(1.5)) == 1.5 * number
 
 
 def test_kernels_are_tried_out_unless_told_and_flags_of_the_user_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     from modelyard.engine import jax_cache
 
-    assert jax_cache._compiler_options(autotune=False) == {}  # on a CPU there is nothing to try
+    assert jax_cache._compiler_options(False, 1) == {}  # on a CPU there is nothing to try
     monkeypatch.setattr(jax_cache.jax, "default_backend", lambda: "gpu")
-    assert jax_cache._compiler_options(autotune=True)["xla_gpu_autotune_level"] == 1
-    assert jax_cache._compiler_options(autotune=False) == {"xla_gpu_exclude_nondeterministic_ops": True}
-    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_autotune_level=4")
-    assert list(jax_cache._compiler_options(autotune=True)) == ["xla_gpu_experimental_enable_fusion_autotuner"]
+    assert jax_cache._compiler_options(True, 8)["xla_gpu_autotune_level"] == 1
+    assert jax_cache._compiler_options(False, 8) == {"xla_gpu_exclude_nondeterministic_ops": True}
+    assert "WHILE" in jax_cache._compiler_options(False, 1)["xla_gpu_enable_command_buffer"].split(",")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_autotune_level=4 --xla_gpu_enable_command_buffer=")
+    assert list(jax_cache._compiler_options(True, 1)) == ["xla_gpu_experimental_enable_fusion_autotuner"]

@@ -1,7 +1,4 @@
-"""Keras's private APIs, and settings without a public API. Written for Keras 3.10 to 3.15.
-
-A patch is skipped if its target does not exist: Keras then computes the same result, perhaps more slowly.
-"""
+"""Keras's private APIs, and settings without a public API. Written for Keras 3.10 to 3.15."""
 
 from __future__ import annotations
 
@@ -95,12 +92,8 @@ def own_trainable_variables(layer: Any) -> list[Any]:
 @contextmanager
 def layer_call_replaced(make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
     """Replaces `Layer.__call__` while the block runs; ``make`` takes the original and returns the replacement."""
-    original = keras.layers.Layer.__call__
-    keras.layers.Layer.__call__ = make(original)
-    try:
+    with _attributes_replaced(keras.layers.Layer, {"__call__": make(keras.layers.Layer.__call__)}):
         yield
-    finally:
-        keras.layers.Layer.__call__ = original
 
 
 # -- TensorFlow ---------------------------------------------------------------------------------------------------
@@ -137,34 +130,29 @@ def synchronized_moments(x: Any, axes: Any, keepdims: bool) -> tuple[Any, Any]:
 # -- JAX ----------------------------------------------------------------------------------------------------------
 
 
-def use_one_pass_moments() -> None:
-    """Makes batch norm compute mean and variance in one pass over the activations.
+@contextmanager
+def backend_functions_replaced(replaced: Mapping[str, Callable[[Any], Callable[..., Any]]]) -> Iterator[None]:
+    """Replaces functions of layers in Keras's JAX backend while the block runs.
 
-    Keras computes the mean first, then the mean of the squared differences from it. It reads every activation twice,
-    which is one more kernel per layer, limited by memory bandwidth.
+    Args:
+        replaced: names in `keras.src.backend.jax.nn`, and functions that take the original and return another.
     """
     from keras.src.backend.jax import nn
 
-    if hasattr(nn, "moments"):
-        nn.moments = one_pass_moments
+    with _attributes_replaced(nn, {name: make(getattr(nn, name)) for name, make in replaced.items()}):
+        yield
 
 
-def one_pass_moments(x: Any, axes: Any, keepdims: bool = False, synchronized: bool = False) -> tuple[Any, Any]:
-    """Returns mean and variance over ``axes``, in at least 32 bits. The batch is that of all devices."""
-    import jax.numpy as jnp
-    from jax import lax
-
-    axes = tuple(axes) if isinstance(axes, list | tuple) else (axes,)
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    # Squares of values far from zero would cancel in the variance, so the mean of the first example is subtracted.
-    shift = lax.stop_gradient(jnp.mean(lax.slice_in_dim(wide, 0, 1, axis=axes[0]), axes, keepdims=True))
-    moved = wide - shift
-    mean = jnp.mean(moved, axes, keepdims=True)
-    variance = jnp.maximum(jnp.mean(jnp.square(moved), axes, keepdims=True) - jnp.square(mean), 0)
-    mean = mean + shift
-    if not keepdims:
-        mean, variance = jnp.squeeze(mean, axes), jnp.squeeze(variance, axes)
-    return mean.astype(x.dtype), variance.astype(x.dtype)
+@contextmanager
+def _attributes_replaced(owner: Any, replaced: Mapping[str, Any]) -> Iterator[None]:
+    originals = {name: getattr(owner, name) for name in replaced}
+    for name, value in replaced.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name, value in originals.items():
+            setattr(owner, name, value)
 
 
 @contextmanager
@@ -176,14 +164,9 @@ def drawn_by_numpy() -> Iterator[None]:
     from keras.src.backend.jax import random as drawing
 
     replaced = {"normal": _normal, "uniform": _uniform, "truncated_normal": _truncated_normal}
-    originals = {name: getattr(drawing, name) for name in replaced}
-    for name, function in replaced.items():
-        setattr(drawing, name, _unless_traced(function, originals[name]))
-    try:
+    drawn = {name: _unless_traced(function, getattr(drawing, name)) for name, function in replaced.items()}
+    with _attributes_replaced(drawing, drawn):
         yield
-    finally:
-        for name, function in originals.items():
-            setattr(drawing, name, function)
 
 
 def _unless_traced(by_numpy: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modelyard.cluster.description import ProcessGroup
-from modelyard.compat.keras import drawn_by_numpy, seed_initializers, use_one_pass_moments
+from modelyard.compat.keras import drawn_by_numpy, seed_initializers
 from modelyard.config.schema import Config
 from modelyard.data.dataset import TRAIN, Arrays
 from modelyard.data.draws import fold
@@ -31,6 +31,7 @@ from modelyard.engine.base import Engine, State, StepMetrics, lost_peer, out_of_
 from modelyard.engine.evaluation import BatchResult
 from modelyard.engine.jax_cache import compile_all, counted_compilations
 from modelyard.engine.jax_devices import set_up_devices
+from modelyard.engine.jax_layers import faster_layers
 from modelyard.engine.jax_step import Layout, MetricTable, StepInputs, TrainingStep, TrainState, train_state
 from modelyard.errors import UserError
 from modelyard.system.machine import available_cores
@@ -43,7 +44,9 @@ _LEAST_TOGETHER = 8
 _COPIED_BYTES = 1 << 30
 """The state is copied for a first run only if it is smaller: a large model needs the memory."""
 _WAITING = 2
-"""Batches that wait on the device for their turn, if they are streamed."""
+"""Programs that wait on the device for their turn, if their batches are streamed."""
+_STREAMED_BYTES = 16 << 20
+"""Streamed batches are trained on together up to this size: large ones take longer than the start of a program."""
 _UNREACHABLE = ("UNAVAILABLE", "ABORTED", "CANCELLED", "DEADLINE_EXCEEDED", "Gloo", "NCCL", "Connection")
 """Words in XLA's errors if another process is gone."""
 
@@ -60,7 +63,7 @@ class JaxEngine(Engine):
             every = set_up_devices(config, self.group)
         self.devices = [f"{d.platform}:{d.id}" for d in every if d.process_index == jax.process_index()]
         self.replicas = len(every)
-        self.on_cpu = every[0].platform == "cpu"
+        self.on_cpu, self.on_gpu = (every[0].platform == name for name in ("cpu", "gpu"))
         self.threads = config.threads or available_cores()
         self.layout = Layout(every, config.shard_parameters)
         self.state_is_sharded = self.layout.shards and self.processes > 1
@@ -86,7 +89,6 @@ class JaxEngine(Engine):
     @contextmanager
     def variable_scope(self) -> Iterator[None]:
         """Creates variables on the host, so that no device compiles anything for them."""
-        use_one_pass_moments()
         seed_initializers(fold(self.config.random_seed, 1))
         with self._on_host():
             yield
@@ -122,8 +124,8 @@ class JaxEngine(Engine):
         with self._types(), self._explained_errors():
             if resident is not None:
                 self._data = {name: self.layout.replicate(array) for name, array in resident.items()}
-                if not self.on_cpu and not self.config.deterministic:
-                    self.steps_per_call = _choose_steps_per_call(all_periods)
+            if not self.on_cpu and not self.config.deterministic:
+                self.steps_per_call = _choose_steps_per_call(all_periods, self._most_together())
             batches = [next(iter(self.evaluation_batches(split))) for split in splits]
             began = time.perf_counter()
             lengths = {self.steps_per_call}
@@ -157,7 +159,10 @@ class JaxEngine(Engine):
         for batch, weights in batches:
             placed = self._placed(batch, weights)
             lowered[_name("evaluate", placed[1].shape[0])] = self._lowered_for("evaluate", *placed)
-        self._programs.update(zip(lowered, compile_all(list(lowered.values()), self.config.autotune), strict=True))
+        self._programs.update(zip(lowered, self._compile_all(list(lowered.values())), strict=True))
+
+    def _compile_all(self, lowered: list[Any]) -> list[Any]:
+        return compile_all(lowered, self.config.autotune, self.replicas)
 
     def _program(self, kind: str, count: int, phase: int) -> Any:
         """Returns the compiled program for ``count`` steps, on "resident" or "streamed" data."""
@@ -170,7 +175,7 @@ class JaxEngine(Engine):
     def _compiled(self, name: str, lower: Callable[[], Any]) -> Any:
         """Returns the program of this name; compiles it if it was not compiled ahead of time."""
         if name not in self._programs:
-            (self._programs[name],) = compile_all([lower()], self.config.autotune)
+            (self._programs[name],) = self._compile_all([lower()])
         return self._programs[name]
 
     def _lowered(self, kind: str, count: int, phase: int) -> Any:
@@ -180,16 +185,19 @@ class JaxEngine(Engine):
             data: Any = jax.tree.map(self.layout.shape_of, self._data)
             function: Any = self._steps[phase].over_resident
         else:
-            data = self.layout.batch_shapes(self.pipeline.features, self._piece_shape())
-            function = self._steps[phase].over_batch
+            pieces, size = self.config.gradient_accumulation, self.config.train_batch_size
+            data = self.layout.batch_shapes(self.pipeline.features, (count, pieces, size // pieces))
+            function = self._steps[phase].over_batches
         outputs = (jax.tree.map(lambda s: s.sharding, state), self.layout.replicated)
-        return jax.jit(function, donate_argnums=0, out_shardings=outputs).lower(state, data, inputs, seeds)
+        with faster_layers(self.on_gpu, self.replicas):
+            return jax.jit(function, donate_argnums=0, out_shardings=outputs).lower(state, data, inputs, seeds)
 
     def _lowered_for(self, kind: str, *placed: Any) -> Any:
         """Lowers evaluation or prediction for arrays of these shapes."""
         function = self._steps[0].evaluate if kind == "evaluate" else self._steps[0].predict
         shapes = jax.tree.map(self.layout.shape_of, (*self._state.evaluated, *placed))
-        return jax.jit(function, out_shardings=self.layout.replicated).lower(*shapes)
+        with faster_layers(self.on_gpu, self.replicas):
+            return jax.jit(function, out_shardings=self.layout.replicated).lower(*shapes)
 
     @contextmanager
     def _explained_errors(self) -> Iterator[None]:
@@ -236,30 +244,34 @@ class JaxEngine(Engine):
         return inputs
 
     def _over_stream(self, step: int, count: int) -> list[MetricTable]:
-        """Copies each batch to the device while those before it are trained on."""
+        """Copies batches to the device while those before them are trained on."""
         tables: list[MetricTable] = []
         waiting: deque[MetricTable] = deque()
-        program = self._program("streamed", 1, self.phases.of(step))
-        size = len(self.pipeline.share)
+        phase, pieces, size = self.phases.of(step), self.config.gradient_accumulation, len(self.pipeline.share)
         while count:
             with self.pipeline.training(step, count) as (arrays, length):
-                for number in range(length):
-                    mine = {n: array[number * size : (number + 1) * size] for n, array in arrays.items()}
-                    batch = {n: self.layout.put_pieces(array, self._piece_shape()) for n, array in mine.items()}
-                    inputs = self._inputs(step + number, 1)
-                    jax.block_until_ready(batch)  # the stream reads the next batches into the same memory
-                    self._state, table = program(self._state, batch, inputs, self._seeds)
+                step, count, start = step + length, count - length, 0
+                while start < length:
+                    together = self.steps_per_call if length - start >= self.steps_per_call else 1
+                    rows = slice(start * size, (start + together) * size)
+                    batches = {n: self.layout.put_pieces(array[rows], together, pieces) for n, array in arrays.items()}
+                    inputs = self._inputs(step - length + start, together)
+                    jax.block_until_ready(batches)  # the stream reads the next batches into the same memory
+                    program = self._program("streamed", together, phase)
+                    self._state, table = program(self._state, batches, inputs, self._seeds)
                     tables.append(table)
                     waiting.append(table)
                     if len(waiting) > _WAITING:
                         jax.block_until_ready(waiting.popleft())
-            step, count = step + length, count - length
+                    start += together
         return tables
 
-    def _piece_shape(self) -> tuple[int, int]:
-        """Returns the number of pieces of a batch, and of examples in each."""
-        pieces = self.config.gradient_accumulation
-        return pieces, self.config.train_batch_size // pieces
+    def _most_together(self) -> int:
+        """Returns the most steps in one program: more cost nothing if the data is resident."""
+        if self._data is not None:
+            return _MOST_TOGETHER
+        batch = sum(feature.nbytes for feature in self.pipeline.features.values()) * len(self.pipeline.share)
+        return min(max(_STREAMED_BYTES // batch, 1), _MOST_TOGETHER)
 
     # -- evaluation -------------------------------------------------------------------------------------------------
 
@@ -348,14 +360,14 @@ def _name(kind: str, size: int, phase: int = 0) -> str:
     return f"{kind} {size}" + (f" phase {phase + 1}" if phase else "")
 
 
-def _choose_steps_per_call(periods: Sequence[Any]) -> int:
+def _choose_steps_per_call(periods: Sequence[Any], most: int) -> int:
     """Returns the number of steps to compile together: a divisor of all periods if possible, so that none is left."""
     whole = [int(p) for p in periods if p == int(p) and p >= 1]
     if len(whole) == len(periods) and whole:
         common = math.gcd(*whole)
-        fitting = max(n for n in range(1, _MOST_TOGETHER + 1) if common % n == 0)
-        if fitting >= _LEAST_TOGETHER:
+        fitting = max(n for n in range(1, most + 1) if common % n == 0)
+        if fitting >= min(_LEAST_TOGETHER, most):
             return fitting
     # Otherwise a number that leaves few steps over, which are trained one by one.
-    most = max(min([_MOST_TOGETHER, *(int(p) for p in periods)]), 1)
+    most = max(min([most, *(int(p) for p in periods)]), 1)
     return min(range((most + 1) // 2, most + 1), key=lambda n: (sum(int(p) % n / p for p in periods), -n))

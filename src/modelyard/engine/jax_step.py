@@ -30,6 +30,10 @@ _LARGE = 1 << 16
 """The number of elements from which a parameter is worth sharding."""
 
 
+_TURNED_BYTES = 1 << 30
+"""Kernels are turned, which copies the state, only if it is smaller: a large model needs the memory."""
+
+
 class Layout:
     """The placement of a run's arrays on the devices.
 
@@ -42,7 +46,7 @@ class Layout:
         self.mesh, self.shards = Mesh(np.array(devices), (_AXIS,)), shards
         self.replicated = NamedSharding(self.mesh, PartitionSpec())
         self.sharded = NamedSharding(self.mesh, PartitionSpec(_AXIS))
-        self.sharded_pieces = NamedSharding(self.mesh, PartitionSpec(None, _AXIS))
+        self.sharded_pieces = NamedSharding(self.mesh, PartitionSpec(None, None, _AXIS))
 
     @property
     def on_cpu(self) -> bool:
@@ -64,11 +68,16 @@ class Layout:
 
     def put_batch(self, array: NDArray[Any]) -> Any:
         """Shards a batch over the devices; ``array`` is this process's part of it."""
-        return self._put_part(array, self.sharded)
+        return self._put_part(np.array(array), self.sharded)
 
-    def put_pieces(self, array: NDArray[Any], shape: tuple[int, int]) -> Any:
-        """Shards each piece of a batch over the devices; ``array`` is this process's part of all pieces."""
-        return self._put_part(array.reshape(shape[0], -1, *array.shape[1:]), self.sharded_pieces)
+    def put_pieces(self, array: NDArray[Any], batches: int, pieces: int) -> Any:
+        """Shards each piece of some batches over the devices; ``array`` is this process's part of all of them.
+
+        The array must not change before the result is ready.
+        """
+        parts = array.reshape(batches, pieces, -1, *array.shape[1:])
+        # On a CPU JAX could go on to use its memory.
+        return self._put_part(np.array(parts) if self.on_cpu else parts, self.sharded_pieces)
 
     def put_state(self, array: NDArray[Any]) -> Any:
         """Copies a parameter or a slot; sharded along its longest divisible axis if it is large and `shards` is set."""
@@ -78,8 +87,10 @@ class Layout:
         """Returns the shape, type and sharding of an array, to compile a program for it."""
         return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=value.sharding)
 
-    def batch_shapes(self, features: Mapping[str, Feature], shape: tuple[int, int]) -> dict[str, jax.ShapeDtypeStruct]:
-        """Returns the same for a batch in pieces, before there is one."""
+    def batch_shapes(
+        self, features: Mapping[str, Feature], shape: tuple[int, int, int]
+    ) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns the same for batches, before there are any: their number, the pieces of each, the size of a piece."""
         return {
             name: jax.ShapeDtypeStruct((*shape, *feature.shape), feature.dtype, sharding=self.sharded_pieces)
             for name, feature in features.items()
@@ -114,10 +125,9 @@ class Layout:
         return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
     def _put_part(self, array: NDArray[Any], sharding: NamedSharding) -> Any:
-        copied = np.array(array)
         if jax.process_count() > 1:
-            return jax.make_array_from_process_local_data(sharding, copied)
-        return jax.device_put(copied, sharding)
+            return jax.make_array_from_process_local_data(sharding, array)
+        return jax.device_put(array, sharding)
 
 
 class TrainState(NamedTuple):
@@ -133,6 +143,16 @@ class TrainState(NamedTuple):
     def evaluated(self) -> tuple[list[Any], list[Any]]:
         """Weights and statistics of the model that is evaluated."""
         return self.averages or self.trained, self.statistics
+
+
+def _filters_first(state: TrainState) -> Any:
+    """Returns a state with the kernels of 2D convolutions as [filters, height, width, channels]."""
+    return jax.tree.map(lambda value: value.transpose(3, 0, 1, 2) if value.ndim == 4 else value, state)
+
+
+def _filters_last(state: TrainState) -> Any:
+    """Returns the state with kernels as Keras has them: [height, width, channels, filters]."""
+    return jax.tree.map(lambda value: value.transpose(1, 2, 3, 0) if value.ndim == 4 else value, state)
 
 
 def train_state(network: Network) -> TrainState:
@@ -236,20 +256,31 @@ class TrainingStep:
     ) -> tuple[TrainState, MetricTable]:
         """Trains a step for each row of ``inputs``, on examples of ``data``."""
 
-        def one(state: TrainState, inputs: StepInputs) -> tuple[TrainState, MetricTable]:
-            return self._step(state, data, None, inputs, seeds)
+        return self._steps(state, inputs, None, lambda state, inputs, _: self._step(state, data, None, inputs, seeds))
 
-        if inputs.rows.shape[0] > 1:
-            return lax.scan(one, state, inputs)  # type: ignore[no-any-return]
-        state, metrics = one(state, StepInputs(*(part[0] for part in inputs)))
-        return state, MetricTable(metrics.values[None], metrics.names)
-
-    def over_batch(
-        self, state: TrainState, pieces: dict[str, Any], inputs: StepInputs, seeds: Seeds
+    def over_batches(
+        self, state: TrainState, batches: dict[str, Any], inputs: StepInputs, seeds: Seeds
     ) -> tuple[TrainState, MetricTable]:
-        """Trains one step on a batch, which is given in pieces."""
-        state, metrics = self._step(state, None, pieces, StepInputs(inputs.rows[0], inputs.numbers[0]), seeds)
-        return state, MetricTable(metrics.values[None], metrics.names)
+        """Trains a step for each row of ``inputs``, on ``batches``, each of which is given in pieces."""
+        return self._steps(
+            state, inputs, batches, lambda state, inputs, pieces: self._step(state, None, pieces, inputs, seeds)
+        )
+
+    def _steps(
+        self, state: TrainState, inputs: StepInputs, batches: Any, step: Callable[..., tuple[TrainState, MetricTable]]
+    ) -> tuple[TrainState, MetricTable]:
+        if inputs.rows.shape[0] == 1:
+            state, metrics = step(state, *jax.tree.map(lambda part: part[0], (inputs, batches)))
+            return state, MetricTable(metrics.values[None], metrics.names)
+        # cuDNN reads kernels with their filters first. They stay so between the steps, or each would transpose all.
+        turns = self.layout.replicas == 1 and sum(value.nbytes for part in state for value in part) < _TURNED_BYTES
+
+        def one(state: TrainState, given: tuple[StepInputs, Any]) -> tuple[TrainState, MetricTable]:
+            state, metrics = step(_filters_last(state) if turns else state, *given)
+            return _filters_first(state) if turns else state, metrics
+
+        state, metrics = lax.scan(one, _filters_first(state) if turns else state, (inputs, batches))
+        return _filters_last(state) if turns else state, metrics
 
     # -- one step ---------------------------------------------------------------------------------------------------
 

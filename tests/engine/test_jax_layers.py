@@ -1,0 +1,121 @@
+"""Convolution and batch norm as GPUs compute them fastest have the values and gradients of Keras's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conftest import Make, distance
+
+pytestmark = pytest.mark.jax_only("it is about JAX")
+RESNET: dict[str, Any] = {"model": "resnet20", "precision": "float64", "optimizer": "sgd", "learning_rate": 0.05}
+
+
+@pytest.mark.parametrize(
+    ("size", "channels", "filters", "width", "pixels"),
+    [
+        (3, 16, 16, 32, 4),
+        (3, 32, 32, 16, 2),
+        (3, 3, 16, 32, 4),
+        (5, 16, 16, 32, 4),
+        (3, 64, 64, 8, 1),  # there are enough channels
+        (3, 3, 64, 32, 1),
+        (3, 16, 16, 30, 2),  # groups of four do not fill a row
+        (3, 16, 16, 31, 1),
+        (1, 16, 16, 32, 1),  # it has no neighbours
+        (2, 16, 16, 32, 1),
+        (7, 32, 32, 32, 1),  # it would need more than the next groups
+    ],
+)
+def test_groups_fill_the_channels_that_a_kernel_computes_at_a_time(
+    two_devices: None, size: int, channels: int, filters: int, width: int, pixels: int
+) -> None:
+    from modelyard.engine.jax_layers import pixels_in_group
+
+    assert pixels_in_group(size, channels, filters, width) == pixels
+
+
+@pytest.mark.parametrize(("size", "group"), [((3, 3), 2), ((3, 3), 4), ((1, 3), 2), ((5, 5), 2), ((3, 7), 4)])
+def test_a_convolution_over_groups_of_pixels_is_the_same_with_its_gradients(
+    two_devices: None, size: tuple[int, int], group: int
+) -> None:
+    import jax
+    from keras.src.backend.jax import nn
+
+    from modelyard.engine.jax_layers import grouped_conv
+
+    with jax.enable_x64(True):
+        random = np.random.default_rng(0)
+        inputs, kernel = random.standard_normal((2, 5, 16, 3)), random.standard_normal((*size, 3, 6))
+
+        def values(conv: Any) -> Any:
+            result = conv(inputs, kernel)
+            return result, *jax.grad(lambda *given: (conv(*given) ** 3).sum(), (0, 1))(inputs, kernel)
+
+        found = values(lambda i, k: grouped_conv(i, k, group))
+        for mine, other in zip(found, values(lambda i, k: nn.conv(i, k, padding="same")), strict=True):
+            np.testing.assert_allclose(mine, other, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("far", [0.0, 1e4])
+def test_batch_norm_has_the_values_and_gradients_of_keras(two_devices: None, together: bool, far: float) -> None:
+    import jax
+    import jax.numpy as jnp
+    from keras.src.backend.jax import nn
+
+    from modelyard.engine import jax_layers
+
+    with jax.enable_x64(True):
+        random = np.random.default_rng(0)
+        x = random.standard_normal((4, 3, 5, 6)) * 3 + far
+        gamma, beta = random.standard_normal((2, 6))
+
+        def loss(functions: Any, *given: Any) -> Any:
+            x, gamma, beta = given
+            mean, variance = functions[0](x, [0, 1, 2])
+            return jnp.sum(functions[1](x, mean, variance, -1, beta, gamma) ** 3 * jnp.arange(6))
+
+        def values(*functions: Any) -> Any:
+            given = x, gamma, beta
+            gradients = jax.grad(loss, (1, 2, 3))
+            twice = jax.grad(lambda *given: sum((g**2).sum() for g in gradients(functions, *given)), (0, 1, 2))
+            with_gradients = (loss(functions, *given), *gradients(functions, *given))
+            return with_gradients if far else (*with_gradients, *twice(*given))
+
+        def mine(name: str) -> Any:
+            return lambda *given: getattr(jax_layers, name)(*given, together=together)
+
+        ours, keras = values(mine("moments"), mine("batch_normalization")), values(nn.moments, nn.batch_normalization)
+        for one, other in zip(ours, keras, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-7, atol=1e-7 * float(np.abs(other).max()))
+
+
+def test_moments_of_float32_do_not_cancel_far_from_zero(two_devices: None) -> None:
+    from modelyard.engine.jax_layers import moments
+
+    x = np.random.default_rng(0).standard_normal((64, 16, 16, 2)).astype(np.float32) + np.float32(1e4)
+    mean, variance = moments(x, (0, 1, 2))
+    np.testing.assert_allclose(mean, x.mean((0, 1, 2), np.float64), rtol=1e-7)
+    np.testing.assert_allclose(variance, x.var((0, 1, 2), np.float64), rtol=1e-4)
+
+
+def test_a_network_that_is_computed_as_on_a_gpu_trains_and_evaluates_the_same(make: Make) -> None:
+    from keras.src.backend.jax import nn
+
+    plain, as_on_gpu = (make(**RESNET, train_batch_size=16) for _ in range(2))
+    as_on_gpu.on_gpu = True  # type: ignore[attr-defined]
+    own = nn.conv, nn.moments
+    losses = [engine.train(0, 3)["loss"] for engine in (plain, as_on_gpu)]
+    assert (nn.conv, nn.moments) == own, "Keras is as it was"
+    texts = []
+    for engine in (plain, as_on_gpu):
+        with engine._types():  # type: ignore[attr-defined]
+            texts.append(engine._lowered("resident", 1, 0).as_text())  # type: ignore[attr-defined]
+    wide = [text.count("3x3x64x64x") for text in texts]
+    assert wide[1] > wide[0], "groups of pixels"
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-9)
+    assert distance(plain.state(), as_on_gpu.state()) < 1e-8
+    assert as_on_gpu.evaluate("test") == pytest.approx(plain.evaluate("test"), rel=1e-8)
