@@ -57,6 +57,44 @@ def test_views_count_as_in_the_reference_in_one_pass(names: list[str], one_by_on
     np.testing.assert_allclose(np.asarray(got["b"][0]), by_hand(plain, names)[:, :1] * other[:, None], atol=1e-5)
 
 
+@pytest.mark.parametrize("size", [11, 4, None])
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
+@pytest.mark.parametrize("names", [["flip"], ["flip", "shift"]])
+def test_only_images_whose_most_probable_class_is_less_probable_get_views(
+    names: list[str], share: float, size: int | None
+) -> None:
+    from modelyard.engine.batch_functions import averaged, averaged_if_unsure
+
+    random = np.random.default_rng(2)
+    kernel = random.normal(size=(60, 4)).astype(np.float32)
+    images = random.integers(0, 255, (size or 11, 5, 6, 2), np.uint8)
+
+    class Kind:
+        def predictions(self, outputs: Any, batch: Any) -> Any:
+            return {"class": ops.argmax(outputs["a"], -1), "probabilities": ops.softmax(outputs["a"])}
+
+    def forward(batch: dict[str, Any]) -> Any:
+        out = ops.tanh(ops.cast(ops.reshape(batch["image"], (-1, 60)), "float32") / 255 @ kernel) * 3
+        return {"a": out, "b": out[:, :1] * ops.cast(batch["other"], "float32")[:, None]}
+
+    batch = {"image": ops.convert_to_tensor(images), "other": ops.arange(len(images))}
+    first, every = forward(batch), averaged(forward, batch, names)
+    most = np.asarray(ops.max(ops.softmax(first["a"]), -1))
+    below = float(np.quantile(most, share)) if share < 1 else 1.0
+    if size is None and keras.backend.backend() == "tensorflow":  # as in a SavedModel
+        import tensorflow as tf
+
+        shapes = {"image": tf.TensorSpec((None, 5, 6, 2), tf.uint8), "other": tf.TensorSpec((None,), tf.int32)}
+        compiled = tf.function(lambda batch: averaged_if_unsure(forward, batch, names, Kind(), below), [shapes])  # type: ignore[arg-type]
+        got = compiled(batch)
+    else:
+        got = averaged_if_unsure(forward, batch, names, Kind(), below)  # type: ignore[arg-type]
+    unsure = (most < below)[:, None]
+    assert unsure.sum() == pytest.approx(share * len(images), abs=1)
+    for name in ("a", "b"):
+        np.testing.assert_allclose(got[name], np.where(unsure, every[name], first[name]), atol=1e-5)
+
+
 def test_examples_that_are_no_images_are_refused() -> None:
     from modelyard.engine.batch_functions import views_of
 
@@ -73,6 +111,29 @@ def test_an_evaluation_averages_over_views() -> None:
     assert views["loss"] != plain["loss"]
     assert plain["accuracy"] > 0.5
     assert views["loss"] == pytest.approx(again["loss"], abs=1e-5)
+
+
+def test_views_for_unsure_images_only_are_between_none_and_all_and_need_classes(tmp_path: Any) -> None:
+    options = {"model": "mlp", "hidden_units": [16], "dataset": "digits", "train_steps": 60, "learning_rate": 0.01}
+    modelyard.train(**options, model_dir="run")
+
+    def loss(size: int = 500, **changed: Any) -> float:
+        found = modelyard.evaluate("run", split="test", eval_batch_size=size, **changed).metrics["loss"]
+        return float(found)
+
+    views = {"test_time_augmentation": "shift"}
+    plain, every = loss(), loss(**views)
+    some = loss(**views, test_time_augmentation_below=0.6)
+    assert len({round(plain, 6), round(some, 6), round(every, 6)}) == 3
+    assert some == pytest.approx(loss(size=7, **views, test_time_augmentation_below=0.6), abs=1e-5)
+    assert loss(**views, test_time_augmentation_below=1.0) == pytest.approx(every, abs=1e-5)
+    labels = np.random.default_rng(0).normal(size=(20, 1)).astype(np.float32)
+    np.savez("numbers.npz", x_train=np.zeros((20, 6, 6, 1), np.uint8), y_train=labels)
+    with pytest.raises(modelyard.UserError, match="needs a task with one class for each image"):
+        modelyard.train_and_evaluate(
+            model="mlp", dataset="numbers.npz", train_steps=1, train_batch_size=4, model_dir="other",
+            test_time_augmentation="flip", test_time_augmentation_below=0.9,
+        )  # fmt: skip
 
 
 def test_an_unknown_view_is_told() -> None:

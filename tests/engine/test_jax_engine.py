@@ -57,6 +57,21 @@ def test_steps_in_one_program_are_those_that_run_one_by_one(make: Make) -> None:
     assert together.evaluate("test") == pytest.approx(single.evaluate("test"), rel=1e-9)
 
 
+def test_a_state_that_is_copied_as_one_array_is_the_same(make: Make) -> None:
+    engine = make(model="simple_cnn", optimizer="adam", ema_decay=0.9)
+    engine.train(0, 2)
+    one_by_one = engine.state()
+    engine.on_cpu = False  # type: ignore[attr-defined]
+    together = engine.state()
+    assert "state" in engine._programs  # type: ignore[attr-defined]
+    for kind in ("weights", "optimizer"):
+        mine, other = getattr(together, kind), getattr(one_by_one, kind)
+        assert list(mine) == list(other)
+        for name, value in mine.items():
+            assert value.dtype == other[name].dtype
+            np.testing.assert_array_equal(value, other[name])
+
+
 @pytest.mark.parametrize("pieces", [1, 2])
 def test_streamed_batches_in_one_program_are_those_that_run_one_by_one(make: Make, pieces: int) -> None:
     options = {**FLOAT64, "resident": "never", "gradient_accumulation": pieces, "augment": "flip_left_right"}

@@ -35,7 +35,7 @@ _SECTIONS = ("axes", "exclude", "options")
 _SET_BY_THE_MATRIX = ("model_dir", "runs_dir", "run_name", "resume", "best_model_dir")
 _AFFECT_RESULTS = (
     "train_steps", "train_epochs", "eval_every", "epochs_between_evals", "eval_throttle_secs",
-    "test_time_augmentation", "test_at_end",
+    "test_time_augmentation", "test_time_augmentation_below", "test_at_end",
 )  # fmt: skip
 """A resumed run may change these options. In a matrix they would make cells that can't be compared."""
 

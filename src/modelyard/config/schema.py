@@ -273,6 +273,13 @@ class Evaluation(Group):
     test_time_augmentation: Views = option(
         (), "average over views of each image: flip (mirrored), shift (by a pixel), or flip,shift", mutable=True
     )
+    test_time_augmentation_below: float | None = option(
+        None,
+        "only for images whose most probable class has a lower probability (default: all images)",
+        mutable=True,
+        gt=0,
+        le=1,
+    )
     metrics: CallList = option(
         (),
         "more metrics for every evaluation: 'top_k(k=3), f1, auc'; `modelyard metrics` lists them",

@@ -146,8 +146,8 @@ class BatchFunctions:
 
     def _evaluated(self, batch: Batch) -> tuple[Any, Batch]:
         seen = self.preprocess(batch, False)
-        forward, names = partial(self.outputs, training=False), self._config.test_time_augmentation
-        return averaged(forward, seen, names, one_by_one=self.views_one_by_one), seen
+        forward = partial(self.outputs, training=False)
+        return outputs_of_views(forward, seen, self._config, self._task, self.views_one_by_one), seen
 
 
 def network_outputs(model: keras.Model, batch: Batch, training: bool = False) -> Any:
@@ -191,6 +191,16 @@ def views_of(images: Any, names: Sequence[str]) -> list[tuple[Any, float]]:
     return views
 
 
+def outputs_of_views(
+    forward: Callable[[Batch], Any], batch: Batch, config: Config, task: Task, one_by_one: bool = False
+) -> Any:
+    """Returns the outputs for a batch, with the test-time augmentation of a config."""
+    names, below = config.test_time_augmentation, config.test_time_augmentation_below
+    if names and below is not None:
+        return averaged_if_unsure(forward, batch, names, task, below)
+    return averaged(forward, batch, names, one_by_one=one_by_one)
+
+
 def averaged(forward: Callable[[Batch], Any], batch: Batch, names: Sequence[str], *, one_by_one: bool = False) -> Any:
     """Returns the outputs of ``forward`` for a batch, averaged over views of its images.
 
@@ -205,25 +215,95 @@ def averaged(forward: Callable[[Batch], Any], batch: Batch, names: Sequence[str]
     """
     if not names:
         return forward(batch)
-    views = views_of(batch[IMAGE], names)
-    images, weights = [view for view, _ in views], [weight for _, weight in views]
+    images, weights = zip(*views_of(batch[IMAGE], names), strict=True)
+    return _mean(_outputs_of(forward, batch, images, one_by_one), weights)
+
+
+def _mean(outputs: Sequence[Any], weights: Sequence[float]) -> Any:
+    """Returns the weighted sum of the outputs for several views."""
+    return keras.tree.map_structure(
+        lambda *parts: sum(part * weight for part, weight in zip(parts, weights, strict=True)), *outputs
+    )
+
+
+def _outputs_of(
+    forward: Callable[[Batch], Any], batch: Batch, images: Sequence[Any], one_by_one: bool = False
+) -> list[Any]:
+    """Returns the outputs for each view of the images of a batch."""
     if one_by_one:
         outputs = ops.map(lambda image: forward({**batch, IMAGE: image}), ops.stack(images))
     else:
-        together = {name: ops.concatenate([value] * len(views)) for name, value in batch.items() if name != IMAGE}
+        together = {name: ops.concatenate([value] * len(images)) for name, value in batch.items() if name != IMAGE}
         outputs = forward({**together, IMAGE: ops.concatenate(images)})
 
-    def mean(output: Any) -> Any:
+    def parts(output: Any) -> Any:
         shape = output.shape[1:] if one_by_one else output.shape
         if len(shape) > 3:
             raise DataError(
                 f"test_time_augmentation averages outputs over views of an image; the outputs of this model have shape "
                 f"{tuple(shape[1:])}: a value for each place, which is another place in each view. Leave it out."
             )
-        parts = output if one_by_one else ops.split(output, len(views))
-        return sum(parts[number] * weight for number, weight in enumerate(weights))
+        return output if one_by_one else ops.split(output, len(images))
 
-    return keras.tree.map_structure(mean, outputs)
+    flat = [parts(output) for output in keras.tree.flatten(outputs)]
+    return [keras.tree.pack_sequence_as(outputs, [part[view] for part in flat]) for view in range(len(images))]
+
+
+def averaged_if_unsure(
+    forward: Callable[[Batch], Any], batch: Batch, names: Sequence[str], task: Task, below: float
+) -> Any:
+    """Returns the outputs for a batch; averaged over views for images whose most probable class is less probable.
+
+    What becomes of an image does not depend on the others of its batch.
+
+    Args:
+        forward: as for `averaged`.
+        batch: named tensors, among them the images.
+        names: the views.
+        task: the task, which makes probabilities of outputs.
+        below: the probability.
+
+    Raises:
+        UserError: if the task has no probabilities of classes.
+    """
+    first = forward(batch)
+    predictions = task.predictions(first, batch)
+    if not {"class", "probabilities"} <= set(predictions):
+        raise UserError(
+            "test_time_augmentation_below needs a task with one class for each image. Leave it out: then "
+            "test_time_augmentation averages over views of every image."
+        )
+    unsure = ops.max(predictions["probabilities"], axis=-1) < below
+    size, views = batch[IMAGE].shape[0], len(views_of(batch[IMAGE], names))
+    if size is None or size < views:
+        return _chosen(unsure, averaged(forward, batch, names), first)
+    # The unsure images come first. As many are computed at a time as have, with all other views, the size of a batch.
+    count, part = ops.sum(ops.cast(unsure, "int32")), size // (views - 1)
+    order = ops.argsort(ops.where(unsure, 0, 1))
+
+    def compute(number: Any, outputs: Any) -> tuple[Any, Any]:
+        rows = ops.take(order, ops.minimum(number * part + ops.arange(part, dtype="int32"), size - 1))
+        some = {name: ops.take(value, rows, axis=0) for name, value in batch.items()}
+        whole = keras.tree.map_structure(lambda output: ops.take(output, rows, axis=0), first)
+        images, weights = zip(*views_of(some[IMAGE], names), strict=True)
+        mean = _mean([whole, *_outputs_of(forward, some, images[1:])], weights)
+        mean = _chosen(ops.take(unsure, rows), mean, whole)  # the last part has some of the others
+        places = ops.expand_dims(rows, -1)
+        return number + 1, keras.tree.map_structure(
+            lambda output, part: ops.scatter_update(output, places, part), outputs, mean
+        )
+
+    start = ops.convert_to_tensor(0, "int32")
+    return ops.while_loop(lambda number, _: number * part < count, compute, (start, first))[1]
+
+
+def _chosen(which: Any, these: Any, others: Any) -> Any:
+    """Returns, for each example, ``these`` or ``others``."""
+
+    def choose(one: Any, other: Any) -> Any:
+        return ops.where(ops.reshape(which, (-1, *[1] * (len(one.shape) - 1))), one, other)
+
+    return keras.tree.map_structure(choose, these, others)
 
 
 def _shifted(images: Any) -> list[Any]:

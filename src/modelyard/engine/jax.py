@@ -32,7 +32,16 @@ from modelyard.engine.evaluation import BatchResult
 from modelyard.engine.jax_cache import compile_all, counted_compilations
 from modelyard.engine.jax_devices import set_up_devices
 from modelyard.engine.jax_layers import faster_layers
-from modelyard.engine.jax_step import Layout, MetricTable, StepInputs, TrainingStep, TrainState, train_state
+from modelyard.engine.jax_step import (
+    Layout,
+    MetricTable,
+    StepInputs,
+    TrainingStep,
+    TrainState,
+    joined,
+    separated,
+    train_state,
+)
 from modelyard.errors import UserError
 from modelyard.system.machine import available_cores
 from modelyard.system.network import expects_loopback
@@ -42,7 +51,7 @@ _MOST_TOGETHER = 64
 _LEAST_TOGETHER = 8
 """Bounds of the steps in one program: enough that the cost of starting it does not matter."""
 _COPIED_BYTES = 1 << 30
-"""The state is copied for a first run only if it is smaller: a large model needs the memory."""
+"""The state is copied on the device only if it is smaller: a large model needs the memory."""
 _WAITING = 2
 """Programs that wait on the device for their turn, if their batches are streamed."""
 _STREAMED_BYTES = 16 << 20
@@ -143,8 +152,9 @@ class JaxEngine(Engine):
 
     def _run_once(self, batches: list[tuple[Any, Any]]) -> None:
         """Runs the programs once, on copies: an accelerator loads kernels and allocates memory then."""
-        small = sum(value.nbytes for part in self._state for value in part) < _COPIED_BYTES
-        if self._data is not None and small:
+        if self._joins_state():
+            self._fetched_state()
+        if self._data is not None and self._state_is_small():
             copies = jax.tree.map(jnp.copy, self._state)
             inputs = self._inputs(0, self.steps_per_call)
             _, table = self._program("resident", self.steps_per_call, 0)(copies, self._data, inputs, self._seeds)
@@ -156,6 +166,8 @@ class JaxEngine(Engine):
         """Compiles the programs of the run: for each number of steps in ``lengths``, and for evaluation."""
         which = [(kind, length, phase) for phase in range(len(self.phases)) for length in sorted(lengths)]
         lowered = {_name(*program): self._lowered(*program) for program in which}
+        if self._joins_state():
+            lowered["state"] = self._lowered_state()
         for batch, weights in batches:
             placed = self._placed(batch, weights)
             lowered[_name("evaluate", placed[1].shape[0])] = self._lowered_for("evaluate", *placed)
@@ -321,13 +333,30 @@ class JaxEngine(Engine):
     def state(self) -> State:
         """Returns a copy of the state; integers as 64 bits, whatever JAX counts with."""
         with self._types(), self._explained_errors():
-            values = [self.layout.fetch_all(part) for part in self._state]
+            values = self._fetched_state()
 
         def named(variables: dict[str, Any]) -> dict[str, NDArray[Any]]:
             found = {name: values[part][n] for name, v in variables.items() for part, n in [self._index[id(v)]]}
             return {name: a.astype(np.int64) if a.dtype.kind in "iu" else a for name, a in found.items()}
 
         return State(named(self.network.weights), named(self.network.slots))
+
+    def _fetched_state(self) -> TrainState:
+        arrays, tree = jax.tree.flatten(self._state)
+        if not self._joins_state():
+            return jax.tree.unflatten(tree, self.layout.fetch_all(arrays))  # type: ignore[no-any-return]
+        together = self._compiled("state", self._lowered_state)(arrays)
+        return jax.tree.unflatten(tree, separated(together, arrays))  # type: ignore[no-any-return]
+
+    def _joins_state(self) -> bool:
+        """Returns whether the state is copied to the host as one array: many small ones take much longer."""
+        return not self.on_cpu and self.replicas == 1 and self._state_is_small()
+
+    def _state_is_small(self) -> bool:
+        return bool(sum(value.nbytes for part in self._state for value in part) < _COPIED_BYTES)
+
+    def _lowered_state(self) -> Any:
+        return jax.jit(joined).lower(jax.tree.map(self.layout.shape_of, jax.tree.leaves(self._state)))
 
     def assign(self, weights: dict[str, NDArray[Any]], optimizer: dict[str, NDArray[Any]]) -> None:
         """Sets the named variables on all devices."""

@@ -145,6 +145,27 @@ class TrainState(NamedTuple):
         return self.averages or self.trained, self.statistics
 
 
+def joined(values: Sequence[Any]) -> dict[str, Any]:
+    """Inside a program: returns all values of each type as one array, which is copied to the host at once."""
+    found: dict[str, list[Any]] = {}
+    for value in values:
+        found.setdefault(str(value.dtype), []).append(value.reshape(-1))
+    return {name: jnp.concatenate(parts) for name, parts in found.items()}
+
+
+def separated(together: dict[str, Any], values: Sequence[Any]) -> list[NDArray[Any]]:
+    """Returns arrays with the shapes of ``values`` from the result of `joined`, on the host."""
+    for array in together.values():
+        array.copy_to_host_async()
+    whole, starts, found = {name: np.array(array) for name, array in together.items()}, dict.fromkeys(together, 0), []
+    for value in values:
+        name = str(value.dtype)
+        start = starts[name]
+        starts[name] = start + value.size
+        found.append(whole[name][start : start + value.size].reshape(value.shape))
+    return found
+
+
 def _filters_first(state: TrainState) -> Any:
     """Returns a state with the kernels of 2D convolutions as [filters, height, width, channels]."""
     return jax.tree.map(lambda value: value.transpose(3, 0, 1, 2) if value.ndim == 4 else value, state)

@@ -26,7 +26,7 @@ from modelyard.config.backend import quiet_engine
 from modelyard.data.dataset import ID, IMAGE, LABEL, Feature
 from modelyard.data.inputs import is_picture
 from modelyard.data.preprocess import changes_batches
-from modelyard.engine.batch_functions import averaged, network_outputs
+from modelyard.engine.batch_functions import network_outputs, outputs_of_views
 from modelyard.errors import UserError, unknown
 from modelyard.models.task_types import Classifier
 from modelyard.serving.exporting.check import Predictor
@@ -325,10 +325,10 @@ def write_keras(model: Exportable, folder: Path) -> None:
     _check_layers(model.engine.model)
     network = _without_modelyard(model.engine.model)
     inputs = {name: keras.Input(each.shape, dtype=each.dtype, name=name) for name, each in model.inputs.items()}
-    views, task = model.run.config.test_time_augmentation, model.engine.task
+    config, task = model.run.config, model.engine.task
     try:
         preprocessed = task.preprocess(dict(inputs), False)
-        outputs = averaged(lambda batch: network_outputs(network, batch), preprocessed, views)
+        outputs = outputs_of_views(lambda batch: network_outputs(network, batch), preprocessed, config, task)
         predictions = task.predictions(outputs, preprocessed)
         taken = inputs if len(inputs) > 1 else next(iter(inputs.values()))
         keras.Model(taken, dict(predictions), name=network.name).save(folder / KERAS_FILE)

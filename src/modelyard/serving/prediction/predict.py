@@ -52,7 +52,8 @@ _Labelled = tuple[RawExamples, bool]
 """Examples, and whether they have labels of the run's classes."""
 _SAVE_PROGRESS_SECONDS = 2.0
 _KEY_OPTIONS = (
-    *("engine", "precision", "test_time_augmentation", "preprocess", "metrics", "plugins", "component_options"),
+    *("engine", "precision", "test_time_augmentation", "test_time_augmentation_below"),
+    *("preprocess", "metrics", "plugins", "component_options"),
 )
 """Options that change predictions. Options of speed and memory may differ when a table is resumed."""
 
