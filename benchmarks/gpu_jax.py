@@ -6,12 +6,14 @@ The chip's peak, the FLOPs of a network, Keras's `fit`, and Modelyard's loop aga
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -106,10 +108,110 @@ def augmented(network: Any) -> Any:
     return keras.Model(inputs, network(keras.ops.cast(x, "uint8")))
 
 
-def fit(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Measures `fit` in both precisions, with the same augmentation by Keras's layers and with none."""
-    import keras
+@dataclass(frozen=True)
+class Way:
+    """A way to use `fit`: the precision, what it reads, and how much happens at once.
+
+    What it reads: "layers", arrays, with Keras's augmentation layers in front of the network; "batches", of a generator
+    that crops and flips on the device; "arrays", without augmentation; "device arrays", the same in device memory.
+    """
+
+    policy: str
+    reads: str
+    together: int = 1
+    scan: bool = False
+
+    @property
+    def name(self) -> str:
+        """What the table calls it."""
+        more = {
+            "layers": "arrays, Keras's augmentation layers",
+            "batches": "crops and flips on the device",
+            "arrays": "arrays, no augmentation",
+            "device arrays": "arrays on the device, no augmentation",
+        }[self.reads]
+        how = "own train_step, scan of" if self.scan else "steps_per_execution"
+        return f"fit, {self.policy}, {more}" + (f", {how} {self.together}" if self.together > 1 else "")
+
+
+# The most important ones first: time may run out.
+WAYS = [
+    Way("mixed_bfloat16", "batches", 32),
+    Way("float32", "batches", 32),
+    Way("float32", "arrays", 1),
+    Way("mixed_bfloat16", "batches", 32, scan=True),
+    Way("float32", "batches", 32, scan=True),
+    Way("float32", "arrays", 32),
+    Way("float32", "device arrays", 32),
+    Way("mixed_bfloat16", "arrays", 32),
+    Way("float32", "batches", 1),
+    Way("mixed_bfloat16", "batches", 1),
+    Way("float32", "layers", 1),
+]
+
+
+def batches_on_device(images: Any, labels: Any, batch: int, together: int) -> Iterator[tuple[Any, Any]]:
+    """Shuffled batches, cropped and flipped by one gather on the device; several in one array if ``together`` is more.
+
+    The images are there already, and arrays of JAX stay there when `fit` takes them.
+    """
+    import jax
+    import jax.numpy as jnp
     import numpy as np
+
+    side, padding = images.shape[1], 4
+    padded = jax.device_put(np.pad(images, ((0, 0), (padding, padding), (padding, padding), (0, 0))))
+    classes, count = jax.device_put(labels), batch * together
+    shape = (together, batch) if together > 1 else (batch,)
+
+    def make(padded: Any, classes: Any, rows: Any, step: Any) -> tuple[Any, Any]:
+        move, mirror = jax.random.split(jax.random.fold_in(jax.random.key(0), step))
+        moves = jax.random.randint(move, (2, count, 1), 0, 2 * padding + 1)
+        along = jnp.arange(side)
+        down = along + moves[0]
+        across = jnp.where(jax.random.bernoulli(mirror, 0.5, (count, 1)), side - 1 - along, along) + moves[1]
+        taken = padded[rows[:, None, None], down[:, :, None], across[:, None, :]]
+        return taken.reshape(*shape, *taken.shape[1:]), classes[rows].reshape(shape)
+
+    take = jax.jit(make)
+    random = np.random.default_rng(0)
+    order, place = np.empty(0, np.int32), 0
+    for step in itertools.count():
+        if place + count > len(order):
+            epochs = -(-count // len(labels))
+            order, place = np.concatenate([random.permutation(len(labels)) for _ in range(epochs)]).astype(np.int32), 0
+        yield take(padded, classes, order[place : place + count], np.uint32(step))
+        place += count
+
+
+def scanned(network: Any) -> Any:
+    """The model with a `train_step` of its own that makes several steps, as Keras's guide for JAX allows it."""
+    import jax
+    import keras
+
+    class Scanned(keras.Model):
+        """Its batches have one more axis in front: the steps."""
+
+        def train_step(self, state: Any, data: Any) -> Any:
+            """Makes a step with each batch. Returns the last metrics and the state."""
+
+            def one(state: Any, batch: Any) -> Any:
+                logs, state = keras.Model.train_step(self, state, batch)
+                return state, logs
+
+            state, logs = jax.lax.scan(one, state, data)
+            return {name: values[-1] for name, values in logs.items()}, state
+
+    return Scanned(network.inputs, network.outputs)
+
+
+def fit(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Measures `fit` in several ways; "counted" are those with the same augmentation and nothing written by hand.
+
+    Keras 3.15 on JAX has no scan over steps: with `steps_per_execution` it calls the compiled step in a loop of Python
+    and reports to the callbacks less often. A scan needs a `train_step` of one's own.
+    """
+    import keras
 
     from modelyard.data.dataset import TRAIN
     from modelyard.data.open_dataset import load_dataset
@@ -119,42 +221,72 @@ def fit(arguments: argparse.Namespace) -> dict[str, Any]:
     dataset = load_dataset(config)
     arrays, batch = dataset.arrays(TRAIN), config.train_batch_size
     assert arrays is not None
+    on_jax = keras.backend.backend() == "jax"
+    ways = [way for way in WAYS if on_jax or way.reads in ("arrays", "layers")]
     started = time.perf_counter()
-    found: dict[str, Any] = {"version": keras.__version__, "speeds": {}, "errors": {}}
-    ways = [("float32", 1, False), ("mixed_bfloat16", 1, False), ("float32", 1, True), ("mixed_bfloat16", 1, True)]
-    for policy, together, augments in [*ways, ("float32", 32, False)]:
-        keras.config.set_dtype_policy(policy)
-        model = build_task(config, dataset).network()
-        if augments:
-            model = augmented(model)
-        model.compile(
-            keras.optimizers.SGD(config.learning_rate, momentum=0.9),
-            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            metrics=["accuracy"],
-            steps_per_execution=together,
-        )
+    counted = [way.name for way in ways if way.reads in ("batches", "layers") and not way.scan]
+    found: dict[str, Any] = {"version": keras.__version__, "speeds": {}, "errors": {}, "counted": counted}
+    with tempfile.TemporaryDirectory() as folder:
+        if on_jax:  # the same step is compiled once
+            import jax
 
-        def timed(steps: int, model: Any = model) -> float:
-            rows = np.resize(np.arange(len(arrays["label"])), steps * batch)
-            images, labels = arrays["image"][rows], arrays["label"][rows]
-            began = time.perf_counter()
-            model.fit(images, labels, batch_size=batch, verbose=0)  # returns metrics, so the work is done
-            return time.perf_counter() - began
-
-        name = f"fit, {policy}" + ("" if augments else ", no augmentation")
-        name += "" if together == 1 else f", steps_per_execution={together}"
-        if time.perf_counter() - started > arguments.budget:
-            found["errors"][name] = "no time left"
-            continue
-        warm_up = -(-arguments.warm_up // together) * together
-        try:
-            timed(warm_up)
-            steps = max(3, round(arguments.seconds * warm_up / timed(warm_up)))
-            steps = -(-steps // together) * together  # a remainder would be compiled again
-            found["speeds"][name] = [steps * batch / timed(steps) for _ in range(arguments.repeats)]
-        except Exception as error:
-            found["errors"][name] = f"{type(error).__name__}: {error}"
+            jax.config.update("jax_compilation_cache_dir", folder)
+        for way in ways:
+            if time.perf_counter() - started > arguments.budget:
+                found["errors"][way.name] = "no time left"
+                continue
+            try:
+                keras.config.set_dtype_policy(way.policy)
+                network = build_task(config, dataset).network()
+                if way.reads == "layers":
+                    network = augmented(network)
+                elif way.scan:
+                    network = scanned(network)
+                network.compile(
+                    keras.optimizers.SGD(config.learning_rate, momentum=0.9),
+                    keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+                    metrics=["accuracy"],
+                    steps_per_execution=1 if way.scan else way.together,
+                )
+                found["speeds"][way.name] = fit_speeds(arguments, way, network, arrays, batch)
+            except Exception as error:
+                found["errors"][way.name] = f"{type(error).__name__}: {error}"
+            print(f"{way.name}: {time.perf_counter() - started:.1f} s", flush=True)
+            arguments.output.write_text(json.dumps(found))
     return found
+
+
+def fit_speeds(arguments: argparse.Namespace, way: Way, model: Any, arrays: Any, batch: int) -> list[float]:
+    """Returns images per second of `fit`, one number per repeat."""
+    import numpy as np
+
+    images, labels, together = arrays["image"], arrays["label"], way.together
+    feed: Iterator[tuple[Any, Any]] | None = None
+    if way.reads == "batches":
+        feed = batches_on_device(images, labels, batch, together if way.scan else 1)
+    if way.scan:  # builds the loss and the metrics, from a batch without the axis of steps
+        model.test_on_batch(images[:batch], labels[:batch])
+
+    def timed(steps: int) -> float:
+        if feed is not None:
+            began = time.perf_counter()
+            model.fit(feed, steps_per_epoch=steps // together if way.scan else steps, verbose=0)
+            return time.perf_counter() - began
+        rows = np.resize(np.arange(len(labels)), steps * batch)
+        some, classes = images[rows], labels[rows]
+        if way.reads == "device arrays":
+            import jax
+
+            some, classes = jax.block_until_ready(jax.device_put((some, classes)))
+        began = time.perf_counter()
+        model.fit(some, classes, batch_size=batch, verbose=0)  # returns metrics, so the work is done
+        return time.perf_counter() - began
+
+    warm_up = -(-arguments.warm_up // together) * together
+    timed(warm_up)
+    steps = max(3, round(arguments.seconds * warm_up / timed(warm_up)))
+    steps = -(-steps // together) * together  # a remainder would be compiled again
+    return [steps * batch / timed(steps) for _ in range(arguments.repeats)]
 
 
 # -- Modelyard's loop against its bare steps ------------------------------------------------------------------------
