@@ -4,9 +4,9 @@
 
 Modelyard is measured through its command with the default hooks, by the wall-clock time in metrics.jsonl: the time
 between late rows, when nothing is compiled. Peers run in separate processes, one after the other. They keep their data
-on the GPU too (`fit` cannot), and the best of several configurations counts. The goal for `fit` applies to the case
-with the same augmentation; the case without augmentation is shown too. Speeds are medians of three chunks. If a part
-fails, the error is printed and the others continue.
+on the GPU too, and the best of several configurations counts: for PyTorch also whole steps as CUDA graphs. The goal for
+`fit` applies to the best way with the same augmentation and Keras's own train_step; other ways are shown too. Speeds
+are medians of three chunks. If a part fails, the error is printed and the others continue.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -54,25 +54,30 @@ class Case:
         return 4 if self.augment == CROPS else 0
 
 
-EAGER = ("eager/contiguous/float32", "eager/channels_last/float32", "eager/channels_last")
-"""PyTorch is measured in both precisions: at small batches kernel launches dominate, and mixed precision has more."""
+EAGER = "eager/channels_last"
+COMPILED = "compiled/channels_last"
+GRAPHS = ("graph/channels_last", "graph-eager/channels_last", "graph-max/channels_last")
+"""Whole steps as CUDA graphs, compiled or not; the one that compiles for minutes is the last."""
+FLOAT32 = ("eager/channels_last/float32", "graph/channels_last/float32")
+"""At small batches the number of kernels decides, and mixed precision has more."""
 CASES = {
-    "1": Case("ResNet-20, batch 128", "resnet20", 128, "bfloat16", EAGER, 4.0, fit_goal=2.5),
-    "2": Case("ResNet-20, batch 1024", "resnet20", 1024, "bfloat16", (*EAGER[1:], "compiled/channels_last"), 1.4),
-    "3": Case(
-        "ResNet-18, batch 512",
-        "resnet18",
-        512,
+    "1": Case(
+        "ResNet-20, batch 128",
+        "resnet20",
+        128,
         "bfloat16",
-        ("eager/channels_last", "compiled/channels_last"),
-        1.3,
+        (FLOAT32[0], COMPILED, FLOAT32[1], *GRAPHS),
+        1.1,
+        fit_goal=2.5,
     ),
+    "2": Case("ResNet-20, batch 1024", "resnet20", 1024, "bfloat16", (EAGER, COMPILED, *GRAPHS), 1.2),
+    "3": Case("ResNet-18, batch 512", "resnet18", 512, "bfloat16", (EAGER, COMPILED, *GRAPHS), 1.1),
     "4": Case(
         "ResNet-50, 224×224, batch 128",
         "resnet50",
         128,
         "bfloat16",
-        ("compiled/channels_last",),
+        (COMPILED, "graph/channels_last"),
         1.0,
         side=224,
         examples=1024,
@@ -82,6 +87,8 @@ CASES = {
     ),
 }
 LOOP_GOAL = 0.97
+WIDTH = 86
+"""Of the names in the table."""
 
 
 class PartFailedError(Exception):
@@ -121,21 +128,21 @@ class Bench:
             self.arguments.output.write_text(json.dumps({**self.found, "failed": self.failed}, indent=1))
         return result
 
-    def child(self, script: str, *words: str, python: str = sys.executable) -> Any:
-        """Runs another script of this folder and returns its results."""
+    def child(self, script: str, *words: str, python: str = sys.executable, limit: float | None = None) -> Any:
+        """Runs another script of this folder and returns its results: what there is of them, if time runs out."""
         output = self.folder / "child.json"
         output.unlink(missing_ok=True)
         command = [python, str(HERE / script), *words, "--output", str(output)]
         log = self.folder / "child.log"
         with log.open("w") as file:
-            limit = self.arguments.limit
+            limit = limit or self.arguments.limit
             status: int | str
             try:
                 status = subprocess.run(
                     command, stdout=file, stderr=subprocess.STDOUT, env=self.environment, timeout=limit, check=False
                 ).returncode
             except subprocess.TimeoutExpired:
-                status = f"none after {limit} s"
+                status = f"none after {limit:.0f} s"
         if not output.is_file():
             raise PartFailedError(f"{script} {words[0]}, status {status}:\n{tail(log)}")
         return json.loads(output.read_text())
@@ -237,12 +244,34 @@ def thirds(rows: list[dict[str, Any]], batch: int) -> list[float]:
 
 
 def torch_speeds(bench: Bench, case: Case) -> dict[str, Any]:
-    """Measures each PyTorch configuration, in one process."""
+    """Measures each PyTorch configuration."""
     npz = bench.npz() if case.side == 32 else None
-    words = ["--model", case.model, "--variants", ",".join(case.torch), "--batch", str(case.batch)]
-    words += ["--side", str(case.side), "--padding", str(case.padding), "--examples", str(case.examples)]
+    words = ["--model", case.model, "--batch", str(case.batch), "--side", str(case.side)]
+    words += ["--padding", str(case.padding), "--examples", str(case.examples)]
     words += ["--precision", case.precision, "--npz", str(npz or ""), *bench.timing()]
-    return dict(bench.child("gpu_torch.py", *words, python=bench.arguments.torch_python))
+    return torch_variants(bench, "gpu_torch.py", words, case.torch)
+
+
+def torch_variants(bench: Bench, script: str, words: list[str], variants: tuple[str, ...]) -> dict[str, Any]:
+    """Measures variants in one process. After one that fails, the others are measured in another process."""
+    found: dict[str, Any] = {"speeds": {}, "errors": {}}
+    waiting, ends = list(variants), time.monotonic() + bench.arguments.limit
+    while waiting:
+        left = ends - time.monotonic()
+        if left < 1:
+            found["errors"] |= dict.fromkeys(waiting, "no time left")
+            break
+        command = ["--variants", ",".join(waiting), *words]
+        try:
+            part = bench.child(script, *command, python=bench.arguments.torch_python, limit=left)
+        except PartFailedError as error:
+            part = {"speeds": {}, "errors": {waiting[0]: str(error)}}
+        for kind in ("speeds", "errors"):
+            found[kind] |= part[kind]
+        waiting = [name for name in waiting if name not in found["speeds"] and name not in found["errors"]]
+    if not found["speeds"]:
+        raise PartFailedError("no configuration was measured:\n" + "\n".join(found["errors"].values()))
+    return found
 
 
 def fit_speeds(bench: Bench, case: Case) -> dict[str, Any]:
@@ -258,7 +287,7 @@ def fit_speeds(bench: Bench, case: Case) -> dict[str, Any]:
             options,
             *bench.timing(),
             "--budget",
-            str(bench.arguments.limit / 2),
+            str(0.7 * bench.arguments.limit),
         )
     )
 
@@ -270,13 +299,15 @@ def show(name: str, speed: float, against: float, goal: float | None) -> None:
     """Prints one row."""
     ratio = speed / against
     verdict = "–" if goal is None or math.isnan(ratio) else f"{goal:.2f} {'ok' if ratio >= goal else 'MISSED'}"
-    print(f"{name:<52} {speed:10.0f} {against:10.0f} {ratio:7.3f}   {verdict}", flush=True)
+    print(f"{name:<{WIDTH}} {speed:10.0f} {against:10.0f} {ratio:7.3f}   {verdict}", flush=True)
 
 
-def show_peers(speed: float, peers: dict[str, Any], kind: str, goal: float, counted: int | None = None) -> None:
-    """Prints one row per configuration of a peer; the goal applies to the best of the first ``counted``."""
+def show_peers(
+    speed: float, peers: dict[str, Any], kind: str, goal: float, counted: Collection[str] | None = None
+) -> None:
+    """Prints one row per configuration of a peer; the goal applies to the best of all or of the ``counted`` ones."""
     middle = {name: statistics.median(values) for name, values in peers["speeds"].items()}
-    eligible = list(middle)[:counted]
+    eligible = [name for name in middle if counted is None or name in counted]
     best = max(eligible, key=lambda name: middle[name], default=None)
     for name, against in middle.items():
         show(f"    {kind} {name}", speed, against, goal if name == best else None)
@@ -294,7 +325,7 @@ def bench_case(bench: Bench, number: str, case: Case) -> None:
         found["modelyard"] = speeds
     speed = statistics.median(speeds) if speeds else float("nan")
     spread = f"{min(speeds):.0f} to {max(speeds):.0f}" if speeds else ""
-    print(f"{'    Modelyard':<52} {speed:10.0f}   {spread}", flush=True)
+    print(f"{'    Modelyard':<{WIDTH}} {speed:10.0f}   {spread}", flush=True)
     show_use(bench, case, speed)
     if not bench.arguments.peers:
         return
@@ -302,9 +333,7 @@ def bench_case(bench: Bench, number: str, case: Case) -> None:
         peers = bench.attempt(f"{number} fit", lambda: fit_speeds(bench, case))
         if peers:
             found["fit"] = peers
-            show_peers(
-                speed, peers, "Keras", case.fit_goal, counted=2
-            )  # with the same augmentation, in both precisions
+            show_peers(speed, peers, "Keras", case.fit_goal, peers["counted"])
     peers = bench.attempt(f"{number} PyTorch", lambda: torch_speeds(bench, case))
     if peers:
         found["torch"] = peers
@@ -381,7 +410,7 @@ def main() -> None:
         if bench.found["peak"]:
             peak = bench.found["peak"]
             print(f"{peak['device']}, JAX {peak['jax']}: {peak['flops'] / 1e12:.1f} TFLOP/s in bfloat16")
-        print(f"{'images/s':<52} {'Modelyard':>10} {'against':>10} {'ratio':>7}   goal", flush=True)
+        print(f"{'images/s':<{WIDTH}} {'Modelyard':>10} {'against':>10} {'ratio':>7}   goal", flush=True)
         for number, case in cases.items():
             bench_case(bench, number, case)
         if "loop" in wanted:
@@ -399,9 +428,14 @@ def adapted(case: Case, arguments: argparse.Namespace) -> Case:
         case = replace(case, precision=arguments.precision)
     if arguments.tiny:
         case = replace(case, batch=4, side=min(case.side, 64), examples=32, log_every="1 steps")
-        # Compiling takes minutes on a few cores.
-        case = replace(case, torch=tuple(dict.fromkeys(name.replace("compiled", "eager") for name in case.torch)))
+        case = replace(case, torch=tuple(dict.fromkeys(map(not_compiled, case.torch))))
     return case
+
+
+def not_compiled(variant: str) -> str:
+    """The way to run that is nearest to a variant and needs no compiler, which takes minutes on a few cores."""
+    way, rest = variant.split("/", 1)
+    return f"{'graph-eager' if way.startswith('graph') else 'eager'}/{rest}"
 
 
 if __name__ == "__main__":

@@ -2,11 +2,22 @@
 
 The whole dataset is on the device, padded, as uint8. A batch is one gather that crops and flips. Convolutions may use
 TF32, cuDNN benchmarks its algorithms, and SGD is fused.
+
+A variant is a way to run, a memory layout and a precision, as in `graph/channels_last/float32`. The ways:
+- eager;
+- compiled: the network, by `torch.compile`; also with another mode of it, such as `max-autotune`;
+- graph: the batch, the network and the loss by `torch.compile`, and the whole step, from taking the batch to the
+  optimizer, is one CUDA graph, which is replayed;
+- graph-max: the same in the mode `max-autotune-no-cudagraphs`;
+- graph-eager: a CUDA graph of the step as it is, without `torch.compile`.
+
+Without CUDA a graph's step is run as it is.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import time
 from collections.abc import Callable
@@ -136,7 +147,10 @@ def load_images(path: str, side: int, count: int) -> tuple[Tensor, Tensor]:
 
 
 class Batches:
-    """Shuffled batches, cropped and flipped by one gather on the device."""
+    """Shuffled batches, cropped and flipped by one gather on the device.
+
+    The place in the order is known here and on the device, where a captured step reads and advances it.
+    """
 
     def __init__(self, images: Tensor, labels: Tensor, batch: int, padding: int, device: torch.device) -> None:
         self.side = images.shape[1]
@@ -144,14 +158,35 @@ class Batches:
         self.images, self.labels = functional.pad(images.to(device), edges), labels.to(device)
         self.batch, self.padding, self.device = batch, padding, device
         self.along = torch.arange(self.side, device=device)
-        self.order, self.at = torch.empty(0), len(images)
+        self.order = torch.arange(len(labels), device=device)
+        self.place, self.within = torch.zeros((), dtype=torch.int64, device=device), torch.arange(batch, device=device)
+        self.at = len(labels)
+
+    def advance(self) -> int:
+        """Returns where the next batch begins. Shuffles if the epoch is over, into the same memory."""
+        if self.at + self.batch > len(self.labels):
+            self.order.copy_(torch.randperm(len(self.labels), device=self.device))
+            self.place.zero_()
+            self.at = 0
+        place = self.at
+        self.at += self.batch
+        return place
+
+    def restart(self) -> None:
+        """The next batch is the first of an epoch."""
+        self.at = len(self.labels)
 
     def take(self) -> tuple[Tensor, Tensor]:
         """The next batch: uint8 [batch, 3, height, width], channels last in memory, and labels."""
-        if self.at + self.batch > len(self.labels):
-            self.order, self.at = torch.randperm(len(self.labels), device=self.device), 0
-        rows = self.order[self.at : self.at + self.batch]
-        self.at += self.batch
+        place = self.advance()
+        return self.cut(self.order[place : place + self.batch])
+
+    def take_at_place(self) -> tuple[Tensor, Tensor]:
+        """The batch at the place that the device knows. The caller advances both places."""
+        return self.cut(self.order[self.place + self.within])
+
+    def cut(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Crops and flips the examples of a batch."""
         moves = torch.randint(0, 2 * self.padding + 1, (2, self.batch, 1), device=self.device)
         flip = torch.rand(self.batch, 1, device=self.device) < 0.5
         down = self.along + moves[0]
@@ -160,41 +195,115 @@ class Batches:
         return taken.permute(0, 3, 1, 2), self.labels[rows]
 
 
+GRAPHS: dict[str, str | None] = {"graph": "default", "graph-max": "max-autotune-no-cudagraphs", "graph-eager": None}
+"""The mode of `torch.compile` for each way to capture a step; None: not compiled."""
+WARM_UP = 11
+"""Steps before a capture: they compile, choose algorithms and make the momentum."""
+
+
+def capture(step: Callable[[], Tensor], advance: Callable[[], object], device: torch.device) -> Callable[[], Tensor]:
+    """Records a step in a CUDA graph and returns what replays it.
+
+    Args:
+        step: a training step that needs nothing from Python, and that frees the gradients before it begins.
+        advance: what Python does before each step, outside of the graph.
+        device: if it is not CUDA, the step is returned as it is.
+    """
+    if device.type != "cuda":
+        return step
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(WARM_UP):
+            advance()
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):  # runs nothing, so there is nothing to advance
+        loss = step()
+
+    def replay() -> Tensor:
+        graph.replay()
+        return loss
+
+    return replay
+
+
+def clear(device: torch.device) -> None:
+    """Frees what another variant has left: compiled code and memory."""
+    torch.compiler.reset()
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 def measure(arguments: argparse.Namespace, variant: str, batches: Batches) -> list[float]:
     """Returns images per second, one number per repeat, after compilation and warmup."""
     device = batches.device
+    clear(device)
+    batches.restart()
     mode, layout, *precision = variant.split("/")
     model: Any = build(arguments.model, 10).to(device)
     last = layout == "channels_last"
     if last:
         model = model.to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=device.type == "cuda")
-    if mode != "eager":
-        model = torch.compile(model, mode=None if mode == "compiled" else mode)
     half = [*precision, arguments.precision][0] == "bfloat16"
+    in_graph = mode in GRAPHS
+    if mode != "eager" and not in_graph:
+        model = torch.compile(model, mode=None if mode == "compiled" else mode)
+    take = batches.take_at_place if in_graph else batches.take
 
-    def step() -> Tensor:
-        images, labels = batches.take()
+    def loss_of_batch() -> Tensor:
+        images, labels = take()
         if not last:
             images = images.contiguous()
-        with torch.autocast(device.type, torch.bfloat16, enabled=half):
-            loss = functional.cross_entropy(model(images), labels)
+        # A graph must not find weights that were cast outside of it.
+        with torch.autocast(device.type, torch.bfloat16, enabled=half, cache_enabled=not in_graph):
+            return functional.cross_entropy(model(images), labels)
+
+    forward = loss_of_batch
+    if in_graph and GRAPHS[mode]:
+        forward = torch.compile(loss_of_batch, mode=GRAPHS[mode], fullgraph=True, dynamic=False)
+
+    def step() -> Tensor:
+        # In a graph, gradients are made anew in memory of the graph; each replay overwrites them.
         optimizer.zero_grad(set_to_none=True)
+        loss = forward()
         loss.backward()
         optimizer.step()
-        return loss
+        if in_graph:
+            batches.place.add_(batches.batch)
+        return loss.detach()
+
+    def run() -> Tensor:
+        batches.advance()
+        return replay()
+
+    replay = capture(step, batches.advance, device) if in_graph else step
+    one = run if in_graph else step
 
     def timed(count: int) -> float:
         wait(device)
         began = time.perf_counter()
         for _ in range(count):
-            loss = step()
+            loss = one()
         wait(device)
         if not torch.isfinite(loss):
-            raise SystemExit("the loss is not finite.")
+            raise ArithmeticError("the loss is not finite.")
         return time.perf_counter() - began
 
     return repeat(timed, arguments.warm_up, arguments.seconds, arguments.repeats, arguments.batch)
+
+
+def prepare() -> torch.device:
+    """Sets what makes PyTorch fast, and returns the device."""
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.allow_tf32 = True
+    torch.backends.cudnn.benchmark = True
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def wait(device: torch.device) -> None:
@@ -210,11 +319,29 @@ def repeat(timed: Callable[[int], float], warm_up: int, seconds: float, repeats:
     return [steps * batch / timed(steps) for _ in range(repeats)]
 
 
+def measure_all(arguments: argparse.Namespace, device: str, one: Callable[[str], list[float]]) -> None:
+    """Measures variants up to the first that fails, and writes the results after each.
+
+    `gpu.py` measures the others in a new process: a capture that failed can leave CUDA unusable.
+    """
+    found: dict[str, Any] = {"version": torch.__version__, "device": device, "speeds": {}, "errors": {}}
+    for variant in arguments.variants.split(","):
+        began = time.perf_counter()
+        try:
+            found["speeds"][variant] = one(variant)
+        except Exception as error:  # if the compiler fails, the eager numbers still count
+            found["errors"][variant] = f"{type(error).__name__}: {error}"
+        print(f"{variant}: {time.perf_counter() - began:.1f} s", flush=True)
+        arguments.output.write_text(json.dumps(found))
+        if found["errors"]:
+            return
+
+
 def main() -> None:
-    """Measures each variant and writes the results after each."""
+    """Reads the options and measures the variants."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True)
-    parser.add_argument("--variants", required=True, help="eager/channels_last, compiled/channels_last/float32, …")
+    parser.add_argument("--variants", required=True, help="eager/channels_last,graph/channels_last/float32,…")
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--side", type=int, default=32)
     parser.add_argument("--padding", type=int, default=4)
@@ -226,22 +353,10 @@ def main() -> None:
     parser.add_argument("--warm_up", type=int, default=20)
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
-    torch.manual_seed(0)
-    torch.set_float32_matmul_precision("high")
-    torch.backends.cudnn.allow_tf32 = True
-    torch.backends.cudnn.benchmark = True
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = prepare()
     images, labels = load_images(arguments.npz, arguments.side, arguments.examples)
     batches = Batches(images, labels, arguments.batch, arguments.padding, device)
-    found: dict[str, Any] = {"version": torch.__version__, "device": device.type, "speeds": {}, "errors": {}}
-    for variant in arguments.variants.split(","):
-        began = time.perf_counter()
-        try:
-            found["speeds"][variant] = measure(arguments, variant, batches)
-        except Exception as error:  # if the compiler fails, the eager numbers still count
-            found["errors"][variant] = f"{type(error).__name__}: {error}"
-        print(f"{variant}: {time.perf_counter() - began:.1f} s", flush=True)
-        arguments.output.write_text(json.dumps(found))
+    measure_all(arguments, device.type, lambda variant: measure(arguments, variant, batches))
 
 
 if __name__ == "__main__":
