@@ -1,12 +1,17 @@
 """Compares training on one GPU with Keras's `fit` on JAX and with PyTorch, in images per second.
 
     python benchmarks/gpu.py [--data_dir DIR] [--only 1,3,loop] [--quick] [--no-peers] [--output FILE]
+    python benchmarks/gpu.py --only photos [--photos FOLDER]
 
 Modelyard is measured through its command with the default hooks, by the wall-clock time in metrics.jsonl: the time
 between late rows, when nothing is compiled. Peers run in separate processes, one after the other. They keep their data
 on the GPU too, and the best of several configurations counts: for PyTorch also whole steps as CUDA graphs. The goal for
 `fit` applies to the best way with the same augmentation and Keras's own train_step; other ways are shown too. Speeds
 are medians of three chunks. If a part fails, the error is printed and the others continue.
+
+`photos` trains ResNet-50 from JPEG files, with random crops and flips. It compares that with the same training from
+arrays in device memory, and with PyTorch's DataLoader; the input alone is measured on both sides, too. Without
+--photos, 9,000 files are made of noise.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ import itertools
 import json
 import math
 import os
+import shutil
 import signal
 import statistics
 import subprocess
@@ -24,8 +30,11 @@ import tempfile
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from input import make_photos
 
 HERE = Path(__file__).resolve().parent
 CROPS = "pad_and_crop(padding=4), flip_left_right"
@@ -86,6 +95,23 @@ CASES = {
         learning_rate=0.01,
     ),
 }
+PHOTOS = Case(
+    "ResNet-50 from JPEG files, 224×224, batch 256",
+    "resnet50",
+    256,
+    "bfloat16",
+    ("graph/torchvision", "compiled/torchvision", "graph/pil"),
+    2.0,
+    side=224,
+    examples=4096,
+    augment="flip_left_right",
+    log_every="10 steps",
+    learning_rate=0.01,
+)
+FROM_FILES = "random_resized_crop, flip_left_right"
+RESIDENT_GOAL = 0.95
+NOISE_FILES, COPIES = 360, 25
+PARTS = (*CASES, "photos", "loop")
 LOOP_GOAL = 0.97
 WIDTH = 86
 """Of the names in the table."""
@@ -187,11 +213,17 @@ def tail(log: Path, lines: int = 15) -> str:
 # -- the sides ------------------------------------------------------------------------------------------------------
 
 
-def modelyard_speeds(bench: Bench, case: Case) -> list[float]:
-    """Runs the command, ends it with SIGTERM, and returns images per second in three chunks."""
+def modelyard_speeds(bench: Bench, case: Case, **changed: Any) -> list[float]:
+    """Runs the command, ends it with SIGTERM, and returns images per second in three chunks.
+
+    Args:
+        bench: the settings.
+        case: what to train.
+        changed: options that differ from those of the case; None: left out.
+    """
     words = ["train", "--engine", bench.arguments.engine, "--log_every", case.log_every, "--train_steps", "10000000"]
-    for key, value in bench.options(case).items():
-        words += [f"--{key}", str(value)]
+    for key, value in {**bench.options(case), **changed}.items():
+        words += [f"--{key}", str(value)] if value is not None else []
     run, log = Path(tempfile.mkdtemp(dir=bench.folder)) / "run", bench.folder / "modelyard.log"
     with log.open("w") as file:
         process = subprocess.Popen(
@@ -261,7 +293,7 @@ def torch_variants(bench: Bench, script: str, words: list[str], variants: tuple[
         if left < 1:
             found["errors"] |= dict.fromkeys(waiting, "no time left")
             break
-        command = ["--variants", ",".join(waiting), *words]
+        command = [*words, "--variants", ",".join(waiting)]
         try:
             part = bench.child(script, *command, python=bench.arguments.torch_python, limit=left)
         except PartFailedError as error:
@@ -303,7 +335,7 @@ def show(name: str, speed: float, against: float, goal: float | None) -> None:
 
 
 def show_peers(
-    speed: float, peers: dict[str, Any], kind: str, goal: float, counted: Collection[str] | None = None
+    speed: float, peers: dict[str, Any], kind: str, goal: float | None, counted: Collection[str] | None = None
 ) -> None:
     """Prints one row per configuration of a peer; the goal applies to the best of all or of the ``counted`` ones."""
     middle = {name: statistics.median(values) for name, values in peers["speeds"].items()}
@@ -343,10 +375,75 @@ def bench_case(bench: Bench, number: str, case: Case) -> None:
 def show_use(bench: Bench, case: Case, speed: float) -> None:
     """Prints the fraction of the chip's peak that the network reaches."""
     work, peak = bench.found.get("work") or {}, bench.found.get("peak") or {}
-    if case.model in work and peak:
+    if case.model in work and peak and not math.isnan(speed):
         flops = work[case.model] * speed
         share = flops / peak["flops"]
         print(f"    model FLOP/s {flops / 1e12:.1f} T, {share:.1%} of the peak in bfloat16", flush=True)
+
+
+def bench_photos(bench: Bench, case: Case) -> None:
+    """Trains from JPEG files and from arrays in device memory, then PyTorch from the same files."""
+    print(f"photos {case.name}, {case.precision}", flush=True)
+    folder = bench.arguments.photos or bench.attempt("photos: files", lambda: make_files(bench))
+    if not folder:
+        return
+    found: dict[str, Any] = {"name": case.name, "precision": case.precision}
+    bench.found["photos"] = found
+    short, bench.seconds = bench.seconds, 2 * bench.seconds  # input is less steady than arithmetic
+    files: dict[str, Any] = {"dataset": str(folder), "image_size": case.side, "augment": FROM_FILES}
+    files |= {"resident": None, "synthetic_examples": None, "synthetic_shape": None}
+    middle = {}
+    sides: dict[str, dict[str, Any]] = {"files": files, "resident": {}}
+    for name in sides:
+        speeds = bench.attempt(f"photos {name}", partial(modelyard_speeds, bench, case, **sides[name]))
+        found[name] = speeds
+        middle[name] = statistics.median(speeds) if speeds else float("nan")
+        spread = f"{min(speeds):.0f} to {max(speeds):.0f}" if speeds else ""
+        print(f"{f'    Modelyard, {name}':<{WIDTH}} {middle[name]:10.0f}   {spread}", flush=True)
+        show_use(bench, case, middle[name])
+    show("    from files against resident arrays", middle["files"], middle["resident"], RESIDENT_GOAL)
+    without = ("model", "plugins")  # the input needs no network
+    options = {k: v for k, v in {**bench.options(case), **files}.items() if v is not None and k not in without}
+    words = ["--engine", bench.arguments.engine, "--options", json.dumps(options), *bench.timing()]
+    found["input"] = bench.attempt("photos input", lambda: bench.child("gpu_jax.py", "input", *words))
+    alone = statistics.median(found["input"]["speeds"]) if found["input"] else float("nan")
+    print(f"{'    input alone: Modelyard':<{WIDTH}} {alone:10.0f}", flush=True)
+    if bench.arguments.peers:
+        bench_photos_torch(bench, case, folder, middle["files"], alone)
+    bench.seconds = short
+
+
+def bench_photos_torch(bench: Bench, case: Case, folder: Path, speed: float, alone: float) -> None:
+    """Measures PyTorch's input alone, and its training with the better number of batches ahead."""
+    found, size = bench.found["photos"], ["--folder", str(folder), "--batch", str(case.batch), "--side", str(case.side)]
+    words = [*size, "--precision", case.precision, *bench.timing()]
+    script = "gpu_torch_photos.py"
+    decoders = list(dict.fromkeys(variant.split("/")[1] for variant in case.torch))
+    ways = tuple(f"{decoder}/{ahead}" for decoder in decoders for ahead in (2, 4))
+    loaders = bench.attempt("photos PyTorch input", lambda: torch_variants(bench, script, ["input", *words], ways))
+    best = dict.fromkeys(decoders, "2")
+    if loaders:
+        found["torch_input"] = loaders
+        show_peers(alone, loaders, "input alone: PyTorch", None)
+        for decoder in decoders:
+            middle = {way: statistics.median(speeds) for way, speeds in loaders["speeds"].items() if decoder in way}
+            best[decoder] = max(middle, key=lambda way: middle[way]).split("/")[1] if middle else "2"
+    variants = tuple(f"{variant}/{best[variant.split('/')[1]]}" for variant in case.torch)
+    peers = bench.attempt("photos PyTorch", lambda: torch_variants(bench, script, ["train", *words], variants))
+    if peers:
+        found["torch"] = peers
+        show_peers(speed, peers, "PyTorch", case.torch_goal)
+
+
+def make_files(bench: Bench) -> Path:
+    """Makes JPEGs of noise, and copies them: making them takes longer."""
+    folder = bench.folder / "photos"
+    files, copies = (20, 2) if bench.arguments.tiny else (NOISE_FILES, COPIES)
+    make_photos(folder, files)
+    for path in list(folder.rglob("*.jpg")):
+        for copy in range(1, copies):
+            shutil.copyfile(path, path.with_name(f"{path.stem}-{copy}.jpg"))
+    return folder
 
 
 def bench_loop(bench: Bench, case: Case) -> None:
@@ -383,7 +480,10 @@ def models(bench: Bench, cases: dict[str, Case]) -> dict[str, Any]:
 def main() -> None:
     """Runs the requested cases and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="1,2,3,4,loop", help="parts to run (default: %(default)s)")
+    parser.add_argument(
+        "--only", default="1,2,3,4,loop", help=f"parts to run, of {', '.join(PARTS)} (default: %(default)s)"
+    )
+    parser.add_argument("--photos", type=Path, help="folder per class of JPEGs, for photos (default: made of noise)")
     parser.add_argument("--data_dir", type=Path, default=Path("data"), help="folder of cifar10.npz; else synthetic")
     parser.add_argument("--peers", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--precision", choices=["float32", "bfloat16"], help="for all sides of all cases")
@@ -396,9 +496,9 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="JSON file for everything that was measured")
     arguments = parser.parse_args()
     wanted = arguments.only.split(",")
-    unknown = [name for name in wanted if name not in (*CASES, "loop")]
+    unknown = [name for name in wanted if name not in PARTS]
     if unknown:
-        parser.error(f"there is no part {unknown[0]!r}; there are {', '.join(CASES)}, loop.")
+        parser.error(f"there is no part {unknown[0]!r}; there are {', '.join(PARTS)}.")
     cases = {number: case for number, case in CASES.items() if number in wanted}
     for number, case in cases.items():
         cases[number] = adapted(case, arguments)
@@ -406,13 +506,16 @@ def main() -> None:
         bench = Bench(arguments, Path(folder))
         size = ["--size", "256"] if arguments.tiny else []
         bench.found["peak"] = bench.attempt("peak", lambda: bench.child("gpu_jax.py", "peak", *size))
-        bench.found["work"] = bench.attempt("work", lambda: models(bench, cases))
+        known = {**cases, "photos": PHOTOS} if "photos" in wanted else cases
+        bench.found["work"] = bench.attempt("work", lambda: models(bench, known))
         if bench.found["peak"]:
             peak = bench.found["peak"]
             print(f"{peak['device']}, JAX {peak['jax']}: {peak['flops'] / 1e12:.1f} TFLOP/s in bfloat16")
         print(f"{'images/s':<{WIDTH}} {'Modelyard':>10} {'against':>10} {'ratio':>7}   goal", flush=True)
         for number, case in cases.items():
             bench_case(bench, number, case)
+        if "photos" in wanted:
+            bench_photos(bench, adapted(PHOTOS, arguments))
         if "loop" in wanted:
             bench_loop(bench, adapted(CASES["1"], arguments))
         bench.found["total_seconds"] = round(time.monotonic() - bench.began, 1)
@@ -433,7 +536,7 @@ def adapted(case: Case, arguments: argparse.Namespace) -> Case:
 
 
 def not_compiled(variant: str) -> str:
-    """The way to run that is nearest to a variant and needs no compiler, which takes minutes on a few cores."""
+    """Returns the variant that is nearest to another and needs no compiler, which takes minutes on a few cores."""
     way, rest = variant.split("/", 1)
     return f"{'graph-eager' if way.startswith('graph') else 'eager'}/{rest}"
 

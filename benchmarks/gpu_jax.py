@@ -1,6 +1,7 @@
 """Parts of `gpu.py` that need Keras or an engine in a separate process.
 
-The chip's peak, the FLOPs of a network, Keras's `fit`, and Modelyard's loop against its bare compiled steps.
+The chip's peak, the FLOPs of a network, Keras's `fit`, Modelyard's loop against its bare compiled steps, and its input
+alone.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from modelyard.registry import ENGINES
 def main() -> None:
     """Runs one part and writes its result."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", choices=["peak", "work", "fit", "loop"])
+    parser.add_argument("part", choices=["peak", "work", "fit", "loop", "input"])
     parser.add_argument("--engine", default="jax")
     parser.add_argument("--options", type=json.loads, default={}, help="options of the config, as JSON")
     parser.add_argument("--seconds", type=float, default=2.0)
@@ -40,9 +41,15 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=8192, help="of the matrices whose product is the peak")
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
-    if arguments.part != "peak":  # that one needs no Keras
+    if arguments.part not in ("peak", "input"):  # these need no Keras
         select_engine(arguments.engine)
-    parts: dict[str, Callable[[argparse.Namespace], Any]] = {"peak": peak, "work": work, "fit": fit, "loop": loop}
+    parts: dict[str, Callable[[argparse.Namespace], Any]] = {
+        "peak": peak,
+        "work": work,
+        "fit": fit,
+        "loop": loop,
+        "input": read_input,
+    }
     arguments.output.write_text(json.dumps(parts[arguments.part](arguments)))
 
 
@@ -367,6 +374,32 @@ def whole_loop(config: Config, engine: Any, steps: int) -> tuple[float, float]:
         trainer.train()
         seconds = clock.ended - clock.began
         return steps / seconds, trainer.pace.seconds / seconds
+
+
+# -- the input alone ------------------------------------------------------------------------------------------------
+
+
+def read_input(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Measures the batches that training reads, in images per second. Those read ahead at first are not counted."""
+    from modelyard.data.open_dataset import load_dataset
+    from modelyard.data.pipeline import Pipeline
+
+    config = modelyard.load_config(engine=arguments.engine, **arguments.options)
+    dataset, batch = load_dataset(config), config.train_batch_size
+    pipeline = Pipeline(config, dataset, RunLength(dataset.size("train"), batch, 10**6))
+    steps = itertools.count()
+
+    def read(seconds: float, least: int) -> float:
+        began, images = time.perf_counter(), 0
+        while images < least * batch or time.perf_counter() - began < seconds:
+            with pipeline.training(next(steps), 1) as (arrays, _):
+                images += len(arrays["image"])
+        return images / (time.perf_counter() - began)
+
+    read(arguments.seconds, arguments.warm_up)
+    speeds = [read(arguments.seconds, 1) for _ in range(arguments.repeats)]
+    pipeline.close()
+    return {"speeds": speeds}
 
 
 if __name__ == "__main__":

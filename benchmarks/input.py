@@ -1,7 +1,7 @@
 """Compares Modelyard's input pipeline with peers: JPEG records to batches of 224×224 random crops.
 
     python benchmarks/input.py [--photos FOLDER] [--torch PYTHON] [--quick]
-    python benchmarks/input.py --scaling [--photos FOLDER]
+    python benchmarks/input.py --scaling [--photos FOLDER] [--torch PYTHON]
 
 The peers do the same work with the same number of threads or worker processes:
 - TensorFlow: a plain sequential `TFRecordDataset` over the same records, with decode-and-crop and a bilinear resize in
@@ -15,7 +15,8 @@ one process, so that other load affects all equally. PyTorch runs in separate pr
 processes of Modelyard. Ratios are medians of consecutive turns. Then come the memory with 1,000 and 100,000 records,
 and resident against streaming data for a model that costs nothing.
 
---scaling reads JPEG files by 1, 2, 4, … threads of one process, and by as many worker processes.
+--scaling reads JPEG files by 1, 2, 4, … threads of one process, and by as many worker processes. If PYTHON has
+torchvision, PyTorch's DataLoader does the same in as many worker processes, with Pillow and with torchvision's decoder.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         if chosen.scaling:
-            _measure_scaling(chosen.photos or _make_photos(Path(folder) / "photos"))
+            _measure_scaling(Path(folder), chosen.photos or make_photos(Path(folder) / "photos"), chosen.torch)
             return
         _measure(Path(folder), chosen.photos, chosen.torch, 3 if chosen.quick else 7, 3.0 if chosen.quick else 5.0)
 
@@ -64,7 +65,7 @@ def main() -> None:
 def _measure(folder: Path, photos: Path | None, torch: str, rounds: int, seconds: float) -> None:
     import modelyard
 
-    source = photos or _make_photos(folder / "photos")
+    source = photos or make_photos(folder / "photos")
     modelyard.convert(str(source), folder / "records")
     (folder / "source").symlink_to(source.absolute())
     speeds = _in_process(sys.executable, "turns", folder, seconds)
@@ -86,10 +87,10 @@ def _measure(folder: Path, photos: Path | None, torch: str, rounds: int, seconds
     _measure_resident(folder, seconds, rounds)
 
 
-def _measure_scaling(photos: Path) -> None:
+def _measure_scaling(folder: Path, photos: Path, torch: str) -> None:
     """Reads batches of 256 crops from JPEG files, as training does, by threads and by processes."""
     counts = sorted({*(2**power for power in range(_cores().bit_length())), _cores()})
-    print(f"{'images/s':12s}" + "".join(f"{count:>10d}" for count in counts))
+    print(f"{'images/s':20s}" + "".join(f"{count:>10d}" for count in counts))
     for option, more in (("input_threads", {"input_workers": 0}), ("input_workers", {})):
         speeds = []
         for count in counts:
@@ -102,7 +103,30 @@ def _measure_scaling(photos: Path) -> None:
 
             speeds.append(_rate(read, 4.0)["images_per_second"])
             pipeline.close()
-        print(f"{option.removeprefix('input_'):12s}" + "".join(f"{speed:>10,.0f}" for speed in speeds), flush=True)
+        _print_scaling(option.removeprefix("input_"), speeds)
+    if not _has_torch(torch, "torchvision"):
+        print(f"PyTorch is left out: {torch} has no torchvision")
+        return
+    for decoder in ("pil", "torchvision"):
+        _print_scaling(f"torch, {decoder}", [_torch_files(folder, photos, torch, decoder, count) for count in counts])
+
+
+def _print_scaling(name: str, speeds: list[float]) -> None:
+    print(f"{name:20s}" + "".join(f"{speed:>10,.0f}" for speed in speeds), flush=True)
+
+
+def _torch_files(folder: Path, photos: Path, python: str, decoder: str, workers: int) -> float:
+    """Returns images per second of a `DataLoader`, the better of two and four batches ahead in each worker."""
+    output = folder / "torch.json"
+    words = [python, str(Path(__file__).with_name("gpu_torch_photos.py")), "input", "--folder", str(photos)]
+    words += ["--variants", f"{decoder}/2,{decoder}/4", "--workers", str(workers), "--repeats", "1"]
+    done = subprocess.run([*words, "--output", str(output)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"PyTorch failed:\n{done.stderr}")
+    found: dict[str, Any] = json.loads(output.read_text())
+    if not found["speeds"]:
+        sys.exit(f"PyTorch failed: {found['errors']}")
+    return float(max(speeds[0] for speeds in found["speeds"].values()))
 
 
 def _print(name: str, values: list[float], form: str, more: str = "") -> None:
@@ -150,8 +174,8 @@ def _in_process(python: str, case: str, folder: Path, seconds: float) -> dict[st
     return result
 
 
-def _has_torch(python: str) -> bool:
-    return subprocess.run([python, "-c", "import torch, PIL"], capture_output=True, check=False).returncode == 0
+def _has_torch(python: str, more: str = "PIL") -> bool:
+    return subprocess.run([python, "-c", f"import torch, {more}"], capture_output=True, check=False).returncode == 0
 
 
 def _rate(read: Callable[[], int], seconds: float) -> dict[str, float]:
@@ -410,7 +434,7 @@ def _box(random: Any, height: int, width: int) -> tuple[int, int, int, int]:
     return int(random.integers(height - tall + 1)), int(random.integers(width - wide + 1)), tall, wide
 
 
-def _make_photos(folder: Path, count: int = 360) -> Path:
+def make_photos(folder: Path, count: int = 360) -> Path:
     """Makes noise at several scales, which compresses about as well as photographs."""
     from PIL import Image
 
