@@ -100,7 +100,7 @@ PHOTOS = Case(
     "resnet50",
     256,
     "bfloat16",
-    ("graph/torchvision", "compiled/torchvision", "graph/pil"),
+    ("graph/torchvision", "compiled/torchvision", "graph/pil", "graph/nvjpeg"),
     2.0,
     side=224,
     examples=4096,
@@ -419,7 +419,7 @@ def bench_photos_torch(bench: Bench, case: Case, folder: Path, speed: float, alo
     words = [*size, "--precision", case.precision, *bench.timing()]
     script = "gpu_torch_photos.py"
     decoders = list(dict.fromkeys(variant.split("/")[1] for variant in case.torch))
-    ways = tuple(f"{decoder}/{ahead}" for decoder in decoders for ahead in (2, 4))
+    ways = tuple(f"{decoder}/{ahead}" for decoder in decoders for ahead in (2, 4)[: 1 if decoder == "nvjpeg" else 2])
     loaders = bench.attempt("photos PyTorch input", lambda: torch_variants(bench, script, ["input", *words], ways))
     best = dict.fromkeys(decoders, "2")
     if loaders:

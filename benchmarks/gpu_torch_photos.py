@@ -3,7 +3,8 @@
 A `DataLoader` with worker processes decodes, crops at random, resizes to 224×224 and flips, with Pillow or with
 torchvision's decoder (libjpeg-turbo) and its uint8 kernels. Images travel as uint8, channels last, through pinned
 memory. The order never ends, so workers do not wait at the end of an epoch. `input` measures the loader alone, `train`
-ResNet-50 behind it: the next batch is copied on another stream while a step runs.
+ResNet-50 behind it: the next batch is copied on another stream while a step runs. With the decoder nvjpeg there are no
+workers: the GPU decodes, crops and resizes.
 
 Variants of `train` are a way to run and a decoder, as in `graph/torchvision`. The ways are those of `gpu_torch.py`;
 the network and the loss are compiled together. What was read ahead while the network was compiled is not counted.
@@ -13,9 +14,13 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import os
+import queue
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +135,13 @@ def measure_input(arguments: argparse.Namespace, variant: str) -> list[float]:
     gc.collect()  # ends the workers of the variant before
     decoder, *prefetch = variant.split("/")
     ahead = int([*prefetch, arguments.prefetch][0])
+    if decoder == "nvjpeg":
+        device = prepare()
+        feed = DecodingFeed(arguments, device)
+        try:
+            return speeds_of(feed.load, arguments, device, DecodingFeed.ahead)
+        finally:
+            feed.close()
     batches = iter(open_loader(arguments, decoder, ahead))
 
     def step() -> None:
@@ -164,6 +176,93 @@ class Feed:
             for part in self.ready:
                 part.record_stream(here)
         return self.ready
+
+    def close(self) -> None:
+        """The workers end with the loader."""
+
+
+class DecodingFeed:
+    """Batches whose JPEGs are decoded by nvJPEG, by a thread and on a stream of their own."""
+
+    ahead = 2
+
+    def __init__(self, arguments: argparse.Namespace, device: torch.device) -> None:
+        self.files, self.batch, self.side = files_of(arguments.folder), arguments.batch, arguments.side
+        self.device, self.closed = device, False
+        self.made: queue.Queue[Any] = queue.Queue(self.ahead)
+        self.ready: list[Tensor] = []
+        self.pool = ThreadPoolExecutor(8)
+        self.thread = threading.Thread(target=self.work, daemon=True)
+        self.thread.start()
+        self.load()
+
+    def work(self) -> None:
+        """Makes batches until it is closed. An error is put in place of a batch."""
+        try:
+            stream = torch.cuda.Stream() if self.device.type == "cuda" else None
+            with torch.cuda.stream(stream):
+                order = iter(Endless(len(self.files)))
+                coming = self.read(order)
+                while not self.closed:
+                    files, coming = coming, self.read(order)
+                    made = self.make([future.result() for future in files])
+                    self.made.put((made, stream.record_event() if stream else None))
+        except Exception as error:
+            self.made.put(error)
+
+    def read(self, order: Iterator[int]) -> list[Any]:
+        """Begins to read the files of a batch."""
+        return [self.pool.submit(read_file, *self.files[index]) for index in itertools.islice(order, self.batch)]
+
+    def make(self, files: list[tuple[Tensor, int]]) -> list[Tensor]:
+        """Decodes, crops, resizes and flips a batch."""
+        from torchvision import io
+
+        images = io.decode_jpeg([data for data, _ in files], io.ImageReadMode.RGB, device=self.device)
+        small = torch.cat([self.cut(image) for image in images])
+        flip = torch.rand(len(small), 1, 1, 1, device=self.device) < 0.5
+        flipped = torch.where(flip, small.flip(3), small).round().clamp(0, 255).to(torch.uint8)
+        labels = torch.tensor([label for _, label in files])
+        return [flipped.permute(0, 2, 3, 1).contiguous(), labels.to(self.device)]
+
+    def cut(self, image: Tensor) -> Tensor:
+        """A random crop, resized: float [1, 3, side, side]."""
+        from torchvision.transforms import RandomResizedCrop
+
+        top, left, high, wide = RandomResizedCrop.get_params(image, [0.08, 1.0], [3 / 4, 4 / 3])
+        part = image[None, :, top : top + high, left : left + wide].float()
+        return functional.interpolate(part, (self.side, self.side), mode="bilinear", antialias=True)
+
+    def load(self) -> None:
+        """Waits until the next batch is under way."""
+        got = self.made.get()
+        if isinstance(got, Exception):
+            raise got
+        self.ready, self.event = got
+
+    def take(self) -> list[Tensor]:
+        """The batch that was loaded. The stream of the caller waits for it, not the caller."""
+        if self.event is not None:
+            here = torch.cuda.current_stream()
+            here.wait_event(self.event)
+            for part in self.ready:
+                part.record_stream(here)
+        return self.ready
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self.closed = True
+        while self.thread.is_alive():
+            try:
+                self.made.get(timeout=0.1)
+            except queue.Empty:
+                continue
+        self.pool.shutdown()
+
+
+def read_file(path: Path, label: int) -> tuple[Tensor, int]:
+    """Returns the bytes of a file, and its label."""
+    return torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8), label
 
 
 def measure_training(arguments: argparse.Namespace, variant: str, device: torch.device) -> list[float]:
@@ -201,7 +300,11 @@ def measure_training(arguments: argparse.Namespace, variant: str, device: torch.
     for _ in range(3):  # compiles
         train(images, labels) if replay is None else replay()
     wait(device)
-    feed = Feed(iter(open_loader(arguments, decoder, ahead)), device)
+    feed: Feed | DecodingFeed
+    if decoder == "nvjpeg":
+        feed = DecodingFeed(arguments, device)
+    else:
+        feed = Feed(iter(open_loader(arguments, decoder, ahead)), device)
     loss = torch.zeros(())
 
     def step() -> None:
@@ -215,7 +318,10 @@ def measure_training(arguments: argparse.Namespace, variant: str, device: torch.
             loss = replay()
         feed.load()
 
-    speeds = speeds_of(step, arguments, device, arguments.workers * ahead)
+    try:
+        speeds = speeds_of(step, arguments, device, arguments.workers * ahead)
+    finally:
+        feed.close()
     if not torch.isfinite(loss):
         raise ArithmeticError("the loss is not finite.")
     return speeds
