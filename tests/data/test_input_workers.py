@@ -179,6 +179,50 @@ def test_any_number_of_workers_reads_the_same_batches(make: Any, photos: Path) -
         assert len(workers_of(made)) == count, "training and evaluation share them"
 
 
+def test_a_large_resident_split_is_read_by_workers_which_then_end(
+    make: Any, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int] = []
+    start = module.InputWorkers._start
+
+    def count(workers: module.InputWorkers) -> None:
+        start(workers)
+        started.extend(workers.pids())
+
+    monkeypatch.setattr(module.InputWorkers, "_start", count)
+    expected = make(photos, resident="always", augment="", input_workers=2).pipeline.resident("train")
+    assert not started, "it is small"
+    monkeypatch.setattr(pipeline_module, "_LEAST_BY_PROCESSES", 40)
+    made = make(photos, resident="always", augment="", input_workers=2)
+    assert same(made.pipeline.resident("train"), expected)
+    assert len(started) == 2
+    for pid in started:
+        wait_until(lambda: is_gone(pid), "the end of a worker")  # noqa: B023
+    # Those that read ahead stay.
+    made = make(photos, input_workers=2)
+    made.pipeline.start(0)
+    monkeypatch.setattr(made.pipeline, "_why_not_resident", lambda split: "" if split == "train" else None)
+    assert made.pipeline.resident("validation") is not None
+    made.batches(0, 2)
+    assert not any(map(is_gone, workers_of(made)))
+
+
+def test_reading_begins_before_the_first_batch_is_wanted(make: Any, photos: Path) -> None:
+    expected = make(photos, input_workers=0).batches(5, 9)
+    for later in (5, 0):  # the second start is elsewhere than the batches that are wanted
+        made = make(photos, input_workers=2)
+        made.pipeline.start(later)
+        stream = made.pipeline._training.result()
+        wait_until(lambda: stream._missing.get(later) == 0, "the first batch")  # noqa: B023
+        workers = workers_of(made)
+        assert same(made.batches(5, 9), expected)
+        assert workers_of(made) == workers
+    made = make(photos, input_workers=2)
+    made.pipeline.start(0)
+    made.pipeline.close()  # while they start
+    assert made.pipeline._workers is None
+
+
 def test_a_worker_that_is_killed_is_replaced_and_its_examples_are_read_again(
     make: Any, photos: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

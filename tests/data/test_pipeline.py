@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import threading
 from pathlib import Path
 from typing import Any
@@ -195,6 +197,63 @@ def test_auto_holds_what_fits_together(make: Any, photos: Path, monkeypatch: pyt
         made = make(photos)
         assert (made.pipeline.resident("train") is not None) == train, budget
         assert (made.pipeline.resident("validation") is not None) == validation, budget
+
+
+@pytest.mark.parametrize(
+    ("device", "host", "is_resident"),
+    [(100, 300, True), (99, 300, False), (100, 296, False), (1 << 40, 1 << 40, True), (0, 0, False)],
+)
+def test_auto_holds_what_device_and_host_have_room_for(
+    make: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    device: int,
+    host: int,
+    is_resident: bool,
+) -> None:
+    made = make(numbered(25))
+    size = made.pipeline._bytes("train")
+    monkeypatch.setattr(module, "RESIDENT_BYTES", size - 1)
+    monkeypatch.setattr(module, "available_memory", lambda: host * size // 100)
+    pipeline = Pipeline(made.config, made.dataset, made.pipeline.run, None, lambda: device * size // 100)
+    assert (pipeline.resident("train") is not None) == is_resident
+    monkeypatch.setattr(module, "available_memory", lambda: 1 << 50)
+    assert (pipeline.resident("train") is not None) == is_resident, "a split stays what it is"
+    assert Pipeline(made.config, made.dataset, made.pipeline.run, None).resident("train") is None
+
+
+def test_the_log_says_what_is_resident_and_why_not(
+    make: Any, photos: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logging.getLogger("modelyard"), "propagate", True)
+    caplog.set_level(logging.INFO, "modelyard")
+    make(photos).pipeline.resident("train")
+    assert "the training data stays on the device: 0 MiB" in caplog.text
+    make(photos, train_steps=2).batches(0, 1)
+    assert caplog.messages[-1].endswith("threads: the run is shorter than an epoch")
+    make(photos, resident="never").batches(0, 1)
+    assert caplog.messages[-1].endswith("threads")
+    monkeypatch.setattr(module, "RESIDENT_BYTES", 1 << 10)
+    make(photos).batches(0, 1)
+    assert caplog.messages[-1].endswith("threads: the split has 0.0 GiB, and at most 0.0 GiB stay on the device")
+
+
+@pytest.mark.parametrize("size", [1, 63, 64, 65, 129])
+def test_every_row_of_a_resident_split_is_read(make: Any, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr(module, "STREAM_BYTES", 1)  # 64 examples at a time
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(module, "bar", lambda *_: contextlib.nullcontext(lambda *numbers: told.append(numbers)))
+    made = make(numbered(size), resident="always")
+
+    def read(split: str, indices: NDArray[np.int64], out: Arrays) -> None:
+        out["image"][...] = indices[:, None]
+        out["label"][...] = indices
+
+    monkeypatch.setattr(made.dataset, "arrays", lambda split: None)
+    monkeypatch.setattr(made.dataset, "read_into", lambda split, indices, out, crop=None: read(split, indices, out))
+    held = made.pipeline.resident("train")
+    assert held["label"].tolist() == held["image"][:, 2].tolist() == list(range(size))
+    assert told == [(min(done, size), size) for done in range(min(64, size), size + 64, 64)]
 
 
 def test_auto_does_not_read_all_for_a_few_steps(make: Any, photos: Path) -> None:

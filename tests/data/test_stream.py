@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,10 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from modelyard.data.dataset import Arrays, Feature
-from modelyard.data.stream import PIECE, Stream, read_all, slots_for
+from modelyard.data.stream import PIECE, Stream, slots_for
 from waiting import PATIENCE, wait_until
 
 FEATURES = {"image": Feature((2, 3), "uint8"), "number": Feature((), "int64")}
@@ -285,37 +283,6 @@ def test_places_fill_the_budget_but_are_never_fewer_than_three() -> None:
     assert slots_for(FEATURES, 10, budget=140 * 50) == 50
     assert slots_for(FEATURES, 10, budget=1) == 3
     assert slots_for(FEATURES, 1, budget=1 << 40) == 256
-
-
-# -- all at once ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("size", "threads"), itertools.product([1, 31, 32, 33, 200], [1, 5]))
-def test_reading_all_fills_every_row(size: int, threads: int) -> None:
-    out = {"number": np.full(size, -1)}
-    told: list[tuple[int, int]] = []
-
-    def read(indices: NDArray[np.int64], part: Arrays) -> None:
-        part["number"][...] = indices * 3
-
-    read_all(read, size, out, threads, lambda done, of: told.append((done, of)))
-    assert np.array_equal(out["number"], np.arange(size) * 3)
-    assert told[-1] == (size, size)
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
-
-
-def test_reading_all_gives_the_first_error_and_stops() -> None:
-    asked: list[int] = []
-
-    def read(indices: NDArray[np.int64], part: Any) -> None:
-        asked.append(int(indices[0]))
-        if indices[0] == 64:
-            raise OSError("gone")
-        time.sleep(0.001)
-
-    with pytest.raises(OSError, match="gone"):
-        read_all(read, 32 * 1000, {"number": np.zeros(32000)}, 2)
-    assert len(asked) < 100
 
 
 def test_a_stream_with_an_end_reads_nothing_beyond_it() -> None:

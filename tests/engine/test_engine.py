@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 import modelyard
-from conftest import Make, distance, engine_name, same_bits
+from conftest import Make, distance, engine_class, engine_name, same_bits
 from modelyard.config.backend import nvidia_gpus
+from modelyard.data import pipeline
+from modelyard.engine import base
 from modelyard.engine.base import State
 from modelyard.errors import CheckpointError, TrainingError, UserError
 
@@ -172,6 +174,33 @@ def test_a_restored_engine_goes_on_bit_for_bit(make: Make, devices: int) -> None
     second.load(first.state())
     second.train(11, 13)
     assert same_bits(undisturbed.state(), second.state())
+
+
+def test_a_device_with_much_memory_holds_more_data(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def held(**options: Any) -> bool:
+        engine = make(**options)
+        engine.prepare([10])
+        engine.close()
+        return engine.pipeline.resident("train") is not None
+
+    assert held()
+    monkeypatch.setattr(pipeline, "RESIDENT_BYTES", 1)
+    monkeypatch.setattr(base, "RESIDENT_BYTES", 1)
+    assert not held()
+    monkeypatch.setattr(engine_class(), "data_memory", lambda engine: (engine.state(), 1 << 30)[1])  # it has its model
+    assert held()
+    assert not held(deterministic=True), "what a machine has must not change bits"
+
+
+def test_data_is_read_from_the_step_at_which_training_begins(make: Make) -> None:
+    engine = make(resident="never")
+    engine.prepare([10], ["test"], 7)
+    assert engine.pipeline._training is not None
+    stream = engine.pipeline._training.result()
+    assert stream._first == 7
+    engine.train(7, 2)
+    assert stream._first == 9
+    engine.close()
 
 
 def test_data_that_is_not_resident_gives_the_same_bits(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 import modelyard
 from conftest import Make, distance
+from modelyard.data.pipeline import RESIDENT_BYTES
 from modelyard.errors import TrainingError, UserError
 
 pytestmark = pytest.mark.jax_only("it is about JAX")
@@ -214,6 +215,22 @@ def test_memory_that_runs_out_is_told_with_the_batch_size_and_what_to_do(make: M
         engine.evaluate("test") if where == "evaluating" else engine.train(0, 10)
     for text in ("train_batch_size 32", "eval_batch_size 77", "gradient_accumulation", "bfloat16", "resident never"):
         assert text in str(caught.value)
+
+
+def test_data_may_have_half_of_what_the_fullest_device_has_free(make: Make) -> None:
+    def device(**numbers: int) -> Any:
+        return SimpleNamespace(memory_stats=lambda: numbers or None)
+
+    def memory(*devices: Any) -> int:
+        engine.layout = SimpleNamespace(mesh=SimpleNamespace(local_devices=devices))
+        found: int = engine.data_memory()
+        return found
+
+    engine: Any = make(model="mlp")
+    assert engine.data_memory() == memory(device()) == RESIDENT_BYTES
+    two = [device(bytes_limit=100 << 30, bytes_in_use=20 << 30), device(bytes_limit=100 << 30, bytes_in_use=40 << 30)]
+    assert memory(*two) == 30 << 30
+    assert memory(*two, device()) == RESIDENT_BYTES
 
 
 def test_another_error_of_xla_stays_what_it_is(make: Make) -> None:

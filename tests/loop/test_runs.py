@@ -20,6 +20,7 @@ import yaml
 import modelyard
 from conftest import engine_class
 from modelyard.data.open_dataset import load_dataset
+from modelyard.data.pipeline import Pipeline
 from modelyard.errors import ConfigError, DataError, RunError, TrainingError, UserError
 from modelyard.registry import OPTIMIZERS
 from modelyard.run.checkpoint import list_best, list_checkpoints, read_checkpoint
@@ -185,6 +186,29 @@ def test_a_longer_run_goes_on_where_it_was_and_writes_nothing_twice() -> None:
     assert metrics("run") == metrics("whole")
     np.testing.assert_equal(weights("run", 40), weights("whole", 40))
     assert len(json.loads(Path("run/manifest.json").read_text())["starts"]) == 2
+
+
+def test_reading_begins_beside_compiling_at_the_step_of_the_run_and_only_to_train(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps: list[int] = []
+    start = Pipeline.start
+
+    def noted(pipeline: Pipeline, step: int) -> None:
+        if pipeline._training is None:
+            steps.append(step)
+        start(pipeline, step)
+
+    monkeypatch.setattr(Pipeline, "start", noted)
+    go(train_steps=20, resident="never")
+    assert steps == [0]
+    go(train_steps=30, resident="never")
+    assert steps == [0, 20]
+    go(train_steps=30, resident="never")  # it is done
+    modelyard.evaluate("run", split="test")
+    assert steps == [0, 20]
+    go("other", train_steps=20)
+    assert steps == [0, 20], "resident data is not read ahead"
 
 
 def test_a_finished_run_started_again_changes_nothing() -> None:

@@ -218,7 +218,9 @@ class Data(Group):
         "order of an epoch. full: one permutation; blocks: for huge datasets; auto: blocks above 4 million examples",
     )
     resident: Literal["auto", "always", "never"] = option(
-        "auto", "keep the dataset in device memory; auto: if it fits", mutable=True
+        "auto",
+        "keep the dataset in device memory; auto: up to 2 GiB, or half of what a GPU has free (JAX)",
+        mutable=True,
     )
     input_threads: int = option(
         0, "threads that read and decode data that is not resident; 0: one per core", mutable=True, ge=0

@@ -7,8 +7,11 @@ decoding. A checkpoint therefore needs no state of the pipeline.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
+import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -21,7 +24,7 @@ from modelyard.data.batch_reader import BatchReader, RandomCrop, Request, SplitR
 from modelyard.data.dataset import ID, TRAIN, Arrays, Dataset, Feature, empty_arrays
 from modelyard.data.input_workers import CannotShareError, InputWorkers, SharedArrays
 from modelyard.data.order import Order
-from modelyard.data.stream import Stream, read_all, slots_for
+from modelyard.data.stream import Stream, slots_for
 from modelyard.errors import UserError
 from modelyard.registry import AUGMENTATIONS
 from modelyard.system.console import bar
@@ -30,12 +33,16 @@ from modelyard.system.machine import available_cores, available_memory
 log = logging.getLogger("modelyard")
 
 RESIDENT_BYTES = 2 << 30
-"""The limit of all resident splits together if `resident` is auto."""
+"""What all resident splits together may always have if `resident` is auto."""
+_HOST_SHARE = 3
+"""A larger resident split is in the memory of the host twice while it is copied to the device; a third part is left."""
 _ALWAYS_ALLOWED = 64 << 20
 _ROW_BYTES = 8
 """The bytes of the index of an example."""
 LEAST_CORES = 4
 """With fewer cores, threads are as fast as processes and start at once."""
+_LEAST_BY_PROCESSES = 10_000
+"""Fewer examples are decoded before processes have started."""
 STREAM_BYTES = 128 << 20
 """The limit of batches in memory; three batches are always allowed."""
 
@@ -67,10 +74,17 @@ class Pipeline:
         dataset: the data of all splits.
         run: the lengths of the run.
         share: the positions of every global batch that this process reads; by default all.
+        device_bytes: returns how much data the device can hold; asked when the first split is wanted, and the model is
+            there.
     """
 
     def __init__(
-        self, config: Config, dataset: Dataset, run: RunLength, share: NDArray[np.int64] | None = None
+        self,
+        config: Config,
+        dataset: Dataset,
+        run: RunLength,
+        share: NDArray[np.int64] | None = None,
+        device_bytes: Callable[[], int] = lambda: RESIDENT_BYTES,
     ) -> None:
         self.config, self.dataset, self.run = config, dataset, run
         self.order = Order.for_size(config.random_seed, run.examples, config.shuffle)
@@ -94,8 +108,10 @@ class Pipeline:
         self._workers: InputWorkers | None = None
         self._worker_count = input_workers(config, dataset)
         self._resident: dict[str, Arrays] = {}
-        self._free_bytes = RESIDENT_BYTES
-        self._stream: Stream | None = None
+        self._device_bytes = device_bytes
+        self._held_bytes = 0
+        self._training: Future[Stream] | None = None
+        self._lock = threading.Lock()
 
     # -- resident splits --------------------------------------------------------------------------------------------
 
@@ -103,49 +119,83 @@ class Pipeline:
         """Returns the whole split, decoded, if it is resident; else None."""
         if split in self._resident:
             return self._resident[split]
-        if not self._is_resident(split):
+        if self._why_not_resident(split) is not None:
             return None
         arrays = self.dataset.arrays(split)
         if arrays is None:
-            size = self.dataset.size(split)
-            arrays = empty_arrays(self.features, size)
-
-            def read(indices: NDArray[np.int64], out: Arrays) -> None:
-                self.dataset.read_into(split, indices, out)
-
-            with bar(f"reading {split}", size) as progress:
-                read_all(read, size, arrays, self.threads, progress)
+            arrays = self._read_all(split)
+            if split == TRAIN:
+                log.info("the training data stays on the device: %s MiB", f"{self._bytes(split) / 2**20:,.0f}")
         self._resident[split] = {name: arrays[name] for name in self.features}
-        self._free_bytes -= self._bytes(split)
+        self._held_bytes += self._bytes(split)
         return self._resident[split]
 
-    def _is_resident(self, split: str) -> bool:
+    def _read_all(self, split: str) -> Arrays:
+        """Reads a whole split; a large one by processes, which it ends if they have nothing else to do."""
+        size, example = self.dataset.size(split), sum(feature.nbytes for feature in self.features.values())
+        arrays = empty_arrays(self.features, size)
+        part = min(size, int(np.clip(STREAM_BYTES // (4 * max(example, 1)), 64, 1024)))
+        starts = range(0, size, part)
+        are_idle = self._workers is None and self._training is None
+        batches = self._in_order(split, starts, part, by_processes=not are_idle or size >= _LEAST_BY_PROCESSES)
+        with bar(f"reading {split}", size) as progress, contextlib.closing(batches):
+            for start, (batch, _) in zip(starts, batches, strict=True):
+                for name, array in arrays.items():
+                    array[start : start + part] = batch[name][: size - start]
+                progress(min(start + part, size), size)
+        if are_idle:
+            self._end_workers()
+        return arrays
+
+    def _why_not_resident(self, split: str) -> str | None:
+        """Returns why a split is not resident, as the end of a sentence; None if it is."""
         if split == TRAIN and self.crops_while_decoding:
-            return False
+            return ", cropped while they are decoded"
         if self.config.resident != "auto":
-            return self.config.resident == "always"
-        if self._bytes(split) > self._free_bytes:
-            return False
-        # A short run does not need the whole split.
+            return None if self.config.resident == "always" else ""
+        size = self._bytes(split)
+        if size > self._limit - self._held_bytes:
+            fitting = f"at most {self._limit / 2**30:,.1f} GiB stay on the device"
+            return f": the split has {size / 2**30:,.1f} GiB, and {fitting}"
         wanted = self.run.total_steps * self.run.batch_size
-        return split != TRAIN or self.dataset.arrays(split) is not None or wanted >= self.dataset.size(split)
+        if split == TRAIN and self.dataset.arrays(split) is None and wanted < self.dataset.size(split):
+            return ": the run is shorter than an epoch"
+        return None
+
+    @functools.cached_property
+    def _limit(self) -> int:
+        """The bytes that all resident splits together may have. It never changes, and so a split stays what it is."""
+        return max(RESIDENT_BYTES, min(self._device_bytes(), available_memory() // _HOST_SHARE))
 
     def _bytes(self, split: str) -> int:
         return sum(feature.nbytes for feature in self.features.values()) * self.dataset.size(split)
 
     # -- training ---------------------------------------------------------------------------------------------------
 
+    def start(self, step: int) -> None:
+        """Begins to read batches ahead from ``step`` on, while the caller does something else, such as compiling."""
+        if self._training is not None:
+            return
+        slots = slots_for(self.features, len(self.share), STREAM_BYTES)
+        check_batch_memory("train_batch_size", len(self.share), self.features, slots)
+
+        def begin() -> Stream:
+            stream = self._read_ahead(TrainingPart, len(self.share), slots)
+            by = f"{self._worker_count} processes" if self._worker_count else f"{self.threads} threads"
+            log.info("training batches are read ahead by %s%s", by, self._why_not_resident(TRAIN) or "")
+            stream.start(step)
+            return stream
+
+        beside = ThreadPoolExecutor(1)
+        self._training = beside.submit(begin)
+        beside.shutdown(wait=False)
+
     @contextlib.contextmanager
     def training(self, step: int, most: int) -> Iterator[tuple[Arrays, int]]:
         """Yields this process's share of at most ``most`` global batches from ``step`` on, and their number."""
-        if self._stream is None:
-            slots = slots_for(self.features, len(self.share), STREAM_BYTES)
-            check_batch_memory("train_batch_size", len(self.share), self.features, slots)
-            self._stream = self._read_ahead(TrainingPart, len(self.share), slots)
-            while_decoding = ", cropped while they are decoded" if self.crops_while_decoding else ""
-            by = f"{self.threads} threads" if self._workers is None else f"{self._workers.count} processes"
-            log.info("training batches are read ahead by %s%s", by, while_decoding)
-        with self._stream.batches(step, most) as taken:
+        self.start(step)
+        assert self._training is not None
+        with self._training.result().batches(step, most) as taken:
             yield taken
 
     def rows(self, step: int, count: int) -> NDArray[np.int64]:
@@ -188,54 +238,82 @@ class Pipeline:
                 yield {name: array[rows] for name, array in resident.items()}, weights
             return
 
+        check_batch_memory("eval_batch_size", share, self.features, self._slots(share, len(starts)))
+        yield from self._in_order(split, starts, share)
+
+    def _in_order(
+        self, split: str, starts: range, count: int, by_processes: bool = True
+    ) -> Generator[tuple[Arrays, NDArray[np.float64]], None, None]:
+        """Reads ``count`` examples of a split from each of ``starts`` on. Yields them with weights."""
+        size = self.dataset.size(split)
+
         def request(batch: int, start: int, stop: int) -> SplitRows:
             return SplitRows(split, _padded(starts[batch] + start, stop - start, size)[0])
 
-        slots = min(slots_for(self.features, share, STREAM_BYTES), max(len(starts), 2))
-        check_batch_memory("eval_batch_size", share, self.features, slots)
-        stream = self._read_ahead(request, share, slots, len(starts))
+        stream = self._read_ahead(request, count, self._slots(count, len(starts)), len(starts), by_processes)
         try:
             for number, start in enumerate(starts):
                 with stream.batches(number, 1) as (arrays, _):
-                    yield arrays, _padded(start, share, size)[1]
+                    yield arrays, _padded(start, count, size)[1]
         finally:
             stream.close()
 
+    def _slots(self, size: int, batches: int) -> int:
+        return min(slots_for(self.features, size, STREAM_BYTES), max(batches, 2))
+
     def close(self) -> None:
         """Ends the threads and processes that read ahead."""
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
+        if self._training is not None:
+            with contextlib.suppress(Exception):  # `training` raises it
+                self._training.result().close()
+            self._training = None
+        self._end_workers()
+
+    def _end_workers(self) -> None:
         if self._workers is not None:
             self._workers.close()
             self._workers = None
 
     def _read_ahead(
-        self, request: Callable[[int, int, int], Request], size: int, slots: int, count: int | None = None
+        self,
+        request: Callable[[int, int, int], Request],
+        size: int,
+        slots: int,
+        count: int | None = None,
+        by_processes: bool = True,
     ) -> Stream:
         """Returns a stream of batches of ``size`` examples, read by processes or by threads of this one."""
         fixed: Any = {"slots": slots, "count": count}
-        if self._worker_count:
-            try:
-                memory = SharedArrays(self.features, slots * size)
-                if self._workers is None:
-                    self._workers = InputWorkers(self.reader, self._worker_count)
-            except CannotShareError as error:
-                log.info("the input is read by threads of this process: %s", error)
-                self._worker_count = 0
-            else:
-                workers = self._workers
+        memory = self._shared(slots * size) if by_processes else None
+        if memory is not None:
+            workers = self._workers
+            assert workers is not None
 
-                def read_there(batch: int, start: int, stop: int, out: Arrays) -> None:
-                    row = batch % slots * size + start
-                    workers.read(memory, row, stop - start, request(batch, start, stop))
+            def read_there(batch: int, start: int, stop: int, out: Arrays) -> None:
+                row = batch % slots * size + start
+                workers.read(memory, row, stop - start, request(batch, start, stop))
 
-                return Stream(read_there, self.features, size, threads=workers.count, buffers=memory.arrays, **fixed)
+            return Stream(read_there, self.features, size, threads=workers.count, buffers=memory.arrays, **fixed)
 
         def read_here(batch: int, start: int, stop: int, out: Arrays) -> None:
             self.reader.read(request(batch, start, stop), out)
 
         return Stream(read_here, self.features, size, threads=self.threads, **fixed)
+
+    def _shared(self, count: int) -> SharedArrays | None:
+        """Returns memory for ``count`` examples, into which processes read; None if threads of this process must."""
+        with self._lock:
+            if not self._worker_count:
+                return None
+            try:
+                memory = SharedArrays(self.features, count)
+                if self._workers is None:
+                    self._workers = InputWorkers(self.reader, self._worker_count)
+            except CannotShareError as error:
+                log.info("the input is read by threads of this process: %s", error)
+                self._worker_count = 0
+                return None
+            return memory
 
     def _crop(self) -> RandomCrop | None:
         if not self.crops_while_decoding:

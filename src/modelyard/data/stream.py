@@ -11,10 +11,8 @@ import atexit
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-from numpy.typing import NDArray
 
 from modelyard.data.dataset import Arrays, Feature, empty_arrays
 
@@ -87,7 +85,7 @@ class Stream:
         """
         if self._closed:
             raise ValueError("the stream is closed")
-        self._seek(first)
+        self.start(first)
         slot = first % self._slots
         count = min(most, self._slots - slot, max(self._slots // 2, 1))
         if self._count is not None:
@@ -108,17 +106,8 @@ class Stream:
             self._first = first + count
             self._change.notify_all()
 
-    def close(self) -> None:
-        """Ends the threads."""
-        with self._change:
-            self._closed = True
-            self._change.notify_all()
-        for worker in self._workers:
-            worker.join()
-        self._workers = []
-        _open_streams.discard(self)
-
-    def _seek(self, first: int) -> None:
+    def start(self, first: int) -> None:
+        """Begins to read the batches from ``first`` on, unless they are being read already."""
         with self._change:
             if self._workers and first == self._first:
                 return
@@ -131,6 +120,16 @@ class Stream:
                 self._workers = [threading.Thread(target=self._work, daemon=True) for _ in range(self._threads)]
                 for worker in self._workers:
                     worker.start()
+
+    def close(self) -> None:
+        """Ends the threads."""
+        with self._change:
+            self._closed = True
+            self._change.notify_all()
+        for worker in self._workers:
+            worker.join()
+        self._workers = []
+        _open_streams.discard(self)
 
     def _stop_reading(self) -> None:
         """Waits, with the lock held, until no thread writes into the buffers."""
@@ -179,30 +178,3 @@ def slots_for(features: Mapping[str, Feature], batch_size: int, budget: int) -> 
     """Returns how many batches fit into ``budget`` bytes; at least three, so that one is used while others are read."""
     example = sum(feature.nbytes for feature in features.values())
     return int(np.clip(budget // max(example * batch_size, 1), 3, 256))
-
-
-def read_all(
-    read: Callable[[NDArray[np.int64], Arrays], None],
-    size: int,
-    out: Arrays,
-    threads: int,
-    progress: Callable[[int, int], None] | None = None,
-) -> None:
-    """Fills ``out`` with all ``size`` examples, in several threads."""
-    step = 32
-
-    def part(start: int) -> int:
-        stop = min(start + step, size)
-        read(np.arange(start, stop), {name: array[start:stop] for name, array in out.items()})
-        return stop - start
-
-    done = 0
-    with ThreadPoolExecutor(threads) as pool:
-        try:
-            for count in pool.map(part, range(0, size, step)):
-                done += count
-                if progress is not None:
-                    progress(done, size)
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise

@@ -54,10 +54,10 @@ class CoordinatedEngine(Engine):
         self.local.initialize()
         self.load(self.state())
 
-    def prepare(self, periods: Sequence[Any], splits: Sequence[str] = ()) -> float:
+    def prepare(self, periods: Sequence[Any], splits: Sequence[str] = (), step: int = 0) -> float:
         """Compiles in all processes."""
-        self.group.broadcast("prepare", periods=[float(p) for p in periods], splits=list(splits))
-        return self.local.prepare(periods, splits)
+        self.group.broadcast("prepare", periods=[float(p) for p in periods], splits=list(splits), step=step)
+        return self.local.prepare(periods, splits, step)
 
     def compiles_at(self, step: int) -> bool:
         """Returns whether the local engine compiles before it trains ``step``."""
@@ -158,7 +158,7 @@ def follow(engine: Engine, group: Follower) -> tuple[int, Message]:
                     _evaluate(engine, batches, group)
             elif command.kind == "prepare":
                 report(COMPILING)
-                engine.prepare(fields["periods"], fields["splits"])
+                engine.prepare(fields["periods"], fields["splits"], fields["step"])
             elif command.kind == "gather":
                 engine.state()
             elif command.kind == "load":

@@ -4,7 +4,8 @@ An engine trains and evaluates one network on the devices of this process. It kn
 clock. State enters and leaves it as named NumPy arrays.
 
     implement:     variable_scope, set_up, train_chunk, evaluate_batch, predict_batch, state, assign, profile, describe
-    may override:  initialize, prepare, compiles_at, evaluation_batches, evaluation_results, fetch, run_on_host
+    may override:  initialize, data_memory, prepare, compiles_at, evaluation_batches, evaluation_results, fetch,
+                   run_on_host
     for callers:   model_scope, build, train, evaluate, evaluate_examples, metric_names, predict, predict_labelled,
                    training_batch, load, close
 """
@@ -31,9 +32,9 @@ from modelyard.compat.keras import set_precision
 from modelyard.config.durations import RunLength
 from modelyard.config.schema import Config
 from modelyard.data.augment.build import build_augmentation, neighbours
-from modelyard.data.dataset import ID, Arrays, Dataset
+from modelyard.data.dataset import ID, TRAIN, Arrays, Dataset
 from modelyard.data.draws import halves
-from modelyard.data.pipeline import Pipeline, check_batch_memory, share_of_batch
+from modelyard.data.pipeline import RESIDENT_BYTES, Pipeline, check_batch_memory, share_of_batch
 from modelyard.data.preprocess import batch_preprocessing
 from modelyard.engine.batch_functions import BatchFunctions
 from modelyard.engine.evaluation import (
@@ -120,7 +121,10 @@ class Engine(ABC):
         features = {name: feature for name, feature in dataset.features.items() if name != ID}
         check_batch_memory("train_batch_size", length.batch_size // self.processes, features)
         share = share_of_batch(length.batch_size, config.gradient_accumulation, self.processes, self.process)
-        self.pipeline = Pipeline(config, dataset, length, share)
+        # Processes must decide the same, and a deterministic run the same after every start.
+        is_fixed = self.processes > 1 or config.deterministic
+        memory = (lambda: RESIDENT_BYTES) if is_fixed else self.data_memory
+        self.pipeline = Pipeline(config, dataset, length, share, memory)
         per_replica = length.batch_size // (self.replicas * config.gradient_accumulation)
         augment = build_augmentation(
             config.augment, dataset, config.random_seed, per_replica, self.pipeline.crops_while_decoding
@@ -326,16 +330,23 @@ class Engine(ABC):
         if first:
             self.load(State({**self.state().weights, **first}, {}), weights_only=True)
 
-    def prepare(self, periods: Sequence[Any], splits: Sequence[str] = ()) -> float:
-        """Compiles ahead of time, so that the first step does not.
+    def data_memory(self) -> int:
+        """Returns how many bytes of data may stay on each device, now that the network is there."""
+        return RESIDENT_BYTES
+
+    def prepare(self, periods: Sequence[Any], splits: Sequence[str] = (), step: int = 0) -> float:
+        """Begins to read training data, and compiles ahead of time, so that the first step does not.
 
         Args:
             periods: the numbers of steps between the boundaries of the run, at which a chunk ends.
             splits: the splits that will be evaluated.
+            step: the step at which training begins.
 
         Returns:
             The seconds that compiling took; 0 if the first step compiles.
         """
+        if self.pipeline.resident(TRAIN) is None:
+            self.pipeline.start(step)
         return 0.0
 
     def compiles_at(self, step: int) -> bool:
@@ -383,5 +394,5 @@ def out_of_memory(config: Config) -> TrainingError:
     return TrainingError(
         f"the device ran out of memory at train_batch_size {config.train_batch_size} (eval_batch_size "
         f"{config.eval_batch_size}). Try a smaller one, gradient_accumulation to keep the batch and save memory, "
-        "precision bfloat16, or resident never."
+        "precision bfloat16, or resident never, which keeps no data on the device."
     )

@@ -123,16 +123,25 @@ class JaxEngine(Engine):
         self._last_inputs: tuple[Any, Any] = (None, None)
         self._evaluation_data: dict[str, list[tuple[dict[str, Any], Any]]] = {}
 
+    def data_memory(self) -> int:
+        """Returns half of what is free on the device that has the least; activations and gradients need the rest."""
+        stats = [device.memory_stats() or {} for device in self.layout.mesh.local_devices]
+        if not all("bytes_limit" in each for each in stats):  # a CPU
+            return super().data_memory()
+        return min(each["bytes_limit"] - each["bytes_in_use"] for each in stats) // 2  # type: ignore[no-any-return]
+
     # -- compiling --------------------------------------------------------------------------------------------------
 
-    def prepare(self, periods: Sequence[Any], splits: Sequence[str] = ()) -> float:
-        """Copies the data to the devices and compiles; returns the seconds that compiling took."""
+    def prepare(self, periods: Sequence[Any], splits: Sequence[str] = (), step: int = 0) -> float:
+        """Copies the data to the devices or begins to read it, and compiles; returns the seconds of compiling."""
         resident = self.pipeline.resident(TRAIN)
         all_periods = [*periods, *self.phases.periods]
         self.steps_per_call, self._is_ready = 1, True
         with self._types(), self._explained_errors():
             if resident is not None:
                 self._data = {name: self.layout.replicate(array) for name, array in resident.items()}
+            else:
+                self.pipeline.start(step)
             if not self.on_cpu and not self.config.deterministic:
                 self.steps_per_call = _choose_steps_per_call(all_periods, self._most_together())
             batches = [next(iter(self.evaluation_batches(split))) for split in splits]
@@ -229,7 +238,7 @@ class JaxEngine(Engine):
     def train_chunk(self, step: int, count: int) -> StepMetrics:
         """Trains ``count`` steps from ``step`` on."""
         if not self._is_ready:
-            self.prepare([count])
+            self.prepare([count], step=step)
         with self._types(), self._explained_errors():
             run = self._over_resident if self._data is not None else self._over_stream
             tables = run(step, count)
@@ -319,7 +328,7 @@ class JaxEngine(Engine):
             if self.pipeline.resident(split) is None:
                 yield from super().evaluation_batches(split)
                 return
-            with self._types():
+            with self._types(), self._explained_errors():
                 self._evaluation_data[split] = [self._placed(*each) for each in super().evaluation_batches(split)]
         yield from self._evaluation_data[split]
 

@@ -279,7 +279,7 @@ class Trainer:
             splits.append(VALIDATION)
         if self._tests and TEST in self.engine.dataset.sizes():
             splits.append(TEST)
-        self.engine.prepare(periods, splits)
+        self.engine.prepare(periods, splits, self.step)
         self.pace.prepared(self.engine.steps_per_call)
 
     @property
