@@ -285,6 +285,21 @@ def test_places_fill_the_budget_but_are_never_fewer_than_three() -> None:
     assert slots_for(FEATURES, 1, budget=1 << 40) == 256
 
 
+@pytest.mark.parametrize("first", [0, 9])
+def test_before_the_first_batch_is_wanted_only_two_are_read(first: int) -> None:
+    read: set[int] = set()
+
+    def fill(batch: int, start: int, stop: int, out: Any) -> None:
+        read.add(batch)
+
+    with contextlib.closing(Stream(fill, FEATURES, 8, slots=5, threads=3)) as stream:
+        stream.start(first)
+        wait_until(lambda: len(read) == 2 and not stream._running, "two batches")
+        assert read == {first, first + 1}
+        with stream.batches(first, 1):
+            wait_until(lambda: read == set(range(first, first + 5)), "all slots")
+
+
 def test_a_stream_with_an_end_reads_nothing_beyond_it() -> None:
     read: list[int] = []
     lock = threading.Lock()

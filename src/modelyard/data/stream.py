@@ -21,6 +21,8 @@ ReadInto = Callable[[int, int, int, Arrays], None]
 
 PIECE = 16
 """Examples that a thread reads at a time: few, so that threads finish a batch together; enough to outweigh locking."""
+_BEFORE_USE = 2
+"""Batches that are read before the first one is wanted."""
 
 _open_streams: set[Stream] = set()
 
@@ -71,6 +73,7 @@ class Stream:
         self._workers: list[threading.Thread] = []
         self._first = 0  # the batch that the caller wants next
         self._start = 0  # the batch at which reading began; -1 while nothing is read
+        self._ahead = slots  # batches that may be read from there on
         self._claimed = 0  # pieces given to threads since then
         self._missing: dict[int, int] = {}
         self._failed: dict[int, BaseException] = {}
@@ -85,7 +88,7 @@ class Stream:
         """
         if self._closed:
             raise ValueError("the stream is closed")
-        self.start(first)
+        self._seek(first, self._slots)
         slot = first % self._slots
         count = min(most, self._slots - slot, max(self._slots // 2, 1))
         if self._count is not None:
@@ -107,19 +110,8 @@ class Stream:
             self._change.notify_all()
 
     def start(self, first: int) -> None:
-        """Begins to read the batches from ``first`` on, unless they are being read already."""
-        with self._change:
-            if self._workers and first == self._first:
-                return
-            self._stop_reading()
-            self._first = self._start = first
-            self._claimed = 0
-            self._change.notify_all()
-            if not self._workers:
-                _open_streams.add(self)
-                self._workers = [threading.Thread(target=self._work, daemon=True) for _ in range(self._threads)]
-                for worker in self._workers:
-                    worker.start()
+        """Begins to read at ``first``: only few batches, since whoever does not want them yet needs the processor."""
+        self._seek(first, min(_BEFORE_USE, self._slots))
 
     def close(self) -> None:
         """Ends the threads."""
@@ -130,6 +122,24 @@ class Stream:
             worker.join()
         self._workers = []
         _open_streams.discard(self)
+
+    def _seek(self, first: int, ahead: int) -> None:
+        with self._change:
+            if self._workers and first == self._first:
+                if ahead > self._ahead:
+                    self._ahead = ahead
+                    self._change.notify_all()
+                return
+            self._stop_reading()
+            self._ahead = ahead
+            self._first = self._start = first
+            self._claimed = 0
+            self._change.notify_all()
+            if not self._workers:
+                _open_streams.add(self)
+                self._workers = [threading.Thread(target=self._work, daemon=True) for _ in range(self._threads)]
+                for worker in self._workers:
+                    worker.start()
 
     def _stop_reading(self) -> None:
         """Waits, with the lock held, until no thread writes into the buffers."""
@@ -164,7 +174,7 @@ class Stream:
             while not self._closed:
                 batch = self._start + self._claimed // self._pieces
                 exists = self._count is None or batch < self._count
-                if self._start >= 0 and exists and batch < self._first + self._slots:
+                if self._start >= 0 and exists and batch < self._first + self._ahead:
                     piece = self._claimed % self._pieces
                     self._missing.setdefault(batch, self._pieces)
                     self._claimed += 1
