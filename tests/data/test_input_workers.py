@@ -6,6 +6,8 @@ import errno
 import logging
 import os
 import re
+import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,10 +20,11 @@ import numpy as np
 import psutil
 import pytest
 from numpy.typing import NDArray
+from PIL import Image
 from test_pipeline import BATCH, CROP, Made, same
 
 import modelyard
-from conftest import environment
+from conftest import COMMAND, environment, on_engine
 from modelyard.data import input_workers as module
 from modelyard.data import pipeline as pipeline_module
 from modelyard.data.dataset import Arrays, Dataset, DerivedSplits, Feature, _DividedDataset
@@ -89,6 +92,12 @@ class Numbers(Dataset):
 class Deadly(Numbers):
     def note(self, indices: NDArray[np.int64]) -> None:
         if 13 in indices:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class DeadlyTogether(Numbers):
+    def note(self, indices: NDArray[np.int64]) -> None:
+        if 13 in indices and len(indices) > 1:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -269,7 +278,32 @@ def test_workers_that_cannot_be_started_again_are_an_error_in_words(
 
 def test_examples_that_kill_every_worker_are_an_error(make: Any) -> None:
     made = make(Deadly(), input_workers=2, augment="")
-    with pytest.raises(DataError, match=r"3 input workers in a row died .* was killed \(SIGKILL\).*--input_workers 0"):
+    with pytest.raises(
+        DataError, match=r"3 input .* died while they read the example 13, .* was killed \(SIGKILL\).*--input_workers 0"
+    ):
+        made.batches(0, 8)
+
+
+def test_examples_that_kill_only_together_are_read_one_by_one(make: Any) -> None:
+    expected = make(Numbers(), input_workers=0, augment="").batches(0, 8)
+    assert same(make(DeadlyTogether(), input_workers=2, augment="").batches(0, 8), expected)
+
+
+def test_memory_that_is_too_small_to_decode_an_image_is_no_damaged_image(
+    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = photo_folder(tmp_path / "photos", 20)
+    Image.new("RGB", (9000, 9000)).save(folder / "cat" / "huge.png")
+    start = module.InputWorkers._start
+
+    def start_limited(workers: module.InputWorkers) -> None:
+        start(workers)
+        for pid in workers.pids():
+            resource.prlimit(pid, resource.RLIMIT_AS, (600 << 20, 600 << 20))
+
+    monkeypatch.setattr(module.InputWorkers, "_start", start_limited)
+    made = make(folder, input_workers=2, augment="")
+    with pytest.raises(MemoryError, match=r"cat/huge\.png can't be decoded"):
         made.batches(0, 8)
 
 
@@ -361,6 +395,49 @@ def test_without_shared_memory_threads_read(
     made = make(photos, input_workers=2)
     assert same(made.batches(0, 3), make(photos, input_workers=0).batches(0, 3))
     assert "read by threads of this process: there is no shared memory of" in caplog.text
+
+
+def test_under_a_limit_of_file_sizes_threads_read(
+    make: Any, photos: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = make(photos, input_workers=0).batches(0, 3)
+    made = make(photos, input_workers=2)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 10, before[1]))
+    try:
+        found = made.batches(0, 3)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert same(found, expected)
+    assert "read by threads of this process: there is no shared memory of" in caplog.text
+
+
+def test_without_files_in_memory_one_on_disk_is_shared(
+    make: Any, photos: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delattr(os, "memfd_create")  # as on macOS
+    monkeypatch.delattr(os, "posix_fallocate")
+    made = make(photos, input_workers=2)
+    assert same(made.batches(0, 3), make(photos, input_workers=0).batches(0, 3))
+    assert "read ahead by 2 processes" in caplog.text
+
+
+def test_a_tiny_dev_shm_limits_nothing(photos: Path, tmp_path: Path) -> None:
+    within = [
+        "unshare",
+        "--map-root-user",
+        "--mount",
+        "sh",
+        "-c",
+        'mount -t tmpfs -o size=64k none /dev/shm && exec "$@"',
+    ]
+    if not shutil.which("unshare") or subprocess.run([*within, "sh", "true"], capture_output=True).returncode:
+        pytest.skip("no mount namespace can be made here")
+    options = f"train --model mlp --image_size 64 --train_steps 5 --resident never --input_workers 2 --dataset {photos}"
+    words = [*within, "sh", *COMMAND, *options.split(), *on_engine(), "--model_dir", str(tmp_path / "run")]
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "read ahead by 2 processes" in done.stderr
 
 
 def test_small_and_resident_data_starts_no_process(make: Any, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -233,7 +233,7 @@ def main(arguments: list[str] | None = None) -> None:
         _print_error(error)
         sys.exit(error.exit_status)
     except MemoryError as error:
-        _print_error(UserError(f"there is not enough memory: {error}. Try smaller batches."))
+        _print_error(UserError(f"there is not enough memory: {error}. Try smaller batches or fewer processes."))
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)

@@ -41,6 +41,10 @@ class TrainingPart:
     start: int
     stop: int
 
+    def one(self, number: int) -> TrainingPart:
+        """Returns one of the examples."""
+        return TrainingPart(self.batch, self.start + number, self.start + number + 1)
+
 
 @dataclass(frozen=True)
 class SplitRows:
@@ -48,6 +52,10 @@ class SplitRows:
 
     split: str
     rows: NDArray[np.int64]
+
+    def one(self, number: int) -> SplitRows:
+        """Returns one of the examples."""
+        return SplitRows(self.split, self.rows[number : number + 1])
 
 
 Request = TrainingPart | SplitRows
@@ -81,8 +89,17 @@ class BatchReader:
         if isinstance(request, SplitRows):
             self.dataset.read_into(request.split, request.rows, out)
             return
-        positions = self.share[request.start : request.stop] + request.batch * self.batch_size
+        positions = self._positions(request)
         self.read_training(self.indices(positions), positions, out)
+
+    def name(self, request: Request) -> str:
+        """Returns the name of the first example of a request, for errors."""
+        if isinstance(request, SplitRows):
+            return self.dataset.name(request.split, int(request.rows[0]))
+        return self.dataset.name(TRAIN, int(self.indices(self._positions(request))[0]))
+
+    def _positions(self, part: TrainingPart) -> NDArray[np.int64]:
+        return self.share[part.start : part.stop] + part.batch * self.batch_size
 
     def read_training(self, indices: NDArray[np.int64], positions: NDArray[np.int64], out: Arrays) -> None:
         """Reads training examples for ``positions`` of the stream, with their random crops."""

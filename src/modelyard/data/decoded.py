@@ -198,6 +198,8 @@ class DecodedDataset(Dataset):
                     raise DataError(f"{error} {_CHANGED if self.left_out is not None else _HINT}") from error
                 else:
                     raise
+            except MemoryError as error:
+                raise MemoryError(f"{examples.name(index)} can't be decoded") from error
 
     def fingerprint(self) -> str:
         """Hashes the raw examples, the classes and the image spec."""

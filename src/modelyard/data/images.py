@@ -333,7 +333,7 @@ def _with_pillow(data: bytes, channels: int | None, name: str) -> Pixels:
             if channels is None:
                 channels = 1 if image.mode in ("1", "L", "LA") else 3
             pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"))
-    except DataError:
+    except (DataError, MemoryError):  # the image may be whole
         raise
     except Exception as error:
         raise _bad(name, error, data) from error

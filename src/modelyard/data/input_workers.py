@@ -107,7 +107,7 @@ class InputWorkers:
     """
 
     def __init__(self, reader: BatchReader, count: int) -> None:
-        self.count, self._payload = count, _pickled(reader)
+        self.count, self._reader, self._payload = count, reader, _pickled(reader)
         self._template: _Template | None = None
         self._lock = threading.Lock()
         self._closed = False
@@ -130,28 +130,34 @@ class InputWorkers:
         """
         worker = self._free.get()
         try:
-            for attempt in itertools.count(1):
-                try:
-                    error, records = worker.read(memory, row, count, request)
-                except (EOFError, OSError):
-                    reason = self._replace(worker)
-                    if self._closed:
-                        raise DataError("the input is closed.") from None
-                    if attempt == _TRIES:
-                        raise DataError(
-                            f"{_TRIES} input workers in a row died while they read the same examples, the last one "
-                            f"{reason}. The machine may be out of memory, or an image crashes its decoder: "
-                            "`modelyard data verify` checks all of them. --input_workers 0 reads in this process."
-                        ) from None
-                    log.warning("input worker %d %s; another takes its place", worker.number, reason)
-                    continue
-                break
+            self._read(worker, memory, row, count, request)
         finally:
             self._free.put(worker)
-        for record in records:
-            log.handle(record)
-        if error is not None:
-            raise error[0] from error[1]
+
+    def _read(self, worker: _Worker, memory: SharedArrays, row: int, count: int, request: Request) -> None:
+        reason = ""
+        for _ in range(_TRIES):
+            try:
+                error, records = worker.read(memory, row, count, request)
+            except (EOFError, OSError):
+                reason = self._replace(worker)
+                if self._closed:
+                    raise DataError("the input is closed.") from None
+                log.warning("input worker %d %s; another takes its place", worker.number, reason)
+                continue
+            for record in records:
+                log.handle(record)
+            if error is not None:
+                raise error[0] from error[1]
+            return
+        if count == 1:
+            raise DataError(
+                f"{_TRIES} input workers in a row died while they read the example {self._reader.name(request)}, the "
+                f"last one {reason}. The machine may be out of memory (fewer --input_workers need less), or the "
+                "example crashes its decoder. --input_workers 0 reads in this process."
+            )
+        for number in range(count):  # which may need less memory; and the one that kills is found
+            self._read(worker, memory, row + number, 1, request.one(number))
 
     def pids(self) -> list[int]:
         """Returns the process ids of the workers that run."""
