@@ -17,6 +17,7 @@ import modelyard
 from conftest import Make, distance
 from modelyard.data.pipeline import RESIDENT_BYTES
 from modelyard.errors import TrainingError, UserError
+from modelyard.system.machine import available_memory
 
 pytestmark = pytest.mark.jax_only("it is about JAX")
 FLOAT64: dict[str, Any] = {"precision": "float64", "optimizer": "sgd", "learning_rate": 0.05}
@@ -231,6 +232,22 @@ def test_data_may_have_half_of_what_the_fullest_device_has_free(make: Make) -> N
     two = [device(bytes_limit=100 << 30, bytes_in_use=20 << 30), device(bytes_limit=100 << 30, bytes_in_use=40 << 30)]
     assert memory(*two) == 30 << 30
     assert memory(*two, device()) == RESIDENT_BYTES
+
+
+@pytest.mark.slow
+def test_examples_beyond_two_billion_numbers_are_found(make: Make) -> None:
+    size = 180_000
+    if available_memory() < 12 << 30:
+        pytest.skip("12 GiB of memory are needed")
+    images = np.empty((size, 64, 64, 3), np.uint8)
+    images[...] = (np.arange(size) % 251).astype(np.uint8)[:, None, None, None]
+    assert images.size > 1 << 31
+    data = modelyard.ArrayDataset({"train": {"image": images, "label": np.arange(size) % 10}})
+    engine = make(data, model="watcher", resident="always", train_batch_size=32)
+    engine.prepare([8])
+    found = engine.train(0, 8)["pixels"]
+    expected = (engine.pipeline.rows(0, 8) % 251).mean(axis=1) * 64 * 64 * 3
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def test_another_error_of_xla_stays_what_it_is(make: Make) -> None:
