@@ -43,7 +43,7 @@ LEAST_CORES = 4
 """With fewer cores, threads are as fast as processes and start at once."""
 _LEAST_BY_PROCESSES = 10_000
 """Fewer examples are decoded before processes have started."""
-STREAM_BYTES = 128 << 20
+STREAM_BYTES = 256 << 20
 """The limit of batches in memory; three batches are always allowed."""
 
 
