@@ -90,6 +90,29 @@ def test_streamed_batches_in_one_program_are_those_that_run_one_by_one(make: Mak
     assert distance(single.state(), together.state()) < 1e-9
 
 
+def test_an_error_of_a_batch_that_is_copied_ahead_is_raised_at_its_own_step(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make(model="mlp", resident="never", train_steps=20)
+    read = engine.pipeline.reader.read
+
+    def broken(request: Any, out: Any) -> None:
+        if request.batch == 5:
+            raise OSError("batch 5")
+        read(request, out)
+
+    monkeypatch.setattr(engine.pipeline.reader, "read", broken)
+    assert engine.train(0, 5)["loss"].shape == (5,)
+    for _ in range(2):
+        with pytest.raises(OSError, match="batch 5"):
+            engine.train(5, 1)
+    monkeypatch.undo()
+    assert engine.train(5, 3)["loss"].shape == (3,)
+    assert engine.train(2, 1)["loss"].shape == (1,), "another step than the one that was copied ahead"
+    assert engine.train(19, 1)["loss"].shape == (1,)
+    assert engine._next_batches is None, "there is no step after the last"  # type: ignore[attr-defined]
+
+
 def test_large_streamed_batches_are_trained_on_one_by_one(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     from modelyard.engine import jax
 

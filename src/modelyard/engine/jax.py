@@ -12,9 +12,9 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -60,10 +60,22 @@ _UNREACHABLE = ("UNAVAILABLE", "ABORTED", "CANCELLED", "DEADLINE_EXCEEDED", "Glo
 """Words in XLA's errors if another process is gone."""
 
 
+class _Batches(NamedTuple):
+    """Batches on the device, or on their way to it."""
+
+    first: int
+    """The step of the first one."""
+    steps: int
+    arrays: dict[str, Any]
+    inputs: StepInputs
+
+
 class JaxEngine(Engine):
     """Many compiled steps per call, with state that never leaves the devices."""
 
     name = "jax"
+    _copies: Generator[_Batches, None, None] | None = None
+    _next_batches: _Batches | None = None
 
     def __init__(self, config: Config, group: ProcessGroup | None = None) -> None:
         super().__init__(config, group)
@@ -265,27 +277,63 @@ class JaxEngine(Engine):
         return inputs
 
     def _over_stream(self, step: int, count: int) -> list[MetricTable]:
-        """Copies batches to the device while those before them are trained on."""
+        """Trains on batches that are copied to the device while those before them are trained on."""
         tables: list[MetricTable] = []
         waiting: deque[MetricTable] = deque()
-        phase, pieces, size = self.phases.of(step), self.config.gradient_accumulation, len(self.pipeline.share)
+        phase = self.phases.of(step)
         while count:
-            with self.pipeline.training(step, count) as (arrays, length):
-                step, count, start = step + length, count - length, 0
-                while start < length:
-                    together = self.steps_per_call if length - start >= self.steps_per_call else 1
-                    rows = slice(start * size, (start + together) * size)
-                    batches = {n: self.layout.put_pieces(array[rows], together, pieces) for n, array in arrays.items()}
-                    inputs = self._inputs(step - length + start, together)
-                    jax.block_until_ready(batches)  # the stream reads the next batches into the same memory
-                    program = self._program("streamed", together, phase)
-                    self._state, table = program(self._state, batches, inputs, self._seeds)
-                    tables.append(table)
-                    waiting.append(table)
-                    if len(waiting) > _WAITING:
-                        jax.block_until_ready(waiting.popleft())
-                    start += together
+            batches = self._copied(step, count)
+            step, count = step + batches.steps, count - batches.steps
+            # Before the program starts: on GPUs, a copy waits for all that was started before it.
+            self._copy_ahead(step)
+            program = self._program("streamed", batches.steps, phase)
+            self._state, table = program(self._state, batches.arrays, batches.inputs, self._seeds)
+            tables.append(table)
+            waiting.append(table)
+            if len(waiting) > _WAITING:
+                jax.block_until_ready(waiting.popleft())
         return tables
+
+    def _copied(self, step: int, most: int) -> _Batches:
+        """Returns at most ``most`` batches from ``step`` on; if they were not copied ahead, begins to copy there."""
+        batches, self._next_batches = self._next_batches, None
+        if batches is not None and batches.first == step and batches.steps <= most:
+            return batches
+        if self._copies is not None:
+            self._copies.close()
+        # Large batches are copied one by one, and also ahead of the next chunk.
+        self._copies = self._copy(step, None if self.steps_per_call == 1 else most)
+        return next(self._copies)
+
+    def _copy_ahead(self, step: int) -> None:
+        """Begins to copy the batches from ``step`` on. An error is raised when they are needed."""
+        if self._copies is not None and step < self.pipeline.run.total_steps:
+            with suppress(Exception):
+                self._next_batches = next(self._copies, None)
+
+    def _copy(self, step: int, count: int | None) -> Generator[_Batches, None, None]:
+        """Copies ``count`` batches from ``step`` on, or without end. Yields some as soon as their copy has begun."""
+        pieces, size = self.config.gradient_accumulation, len(self.pipeline.share)
+        while count != 0:
+            with self.pipeline.training(step, count or 1) as (read, length):
+                end = step + length
+                while step < end:
+                    together = self.steps_per_call if end - step >= self.steps_per_call else 1
+                    rows = slice((step - end + length) * size, (step - end + length + together) * size)
+                    arrays = {
+                        name: self.layout.put_pieces(array[rows], together, pieces) for name, array in read.items()
+                    }
+                    yield _Batches(step, together, arrays, self._inputs(step, together))
+                    jax.block_until_ready(arrays)  # the stream reads the next batches into the same memory
+                    step += together
+            count = None if count is None else count - length
+
+    def close(self) -> None:
+        """Stops reading ahead."""
+        if self._copies is not None:
+            self._copies.close()
+        self._copies = self._next_batches = None
+        super().close()
 
     def _most_together(self) -> int:
         """Returns the most steps in one program: more cost nothing if the data is resident."""
