@@ -93,6 +93,43 @@ def test_batch_norm_has_the_values_and_gradients_of_keras(two_devices: None, tog
             np.testing.assert_allclose(one, other, rtol=1e-7, atol=1e-7 * float(np.abs(other).max()))
 
 
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("axes", [-1, [-1], (-3, -2), (0, -1), (1, 2)])
+def test_moments_are_those_of_keras_over_axes_that_are_counted_from_the_end(
+    two_devices: None, together: bool, axes: Any
+) -> None:
+    import jax
+    import jax.numpy as jnp
+    from keras.src.backend.jax import nn
+
+    from modelyard.engine.jax_layers import moments
+
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((4, 3, 5, 6)), jnp.float32)
+
+    def values(function: Any, **more: Any) -> Any:
+        gradient = jax.grad(lambda x: sum((each**3).sum() for each in function(x, axes, **more)))
+        return *function(x, axes, **more), *function(x, axes, keepdims=True, **more), jax.jit(gradient)(x)
+
+    for mine, other in zip(values(moments, together=together), values(nn.moments), strict=True):
+        assert mine.shape == other.shape
+        np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-5)
+
+
+def test_layer_normalization_is_computed_on_a_gpu(two_devices: None) -> None:
+    import jax
+    import jax.numpy as jnp
+    import keras
+
+    from modelyard.engine.jax_layers import faster_layers
+
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((4, 3, 6)), jnp.float32)
+    layer = keras.layers.LayerNormalization()
+    plain = layer(x)
+    with faster_layers(on_gpu=True, replicas=1):
+        fast = jax.jit(lambda x: layer(x))(x)
+    np.testing.assert_allclose(fast, plain, atol=1e-5)
+
+
 def test_moments_of_float32_do_not_cancel_far_from_zero(two_devices: None) -> None:
     from modelyard.engine.jax_layers import moments
 

@@ -120,7 +120,7 @@ def moments(
 
     Keras computes the mean first, then the mean of the squared differences from it, and reads every activation twice.
     """
-    axes = tuple(axes) if isinstance(axes, list | tuple) else (axes,)
+    axes = tuple(axis % x.ndim for axis in (axes if isinstance(axes, list | tuple) else (axes,)))
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     # Squares of values far from zero would cancel in the variance, so one of the values is subtracted.
     one = wide
