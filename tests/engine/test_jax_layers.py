@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -85,10 +86,8 @@ def test_batch_norm_has_the_values_and_gradients_of_keras(two_devices: None, tog
             with_gradients = (loss(functions, *given), *gradients(functions, *given))
             return with_gradients if far else (*with_gradients, *twice(*given))
 
-        def mine(name: str) -> Any:
-            return lambda *given: getattr(jax_layers, name)(*given, together=together)
-
-        ours, keras = values(mine("moments"), mine("batch_normalization")), values(nn.moments, nn.batch_normalization)
+        functions = partial(jax_layers.moments, together=together), jax_layers.batch_normalization
+        ours, keras = values(*functions), values(nn.moments, nn.batch_normalization)
         for one, other in zip(ours, keras, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-7, atol=1e-7 * float(np.abs(other).max()))
 
@@ -128,6 +127,48 @@ def test_layer_normalization_is_computed_on_a_gpu(two_devices: None) -> None:
     with faster_layers(on_gpu=True, replicas=1):
         fast = jax.jit(lambda x: layer(x))(x)
     np.testing.assert_allclose(fast, plain, atol=1e-5)
+
+
+def test_functions_of_keras_that_layers_of_a_user_call_take_variables_and_other_types(two_devices: None) -> None:
+    import jax
+    import jax.numpy as jnp
+    import keras
+    from keras import ops
+
+    from modelyard.engine.jax_layers import faster_layers
+
+    random = np.random.default_rng(0)
+    images, kernel = (keras.Variable(random.standard_normal(shape)) for shape in ((2, 4, 8, 6), (3, 3, 6, 6)))
+    mean, variance, gamma, beta = (keras.Variable(random.uniform(1, 2, 6)) for _ in range(4))
+
+    def values() -> Any:
+        x = jnp.asarray(images.value, jnp.bfloat16)
+        normalized = jax.grad(lambda x: ops.batch_normalization(x, mean, variance, -1, beta, gamma).sum())(x)
+        return normalized, ops.conv(images, kernel, padding="same")
+
+    plain = values()
+    with faster_layers(on_gpu=True, replicas=1):
+        fast = values()
+    for mine, other in zip(fast, plain, strict=True):
+        assert mine.dtype == other.dtype
+        np.testing.assert_allclose(mine.astype("float32"), other.astype("float32"), rtol=1e-2, atol=1e-4)
+
+
+@pytest.mark.parametrize(("on_gpu", "replicas"), [(False, 1), (False, 2), (True, 2)])
+def test_batch_norm_has_derivatives_in_forward_mode(two_devices: None, on_gpu: bool, replicas: int) -> None:
+    import jax
+    import jax.numpy as jnp
+    from keras import ops
+
+    from modelyard.engine.jax_layers import faster_layers
+
+    def normalized(x: Any) -> Any:
+        return ops.batch_normalization(x, *ops.moments(x, [0]), -1)
+
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((16, 6)), jnp.float32)
+    plain = jax.jvp(normalized, (x,), (x**2,))[1]
+    with faster_layers(on_gpu, replicas):
+        np.testing.assert_allclose(jax.jvp(normalized, (x,), (x**2,))[1], plain, rtol=1e-4, atol=1e-5)
 
 
 def test_moments_of_float32_do_not_cancel_far_from_zero(two_devices: None) -> None:

@@ -31,10 +31,10 @@ def faster_layers(on_gpu: bool, replicas: int) -> Iterator[None]:
         replicas: the number of devices. XLA splits a sum of one value over devices, not one of two.
     """
     together = on_gpu and replicas == 1
-    replaced: dict[str, Callable[[Any], Callable[..., Any]]] = {
-        "moments": lambda _: partial(moments, together=together),
-        "batch_normalization": lambda _: partial(batch_normalization, together=together),
-    }
+    replaced: dict[str, Callable[[Any], Callable[..., Any]]] = {}
+    replaced["moments"] = lambda _: partial(moments, together=together)
+    if together:
+        replaced["batch_normalization"] = lambda _: batch_normalization
     if on_gpu:
         replaced["conv"] = lambda original: partial(_conv, original)
     with backend_functions_replaced(replaced):
@@ -59,7 +59,7 @@ def _conv(
         _, size, channels, filters = kernel.shape
         group = pixels_in_group(size, channels, filters, inputs.shape[2])
         if group > 1:
-            return grouped_conv(inputs, jnp.asarray(kernel), group)
+            return grouped_conv(jnp.asarray(inputs), jnp.asarray(kernel), group)
     return original(inputs, kernel, strides, padding, data_format, dilation_rate)
 
 
@@ -129,7 +129,8 @@ def moments(
     shift = lax.stop_gradient(one)
     moved = wide - shift
     count = wide.size // one.size
-    mean, square = (total / count for total in _sums(moved, jnp.square(moved), wide.shape, axes, together))
+    sums = _sums(moved, jnp.square(moved), axes) if together else _apart(moved, jnp.square(moved), axes)
+    mean, square = (total / count for total in sums)
     mean, variance = mean + shift, jnp.maximum(square - jnp.square(mean), 0)
     if not keepdims:
         mean, variance = jnp.squeeze(mean, axes), jnp.squeeze(variance, axes)
@@ -144,64 +145,57 @@ def batch_normalization(
     offset: Any = None,
     scale: Any = None,
     epsilon: float = 1e-3,
-    together: bool = False,
 ) -> Any:
-    """Returns normalized values, as Keras's function of this name."""
+    """Returns normalized values, as Keras's function of this name; both sums of its gradient are computed together."""
     shape = [1] * len(x.shape)
     shape[axis] = -1
-    factor = lax.rsqrt(variance.reshape(shape) + epsilon)
+    factor = lax.rsqrt(jnp.reshape(variance, shape) + epsilon)
     if scale is not None:
-        factor = factor * scale.reshape(shape)
-    summand = -mean.reshape(shape) * factor
+        factor = factor * jnp.reshape(scale, shape)
+    summand = -jnp.reshape(mean, shape) * factor
     if offset is not None:
-        summand = summand + offset.reshape(shape)
-    return _scaled(x, factor, summand, together)
+        summand = summand + jnp.reshape(offset, shape)
+    dtype = jnp.result_type(x, factor, summand)  # a gradient must have the type of what it belongs to
+    return _scaled(*(jnp.asarray(each, dtype) for each in (x, factor, summand)))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _scaled(x: Any, factor: Any, summand: Any, together: bool) -> Any:
+@partial(jax.custom_vjp, nondiff_argnums=())
+def _scaled(x: Any, factor: Any, summand: Any) -> Any:
     """Returns ``x * factor + summand``; the gradients of both are computed together."""
     return x * factor + summand
 
 
-def _scaled_forward(x: Any, factor: Any, summand: Any, together: bool) -> tuple[Any, Any]:
+def _scaled_forward(x: Any, factor: Any, summand: Any) -> tuple[Any, Any]:
     return x * factor + summand, (x, factor)
 
 
-def _scaled_backward(together: bool, kept: Any, gradient: Any) -> tuple[Any, Any, Any]:
+def _scaled_backward(kept: Any, gradient: Any) -> tuple[Any, Any, Any]:
     x, factor = kept
     axes = tuple(axis for axis, size in enumerate(factor.shape) if size == 1)
-    return gradient * factor, *_sums(gradient * x, gradient, x.shape, axes, together)
+    return gradient * factor, *_sums(gradient * x, gradient, axes)
 
 
 _scaled.defvjp(_scaled_forward, _scaled_backward)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
-def _sums(one: Any, other: Any, shape: tuple[int, ...], axes: tuple[int, ...], together: bool) -> tuple[Any, Any]:
-    """Returns the sums of two arrays over ``axes``, which stay with size 1.
+@partial(jax.custom_jvp, nondiff_argnums=(2,))
+def _sums(one: Any, other: Any, axes: tuple[int, ...]) -> tuple[Any, Any]:
+    """Returns the sums of two arrays of one shape over ``axes``, which stay with size 1.
 
-    Args:
-        one, other: the arrays.
-        shape: the shape of both.
-        axes: the axes to sum over.
-        together: whether one kernel adds up both. XLA makes two of two sums, at least for their last part.
+    One kernel adds up both. XLA makes two of two sums, at least for their last part.
     """
-    if not together:
-        return jnp.sum(one, axes, keepdims=True), jnp.sum(other, axes, keepdims=True)
     zeros = (jnp.zeros((), one.dtype), jnp.zeros((), other.dtype))
     both = lax.reduce((one, other), zeros, lambda a, b: (a[0] + b[0], a[1] + b[1]), axes)
     return jnp.expand_dims(both[0], axes), jnp.expand_dims(both[1], axes)
 
 
-def _sums_forward(one: Any, other: Any, *how: Any) -> tuple[Any, None]:
-    return _sums(one, other, *how), None
+def _apart(one: Any, other: Any, axes: tuple[int, ...]) -> tuple[Any, Any]:
+    """Returns the same; XLA adds up each by itself."""
+    return jnp.sum(one, axes, keepdims=True), jnp.sum(other, axes, keepdims=True)
 
 
-def _sums_backward(
-    shape: tuple[int, ...], axes: tuple[int, ...], together: bool, kept: None, gradients: Any
-) -> tuple[Any, Any]:
-    return jnp.broadcast_to(gradients[0], shape), jnp.broadcast_to(gradients[1], shape)
+def _tangents_of_sums(axes: tuple[int, ...], given: Any, tangents: Any) -> Any:
+    return _sums(given[0], given[1], axes), _apart(tangents[0], tangents[1], axes)
 
 
-_sums.defvjp(_sums_forward, _sums_backward)
+_sums.defjvp(_tangents_of_sums)
