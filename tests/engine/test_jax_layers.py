@@ -114,6 +114,19 @@ def test_moments_are_those_of_keras_over_axes_that_are_counted_from_the_end(
         np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int32", "float16", "bfloat16"])
+def test_moments_of_other_types_are_those_of_keras(two_devices: None, dtype: str) -> None:
+    import jax.numpy as jnp
+    from keras.src.backend.jax import nn
+
+    from modelyard.engine.jax_layers import moments
+
+    x = jnp.asarray(np.random.default_rng(0).uniform(0, 255, (40, 3)) * (1 if "int" in dtype else 10), dtype)
+    for mine, other in zip(moments(x, [0]), nn.moments(x, [0]), strict=True):
+        assert mine.dtype == other.dtype
+        np.testing.assert_allclose(mine.astype("float32"), other.astype("float32"), rtol=1e-2)
+
+
 def test_layer_normalization_is_computed_on_a_gpu(two_devices: None) -> None:
     import jax
     import jax.numpy as jnp

@@ -134,6 +134,11 @@ def moments(
     mean, variance = mean + shift, jnp.maximum(square - jnp.square(mean), 0)
     if not keepdims:
         mean, variance = jnp.squeeze(mean, axes), jnp.squeeze(variance, axes)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return mean, variance
+    if wide.dtype != x.dtype:  # as Keras does: the squares of values of float16 can be beyond it
+        most = float(jnp.finfo(jnp.float16).max)
+        mean, variance = jnp.clip(mean, -most, most), jnp.clip(variance, -most, most)
     return mean.astype(x.dtype), variance.astype(x.dtype)
 
 
