@@ -90,6 +90,24 @@ def test_streamed_batches_in_one_program_are_those_that_run_one_by_one(make: Mak
     assert distance(single.state(), together.state()) < 1e-9
 
 
+@pytest.mark.parametrize("step", [0, 78])
+def test_streamed_batches_of_one_program_lie_side_by_side_so_that_none_is_left_over(make: Make, step: int) -> None:
+    engine: Any = make(model="mlp", resident="never", train_batch_size=16, train_steps=780)
+    engine.on_cpu = False
+    engine.prepare([39, 390], step=step)
+    assert engine.steps_per_call == 39
+    while step < 780:
+        step += len(engine.train(step, min(390, 780 - step))["loss"])
+    assert [name for name in engine._programs if name.startswith("streamed")] == ["streamed 39"]
+
+
+def test_a_run_that_goes_on_between_two_programs_compiles_single_steps_at_once(make: Make) -> None:
+    engine: Any = make(model="mlp")
+    engine.on_cpu = False
+    engine.prepare([8, 16], step=3)
+    assert {"resident 8", "resident 1"} <= set(engine._programs)
+
+
 def test_an_error_of_a_batch_that_is_copied_ahead_is_raised_at_its_own_step(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -194,10 +194,10 @@ def test_reading_begins_beside_compiling_at_the_step_of_the_run_and_only_to_trai
     steps: list[int] = []
     start = Pipeline.start
 
-    def noted(pipeline: Pipeline, step: int) -> None:
+    def noted(pipeline: Pipeline, step: int, *rest: int) -> None:
         if pipeline._training is None:
             steps.append(step)
-        start(pipeline, step)
+        start(pipeline, step, *rest)
 
     monkeypatch.setattr(Pipeline, "start", noted)
     go(train_steps=20, resident="never")

@@ -172,11 +172,19 @@ class Pipeline:
 
     # -- training ---------------------------------------------------------------------------------------------------
 
-    def start(self, step: int) -> None:
-        """Begins to read batches ahead from ``step`` on, while the caller does something else, such as compiling."""
+    def start(self, step: int, together: int = 1) -> None:
+        """Begins to read batches ahead from ``step`` on, while the caller does something else, such as compiling.
+
+        Args:
+            step: the first step.
+            together: the batches that the caller wants at a time, if there is memory for twice as many. Those from a
+                multiple of this number on lie side by side then.
+        """
         if self._training is not None:
             return
         slots = slots_for(self.features, len(self.share), STREAM_BYTES)
+        if together > 1:
+            slots = slots - slots % (2 * together) or slots  # `Stream` gives at most half of them at a time
         check_batch_memory("train_batch_size", len(self.share), self.features, slots)
 
         def begin() -> Stream:

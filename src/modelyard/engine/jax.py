@@ -152,14 +152,14 @@ class JaxEngine(Engine):
         with self._types(), self._explained_errors():
             if resident is not None:
                 self._data = {name: self.layout.replicate(array) for name, array in resident.items()}
-            else:
-                self.pipeline.start(step)
             if not self.on_cpu and not self.config.deterministic:
                 self.steps_per_call = _choose_steps_per_call(all_periods, self._most_together())
+            if resident is None:
+                self.pipeline.start(step, self.steps_per_call)
             batches = [next(iter(self.evaluation_batches(split))) for split in splits]
             began = time.perf_counter()
             lengths = {self.steps_per_call}
-            if any(period % self.steps_per_call for period in all_periods):
+            if any(steps % self.steps_per_call for steps in (*all_periods, step)):
                 lengths.add(1)
             with counted_compilations() as counts:
                 self._compile("resident" if resident is not None else "streamed", lengths, batches)
