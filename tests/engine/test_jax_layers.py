@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 from typing import Any
 
@@ -182,6 +183,28 @@ def test_batch_norm_has_derivatives_in_forward_mode(two_devices: None, on_gpu: b
     plain = jax.jvp(normalized, (x,), (x**2,))[1]
     with faster_layers(on_gpu, replicas):
         np.testing.assert_allclose(jax.jvp(normalized, (x,), (x**2,))[1], plain, rtol=1e-4, atol=1e-5)
+
+
+def test_threads_that_trace_at_once_leave_keras_as_it_was(two_devices: None) -> None:
+    from keras.src.backend.jax import nn
+
+    from modelyard.engine.jax_layers import faster_layers
+
+    own, entered, left = nn.moments, threading.Event(), threading.Event()
+
+    def trace() -> None:
+        with faster_layers(on_gpu=False, replicas=1):
+            entered.set()
+            left.wait(60)
+
+    thread = threading.Thread(target=trace)
+    with faster_layers(on_gpu=False, replicas=1):
+        thread.start()
+        assert not entered.wait(0.2)
+    left.set()
+    thread.join()
+    assert entered.is_set()
+    assert nn.moments is own
 
 
 def test_moments_of_float32_do_not_cancel_far_from_zero(two_devices: None) -> None:

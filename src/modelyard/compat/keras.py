@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -16,6 +17,7 @@ _POLICIES = {"bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 _WIDE = "BIT64_TO_BIT32_DTYPE"
 _TRUNCATION = 2.0
 """The limit of Keras's truncated normal distribution, in standard deviations."""
+_replacing = threading.RLock()
 
 
 def set_precision(config: Config) -> None:
@@ -132,14 +134,16 @@ def synchronized_moments(x: Any, axes: Any, keepdims: bool) -> tuple[Any, Any]:
 
 @contextmanager
 def backend_functions_replaced(replaced: Mapping[str, Callable[[Any], Callable[..., Any]]]) -> Iterator[None]:
-    """Replaces functions of layers in Keras's JAX backend while the block runs.
+    """Replaces functions of layers in Keras's JAX backend while the block runs, in one thread at a time.
+
+    A server may compile a new model while another thread compiles the old one for batches of another size.
 
     Args:
         replaced: names in `keras.src.backend.jax.nn`, and functions that take the original and return another.
     """
     from keras.src.backend.jax import nn
 
-    with _attributes_replaced(nn, {name: make(getattr(nn, name)) for name, make in replaced.items()}):
+    with _replacing, _attributes_replaced(nn, {name: make(getattr(nn, name)) for name, make in replaced.items()}):
         yield
 
 
