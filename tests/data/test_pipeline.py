@@ -238,6 +238,27 @@ def test_the_log_says_what_is_resident_and_why_not(
     assert caplog.messages[-1].endswith("threads: the split has 0.0 GiB, and at most 0.0 GiB stay on the device")
 
 
+def test_a_split_that_becomes_resident_meanwhile_does_not_change_why_another_is_not(
+    make: Any, photos: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logging.getLogger("modelyard"), "propagate", True)
+    caplog.set_level(logging.INFO, "modelyard")
+    pipeline = make(photos, train_steps=2).pipeline
+    monkeypatch.setattr(module, "RESIDENT_BYTES", pipeline._bytes("train"))
+    read_ahead, may_begin = pipeline._read_ahead, threading.Event()
+
+    def late(request: Any, *rest: Any) -> Any:
+        assert request is not module.TrainingPart or may_begin.wait(60)
+        return read_ahead(request, *rest)
+
+    monkeypatch.setattr(pipeline, "_read_ahead", late)
+    pipeline.start(0)
+    assert pipeline.resident("validation") is not None
+    may_begin.set()
+    pipeline._training.result()
+    assert caplog.messages[-1].endswith("threads: the run is shorter than an epoch")
+
+
 @pytest.mark.parametrize("size", [1, 63, 64, 65, 129])
 def test_every_row_of_a_resident_split_is_read(make: Any, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     monkeypatch.setattr(module, "STREAM_BYTES", 1)  # 64 examples at a time

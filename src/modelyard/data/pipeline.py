@@ -186,11 +186,12 @@ class Pipeline:
         if together > 1:
             slots = slots - slots % (2 * together) or slots  # `Stream` gives at most half of them at a time
         check_batch_memory("train_batch_size", len(self.share), self.features, slots)
+        why = self._why_not_resident(TRAIN) or ""  # while it is so: other splits may become resident meanwhile
 
         def begin() -> Stream:
             stream = self._read_ahead(TrainingPart, len(self.share), slots)
             by = f"{self._worker_count} processes" if self._worker_count else f"{self.threads} threads"
-            log.info("training batches are read ahead by %s%s", by, self._why_not_resident(TRAIN) or "")
+            log.info("training batches are read ahead by %s%s", by, why)
             stream.start(step)
             return stream
 
