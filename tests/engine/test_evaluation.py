@@ -139,6 +139,8 @@ def test_views_for_unsure_images_only_are_between_none_and_all_and_need_classes(
 def test_an_unknown_view_is_told() -> None:
     with pytest.raises(ConfigError, match="test_time_augmentation"):
         modelyard.load_config(test_time_augmentation="flop")
+    with pytest.raises(ConfigError, match="test_time_augmentation_below: needs test_time_augmentation"):
+        modelyard.load_config(test_time_augmentation_below=0.5)
 
 
 def test_a_task_that_keeps_nothing_of_examples_is_evaluated() -> None:

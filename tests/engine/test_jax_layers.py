@@ -233,3 +233,23 @@ def test_a_network_that_is_computed_as_on_a_gpu_trains_and_evaluates_the_same(ma
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-9)
     assert distance(plain.state(), as_on_gpu.state()) < 1e-8
     assert as_on_gpu.evaluate("test") == pytest.approx(plain.evaluate("test"), rel=1e-8)
+
+
+def test_kernels_with_their_filters_first_between_the_steps_learn_the_same(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from modelyard.engine import jax_step
+
+    options = {**RESNET, "train_batch_size": 16, "ema_decay": 0.9, "momentum": 0.9}
+    single, together = (make(**options) for _ in range(2))
+    together.on_cpu = False  # type: ignore[attr-defined]
+    single.prepare([8])
+    monkeypatch.setattr(jax_step.Layout, "on_gpu", True)
+    turned = []
+    first = jax_step._filters_first
+    monkeypatch.setattr(jax_step, "_filters_first", lambda state: turned.append(1) or first(state))
+    together.prepare([8])
+    assert turned, "so that they are not transposed at each step"
+    one, many = (engine.train(0, 8) for engine in (single, together))
+    np.testing.assert_allclose(many["loss"], one["loss"], rtol=1e-9)
+    assert distance(single.state(), together.state()) < 1e-8

@@ -408,6 +408,8 @@ def _check_core(merged: Mapping[str, Value], problems: list[Problem]) -> Config:
     if config.folds is None and config.validation_fraction + config.test_fraction >= 1:
         message = f"{config.test_fraction} and validation_fraction {config.validation_fraction} leave nothing to train."
         refuse("test_fraction", message, "test_fraction" if "test_fraction" in merged else "validation_fraction")
+    if config.test_time_augmentation_below is not None and not config.test_time_augmentation:
+        refuse("test_time_augmentation_below", "needs test_time_augmentation: the views, such as flip.")
     if config.folds is None and config.fold is not None and "folds" not in wrong:
         refuse("fold", "needs folds: the number of folds.")
     if config.folds is not None and config.fold is None and "fold" not in wrong:

@@ -58,6 +58,8 @@ def _cpu_flags() -> str:
 
 _RECORDED = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,COLLECTIVES,CONDITIONAL,WHILE,DYNAMIC_SLICE_FUSION"
 """What XLA may record as a CUDA graph and replay: its own choice, and loops, such as ours over steps."""
+_NOT_KNOWN = ("No such compile option", "While setting option")
+"""Words in XLA's errors if it does not know an option, or a value of it."""
 
 
 def compile_all(lowered: Sequence[Any], autotune: bool = True, replicas: int = 1) -> list[Any]:
@@ -68,16 +70,18 @@ def compile_all(lowered: Sequence[Any], autotune: bool = True, replicas: int = 1
         autotune: whether kernels for GPUs are chosen by measuring them.
         replicas: the number of devices that a program runs on.
     """
-    options = _compiler_options(autotune, replicas)
 
     def compiled(program: Any) -> Any:
-        try:
-            return program.compile(compiler_options=options)
-        except jax.errors.JaxRuntimeError as error:
-            if not any(words in str(error) for words in ("No such compile option", "While setting option")):
-                raise
-            log.debug("compiled without our options, which this version of XLA does not know: %s", error)
-            return program.compile()
+        options = _compiler_options(autotune, replicas)
+        while True:
+            try:
+                return program.compile(compiler_options=options)
+            except jax.errors.JaxRuntimeError as error:
+                named = [name for name in options if name in str(error)]
+                if not named or not any(words in str(error) for words in _NOT_KNOWN):
+                    raise
+                log.debug("compiled without %s, which this version of XLA does not know: %s", ", ".join(named), error)
+                options = {name: value for name, value in options.items() if name not in named}
 
     with _repaired_cache(), ThreadPoolExecutor(len(lowered)) as pool:
         return list(pool.map(compiled, lowered))

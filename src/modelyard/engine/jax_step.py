@@ -54,6 +54,11 @@ class Layout:
         return bool(self.mesh.devices.flat[0].platform == "cpu")
 
     @property
+    def on_gpu(self) -> bool:
+        """Whether the devices are GPUs."""
+        return bool(self.mesh.devices.flat[0].platform == "gpu")
+
+    @property
     def replicas(self) -> int:
         """The number of devices, over all processes."""
         return int(self.mesh.devices.size)
@@ -118,8 +123,9 @@ class Layout:
         return NamedSharding(self.mesh, PartitionSpec(*[None] * axis, _AXIS))
 
     def _put(self, array: NDArray[Any], sharding: NamedSharding) -> Any:
-        """Copies an array that every process has in whole; JAX could otherwise share its memory."""
-        array = np.array(array)
+        """Copies an array that every process has in whole."""
+        if self.on_cpu:  # JAX could otherwise share its memory
+            array = np.array(array)
         if jax.process_count() == 1:
             return jax.device_put(array, sharding)
         return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
@@ -294,7 +300,11 @@ class TrainingStep:
             state, metrics = step(state, *jax.tree.map(lambda part: part[0], (inputs, batches)))
             return state, MetricTable(metrics.values[None], metrics.names)
         # cuDNN reads kernels with their filters first. They stay so between the steps, or each would transpose all.
-        turns = self.layout.replicas == 1 and sum(value.nbytes for part in state for value in part) < _TURNED_BYTES
+        turns = (
+            self.layout.on_gpu
+            and self.layout.replicas == 1
+            and sum(value.nbytes for part in state for value in part) < _TURNED_BYTES
+        )
 
         def one(state: TrainState, given: tuple[StepInputs, Any]) -> tuple[TrainState, MetricTable]:
             state, metrics = step(_filters_last(state) if turns else state, *given)
