@@ -29,6 +29,7 @@ ORDER = [
     "distributed",
     "launcher",
     "comparison",
+    "tuning",
     "serving",
     "api",
     "cli",

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from modelyard.serving.http.server import serve
     from modelyard.serving.loaded_run import Predicted, Rows, Run, load
     from modelyard.serving.prediction.predict import Predictions, predict
+    from modelyard.tuning.search import TuneResult, tune
 
 # Imported on first use: `import modelyard` must be quick and must not choose Keras's backend.
 _HOMES = {
@@ -71,6 +72,7 @@ _HOMES = {
     "modelyard.loop.run": ("Result",),
     "modelyard.comparison.leaderboard": ("Leaderboard", "leaderboard"),
     "modelyard.comparison.matrix": ("MatrixResult", "matrix"),
+    "modelyard.tuning.search": ("TuneResult", "tune"),
     "modelyard.models.catalog": ("ClassifierOptions", "RegressorOptions"),
     "modelyard.models.task_types": ("Classifier", "MultiLabel", "Regressor"),
     "modelyard.models.data_info": ("DataInfo",),
@@ -131,6 +133,7 @@ __all__ = [
     "Rows",
     "Run",
     "Task",
+    "TuneResult",
     "UserError",
     "any_input",
     "check_data",
@@ -164,6 +167,7 @@ __all__ = [
     "submit",
     "train",
     "train_and_evaluate",
+    "tune",
     "verify_data",
 ]
 

@@ -73,6 +73,7 @@ COMMANDS = {
     "resume": Command(training.resume, "Run", _ALL),
     "evaluate": Command(training.evaluate, "Run", _USED),
     "matrix": Command(comparison.matrix, "Run", _ALL),
+    "tune": Command(comparison.tune, "Run", _ALL),
     "find-learning-rate": Command(training.find_learning_rate, "Run", _ALL),
     "predict": Command(serving.predict, "After training", _USED),
     "export": Command(serving.export, "After training", ConfigFlags(_EXPORTED)),

@@ -1,4 +1,4 @@
-"""Commands for many runs: matrix, leaderboard, runs."""
+"""Commands for many runs: matrix, tune, leaderboard, runs."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from modelyard.errors import COMMAND_LINE, Interrupted
 if TYPE_CHECKING:
     from modelyard.comparison.leaderboard import Leaderboard
 
+_SHOWN_TRIALS = 10
 _WITH_COSTS = 100
 """The columns of a terminal that has room for the costs of models beside their scores."""
 
@@ -69,6 +70,90 @@ def matrix(
         message = f"{len(result.failed)} of {len(result.cells)} cells failed. Try them again: {again}"
         console().print(message, soft_wrap=True)
         sys.exit(1)
+
+
+def tune(
+    options: dict[str, Any],
+    space: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT|FILE.yaml",
+            help="options that vary: 'learning_rate=log(1e-4, 1), model=[mlp, simple_cnn], "
+            "dropout=uniform(0, .5) if model=simple_cnn'",
+        ),
+    ] = None,
+    output: Annotated[
+        str, typer.Option(metavar="FOLDER", help="folder of the search; if it exists, the search is resumed")
+    ] = "",
+    trials: Annotated[int, typer.Option(help="number of trials, those of before included")] = 20,
+    metric: Annotated[
+        str | None, typer.Option(help="validation metric to compare by (default: accuracy, else the loss)")
+    ] = None,
+    sampler: Annotated[
+        str | None, typer.Option(help="sampler of Optuna: tpe (default), random, cmaes, gp, qmc …")
+    ] = None,
+    search_seed: Annotated[int | None, typer.Option("--search_seed", help="seed of the proposals (default: 0)")] = None,
+    top: Annotated[int, typer.Option(help="best trials to train again with new seeds at the end")] = 3,
+    seeds: Annotated[int, typer.Option(help="new seeds for those; 0: don't train them again")] = 3,
+    jobs: Annotated[int, typer.Option(help="trials in parallel, each with its part of the cores and GPUs")] = 1,
+    json: Json = False,
+) -> None:
+    """Search for good options with Optuna; compare the best trials with new seeds, and test the best one.
+
+    Every trial is an ordinary run. If interrupted, run the same command again to resume; give more --trials or another
+    --space to extend a search.
+    """
+    from modelyard.system.console import console
+    from modelyard.tuning.search import tune as run_search
+
+    again = f"{program()} tune --output {shlex.quote(output)} --trials {trials}"
+    try:
+        result = run_search(
+            space, output=output, trials=trials, metric=metric, sampler=sampler, search_seed=search_seed, top=top,
+            seeds=seeds, jobs=jobs, program=program_of_processes(), source=COMMAND_LINE,
+            **keywords(options, run_search),
+        )  # fmt: skip
+    except Interrupted as interrupt:
+        exit_interrupted(
+            interrupt, f" with {interrupt.step} runs done; started ones are saved", f"{again} --jobs {jobs}"
+        )
+    names = list(dict.fromkeys(name for trial in result.trials for name in trial.values))
+    shown = [
+        [
+            trial.number,
+            trial.state if trial.score is None else f"{trial.score:.4g}",
+            *(
+                f"{value:.4g}" if isinstance(value := trial.values.get(name), float) else _inline(value)
+                for name in names
+            ),
+        ]
+        for trial in result.trials[:_SHOWN_TRIALS]
+    ]
+    columns = ["trial", result.metric, *names]
+    text: list[Any] = [table(columns, shown, right=columns[:2], title=f"{len(result.trials)} trials, the best first")]
+    if len(result.trials) > _SHOWN_TRIALS:
+        text.append(f"and {len(result.trials) - _SHOWN_TRIALS} more, in {result.output}")
+    if result.final is not None:
+        text += ["", *_tables(result.final)]
+    if result.test:
+        values = ", ".join(f"{name}: {score:.4g}" for name, score in result.test.items())
+        text.append(f"test {result.metric} of the best: {values}")
+    if result.best is not None:
+        text.append(
+            prose(f"options of the best: {result.best} (modelyard train-and-evaluate --config_file {result.best})")
+        )
+    failed = [trial for trial in result.trials if trial.reason]
+    text += [f"trial {trial.number} failed: {trial.reason}" for trial in failed[:_SHOWN_TRIALS]]
+    show(asdict(result), text, as_json=json, text_too=True)
+    if result.best is None:
+        console().print("no trial is done.")
+        sys.exit(1)
+
+
+def _inline(value: Any) -> str:
+    from modelyard.config.yaml_file import inline
+
+    return "" if value is None else inline(value)
 
 
 def leaderboard(

@@ -63,7 +63,7 @@ from modelyard.system.process import handle_signals, log_to
 NAME = "matrix"
 """The name of its log and pid file, by which `modelyard stop` finds it."""
 WAITING, RUNNING, DONE, FAILED, STOPPED = "waiting", "running", "done", "failed", "stopped"
-_MAX_JOBS, _MAX_SEEDS, _MAX_ROWS = 256, 1000, 40
+MAX_JOBS, _MAX_SEEDS, _MAX_ROWS = 256, 1000, 40
 _GPU_SHARING = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
 """Processes that share a GPU must not reserve all of its memory."""
 _POLL_SECONDS = 0.5
@@ -163,8 +163,8 @@ def matrix(
     problems: list[Problem] = []
     if not str(output):
         problems.append(Problem(source, "output", "is missing: the folder of the matrix, such as runs/compared."))
-    if not 1 <= jobs <= _MAX_JOBS:
-        problems.append(Problem(source, "jobs", f"must be 1 to {_MAX_JOBS}, got {jobs}."))
+    if not 1 <= jobs <= MAX_JOBS:
+        problems.append(Problem(source, "jobs", f"must be 1 to {MAX_JOBS}, got {jobs}."))
     given = _axes(models, datasets, seeds, axes or {}, source, problems)
     options = {option_name(key): value for key, value in options.items() if value is not None}
     picks_up = source == COMMAND_LINE
@@ -257,7 +257,18 @@ def make_slots(jobs: int, environ: Mapping[str, str], cores: int) -> list[Slot]:
 
 
 class Scheduler:
-    """Runs the cells of a matrix in their order, one per slot at a time. Without a live display, it prints changes."""
+    """Runs the cells of a matrix in their order, one per slot at a time. Without a live display, it prints changes.
+
+    Args:
+        folder: the folder of the matrix.
+        cells: the cells.
+        slots: the parts of the machine.
+        program: the program that runs the commands of the cells.
+        live: shows a table of the cells.
+        propose: returns another cell when a slot is free and all cells have started; None if there are no more.
+        retries: whether cells that failed before are tried again.
+        restarts: how often a cell whose process was killed is resumed at once, without having come further.
+    """
 
     def __init__(
         self,
@@ -266,18 +277,17 @@ class Scheduler:
         slots: Sequence[Slot],
         program: Sequence[str],
         live: Callable[[RenderableType], None] | None = None,
+        propose: Callable[[], Cell | None] | None = None,
+        retries: bool = True,
+        restarts: int = 0,
     ) -> None:
-        self._folder = folder
-        self._cells = {cell.name: cell for cell in cells}
-        self._results = {
-            cell.name: CellResult(
-                name=cell.name,
-                axes=cell.axes,
-                model_dir=str(folder.run(cell.name).path),
-                log=str(folder.log(cell.name)),
-            )
-            for cell in cells
-        }
+        self._folder, self._propose, self._retries, self._restarts = folder, propose, retries, restarts
+        self._kills: dict[str, tuple[int, int]] = {}
+        """For each cell that was killed, the step that it had come to, and how often that was."""
+        self._cells: dict[str, Cell] = {}
+        self._results: dict[str, CellResult] = {}
+        for cell in cells:
+            self._add(cell)
         self._free = list(reversed(slots))
         self._program = tuple(program)
         self._live = live
@@ -285,9 +295,17 @@ class Scheduler:
         self._ended: queue.SimpleQueue[Process] = queue.SimpleQueue()
         self._signals: list[int] = []
         self._failures = folder.failures()
+        self._has_more = propose is not None
+        """Whether there may be cells that are not proposed yet."""
+
+    def _add(self, cell: Cell) -> CellResult:
+        directory, log_file = self._folder.run(cell.name), self._folder.log(cell.name)
+        result = CellResult(name=cell.name, axes=cell.axes, model_dir=str(directory.path), log=str(log_file))
+        self._cells[cell.name], self._results[cell.name] = cell, result
+        return result
 
     def run(self) -> list[CellResult]:
-        """Runs the cells that are not finished. Failures are recorded.
+        """Runs the cells that are not finished, then those that are proposed. Failures are recorded.
 
         Raises:
             Interrupted: after SIGINT or SIGTERM, when all have saved and exited; not if all cells are finished.
@@ -296,6 +314,8 @@ class Scheduler:
         for result in results:
             if self._is_finished(result):
                 result.state = DONE
+            elif result.name in self._failures and not self._retries:
+                result.state, result.reason = FAILED, self._failures[result.name]
         waiting = [result for result in results if result.state == WAITING]
         if len(waiting) < len(results):
             log.info("%d of %d cells are done already", len(results) - len(waiting), len(results))
@@ -305,16 +325,25 @@ class Scheduler:
             finally:
                 for process in self._running:  # after an error here: no process may stay behind
                     process.signal(signal.SIGKILL)
-        if self._signals and any(result.state in (WAITING, STOPPED) for result in results):
+        results = list(self._results.values())
+        if self._signals and (self._has_more or any(result.state in (WAITING, STOPPED) for result in results)):
             done = sum(result.state == DONE for result in results)
             raise Interrupted(self._signals[0], done, str(self._folder.path))
         return results
 
     def _loop(self, waiting: list[CellResult]) -> None:
         handled = 0
-        while self._running or (waiting and not self._signals):
-            while waiting and self._free and not self._signals:
+        while self._running or ((waiting or self._has_more) and not self._signals):
+            while self._free and not self._signals:
+                if not waiting:
+                    cell = self._propose() if self._has_more and self._propose is not None else None
+                    self._has_more = cell is not None
+                    if cell is None:
+                        break
+                    waiting.append(self._add(cell))
                 self._start(waiting.pop(0))
+            if not self._running:
+                continue
             if len(self._signals) > handled:
                 self._stop(final=handled > 0)
                 handled = len(self._signals)
@@ -373,8 +402,20 @@ class Scheduler:
             self._change(result, DONE)
         elif self._signals:
             self._change(result, STOPPED)
+        elif status < 0 and self._may_go_on(result):
+            log.info("%s was %s and goes on", result.name, describe_status(status))
+            self._start(result)
         else:
             self._fail(result, failure_reason(status, process.last_lines))
+
+    def _may_go_on(self, result: CellResult) -> bool:
+        """Returns whether a cell that was killed is resumed."""
+        directory = self._folder.run(result.name)
+        step = max((step_of(path) for path in list_checkpoints(directory.checkpoints).values()), default=0)
+        before, kills = self._kills.get(result.name, (-1, 0))
+        kills = kills + 1 if step == before else 1
+        self._kills[result.name] = step, kills
+        return kills <= self._restarts
 
     def _fail(self, result: CellResult, reason: str) -> None:
         result.reason = self._failures[result.name] = reason

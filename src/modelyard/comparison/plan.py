@@ -221,6 +221,23 @@ def make_cells(request: MatrixRequest) -> list[Cell]:
     return cells
 
 
+def make_cell(request: MatrixRequest, name: str, axes: Mapping[str, Any]) -> Cell:
+    """Returns one cell, whose options are not checked against those of others.
+
+    Raises:
+        ConfigError: with every problem.
+    """
+    problems = list(_option_problems(request, axes))
+    try:
+        cell = Cell(name, dict(axes), _resolve_cell(request, axes))
+    except ConfigError as error:
+        raise ConfigError(dict.fromkeys([*problems, *error.problems])) from None
+    problems += _axes_without_effect(request, cell)
+    if problems:
+        raise ConfigError(dict.fromkeys(problems))
+    return cell
+
+
 def with_folds(request: MatrixRequest) -> MatrixRequest:
     """Returns the request with the axis ``fold``, if all cells have ``folds`` and it does not say which of them."""
     try:
@@ -275,7 +292,11 @@ def _axis_problems(request: MatrixRequest) -> Iterator[Problem]:
             yield Problem(where, key, f"lists {text} twice; the cells would be identical.")
         if key in request.options:
             yield Problem(where, key, "is both an axis of this matrix and an option of all cells; give only one.")
-    for key in dict.fromkeys((*request.axes, *request.options)):
+    yield from _option_problems(request, request.axes)
+
+
+def _option_problems(request: MatrixRequest, axes: Mapping[str, Any]) -> Iterator[Problem]:
+    for key in dict.fromkeys((*axes, *request.options)):
         if key == TRUST:
             message = "has no effect inside a file; give it on the command line or in Python."
             yield Problem(request.where(key), key, message)
@@ -324,16 +345,18 @@ def _combinations(axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]
 def _options_without_effect(request: MatrixRequest, cells: list[Cell]) -> Iterator[Problem]:
     """Yields options of parts that a cell does not have: such an axis makes identical cells."""
     for cell in cells:
-        has = cell.config.flat()
-        for key in cell.axes:
-            if key not in has:
-                message = (
-                    f"has no effect with model {cell.config.model} and dataset {cell.config.dataset}; exclude them."
-                )
-                yield Problem(request.where(key), key, message)
+        yield from _axes_without_effect(request, cell)
     for key in request.options:
         if key not in CORE_FIELDS and not any(key in cell.config.component_options for cell in cells):
             message = "has no effect here: no cell has the model, dataset or other part that it belongs to."
+            yield Problem(request.where(key), key, message)
+
+
+def _axes_without_effect(request: MatrixRequest, cell: Cell) -> Iterator[Problem]:
+    has = cell.config.flat()
+    for key in cell.axes:
+        if key not in has:
+            message = f"has no effect with model {cell.config.model} and dataset {cell.config.dataset}; exclude them."
             yield Problem(request.where(key), key, message)
 
 

@@ -100,7 +100,7 @@ def read_results(folder: str) -> tuple[list[RunResult], list[Unfinished]]:
     failures = _failures(top, matrices)
     for path in found:
         reason = failures.pop(path.resolve(), "")
-        one = _read_run(str(path), str(path.relative_to(top)), reason)
+        one = read_run(str(path), str(path.relative_to(top)), reason)
         (results if isinstance(one, RunResult) else others).append(one)  # type: ignore[arg-type] # by its type
     others += [
         Unfinished(str(path.relative_to(top.resolve())), "failed" if reason else "not begun", reason)
@@ -121,12 +121,12 @@ def _read_remote(url: str) -> tuple[list[RunResult], list[Unfinished]]:
             found.append(folder)
     for folder in found:
         run = storage.join(url, folder) if folder else url.rstrip("/")
-        one = _read_run(run, folder.strip("/") or run.rpartition("/")[2], "")
+        one = read_run(run, folder.strip("/") or run.rpartition("/")[2], "")
         (results if isinstance(one, RunResult) else others).append(one)  # type: ignore[arg-type] # by its type
     return results, sorted(others, key=lambda one: one.name)
 
 
-def _read_run(run: str, name: str, reason: str) -> RunResult | Unfinished:
+def read_run(run: str, name: str, reason: str) -> RunResult | Unfinished:
     """Reads one run.
 
     Args:

@@ -1,0 +1,1 @@
+"""Searches for good options: many runs, each with options that a sampler proposes."""

@@ -1,0 +1,105 @@
+"""Proposals depend on the seed, the number of the trial and the results that are known, and on nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+
+from modelyard.errors import UserError
+from modelyard.tuning.samplers import DONE, FAILED, RUNNING, Journal, Known, make_sampler, propose, sampler_names
+from modelyard.tuning.space import Space, read_space
+
+SPACE = "x=log(1e-3, 1), y=[1, 2, [3, 4]], z=int(1, 9) if y=1"
+
+
+def space_of(text: str = SPACE) -> Space:
+    return read_space(text, "here")[0]
+
+
+def search(
+    sampler: str, count: int, *, seed: int = 0, space: Space | None = None, known: list[Known] | None = None
+) -> list[Known]:
+    """A search for small x and y=1, one trial at a time."""
+    space, known = space or space_of(), list(known or [])
+    while len(known) < count:
+        found = propose(space, known, len(known), sampler, seed, maximize=False)
+        if found is None:
+            break
+        values, remembered = found
+        score = values["x"] + (0 if values.get("y", 1) == 1 else 5)
+        known.append(Known(len(known), values, DONE, score, remembered))
+    return known
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "qmc", "nsgaii"])
+def test_a_search_that_begins_anew_after_any_trial_goes_on_the_same(sampler: str) -> None:
+    whole = search(sampler, 14)
+    assert search(sampler, 14, known=whole[:6]) == whole
+    assert search(sampler, 14, known=whole[:13]) == whole
+    assert search(sampler, 14, seed=1) != whole
+    assert all(("z" in one.values) == (one.values["y"] == 1) for one in whole)
+    assert len({str(one.values) for one in whole}) == 14, "no trial is that of another"
+
+
+def test_the_default_sampler_finds_what_is_better() -> None:
+    def good(sampler: str) -> int:
+        return sum(one.score is not None and one.score < 0.1 for one in search(sampler, 40)[20:])
+
+    assert good("tpe") > good("random")
+
+
+def test_a_space_without_other_values_ends_the_search() -> None:
+    space = space_of("a=[1, 2], b=[x, y] if a=1")
+    known: list[Known] = []
+    while (found := propose(space, known, len(known), "random", 0, True)) is not None:
+        known.append(Known(len(known), found[0], DONE, 0.5))
+    assert sorted(str(one.values) for one in known) == [
+        "{'a': 1, 'b': 'x'}", "{'a': 1, 'b': 'y'}", "{'a': 2}"
+    ]  # fmt: skip
+
+
+def test_trials_outside_of_a_changed_space_are_kept_and_not_used() -> None:
+    known = search("tpe", 12)
+    narrow = space_of("x=log(1e-3, 1e-1), y=[1, 5], z=int(1, 9) if y=1")
+    found = search("tpe", 20, space=narrow, known=known)
+    assert found[:12] == known
+    assert all(one.values["x"] <= 0.1 and one.values["y"] in (1, 5) for one in found[12:])
+
+
+def test_no_two_trials_that_run_beside_each_other_are_the_same() -> None:
+    space = space_of("a=[1, 2, 3, 4]")
+    known: list[Known] = []
+    for number, state in enumerate((DONE, FAILED, RUNNING)):
+        found = propose(space, known, number, "tpe", 0, maximize=True)
+        assert found is not None
+        known.append(Known(number, found[0], state, 0.5 if state == DONE else None, found[1]))
+    last = propose(space, known, 3, "tpe", 0, maximize=True)
+    assert last is not None
+    assert {str(one.values) for one in known} | {str(last[0])} == {f"{{'a': {value}}}" for value in (1, 2, 3, 4)}
+
+
+def test_the_samplers_of_optuna_have_their_names() -> None:
+    assert {"tpe", "random", "cmaes", "gp", "qmc", "grid", "nsgaii"} <= set(sampler_names())
+    with pytest.raises(UserError, match=r"no sampler 'tpa'.*tpe"):
+        make_sampler("tpa", 0, space_of())
+    with pytest.raises(UserError, match="grid needs a list of values for every parameter"):
+        make_sampler("grid", 0, space_of())
+    assert isinstance(make_sampler("grid", 0, space_of("a=[1, 2]")), optuna.samplers.GridSampler)
+
+
+def test_a_journal_has_the_trials_for_optunas_dashboard(tmp_path: Path) -> None:
+    known: list[Any] = [*search("tpe", 3), Known(3, {"x": 0.5, "y": 2}, FAILED), Known(4, {"x": 0.4, "y": 2}, RUNNING)]
+    for _ in range(2):  # it is written anew
+        journal = Journal(tmp_path / "optuna.log", space_of(), maximize=False)
+        journal.add(known[:2])
+        journal.add(known)
+    storage = JournalStorage(JournalFileBackend(str(tmp_path / "optuna.log")))
+    (study,) = optuna.get_all_study_summaries(storage)
+    trials = optuna.load_study(study_name=study.study_name, storage=storage).trials
+    assert [trial.state.name for trial in trials] == ["COMPLETE"] * 3 + ["FAIL"]
+    assert [trial.value for trial in trials[:3]] == [one.score for one in known[:3]]

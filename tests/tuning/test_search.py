@@ -1,0 +1,156 @@
+"""Searches of real runs: killed, extended, with trials that fail, and compared with new seeds."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import modelyard
+from conftest import COMMAND, environment
+from modelyard.errors import ConfigError, UserError
+from waiting import PATIENCE, wait_until
+
+SPACE = "learning_rate=log(1e-3, 1), optimizer=[sgd, adam]"
+OPTIONS: dict[str, Any] = {"model": "mlp", "dataset": "digits", "hidden_units": [16], "train_steps": 60, "threads": 1}
+LONG: dict[str, Any] = {**OPTIONS, "train_steps": 400, "save_every": "20 steps", "deterministic": True}
+
+
+def words(output: str, trials: int, **options: Any) -> list[str]:
+    given = {"output": output, "trials": trials, "space": SPACE, "seeds": 0, **options}
+    return [word for key, value in given.items() for word in (f"--{key}", str(value))]
+
+
+def start(output: str, trials: int, **options: Any) -> subprocess.Popen[str]:
+    command = [*COMMAND, "tune", *words(output, trials, **options)]
+    return subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{key: row[key] for key in ("step", "split", "loss", "accuracy")} for row in found]
+
+
+def trial_process(folder: Path) -> int | None:
+    """The process of the trial that runs."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if str(folder / "cells") in path.read_bytes().decode(errors="replace"):
+                return int(path.parent.name)
+        except OSError:
+            continue
+    return None
+
+
+def checkpoint_of(run: Path) -> int:
+    return max((int(path.name[5:]) for path in (run / "checkpoints").glob("step-*")), default=0)
+
+
+def test_a_search_whose_processes_are_killed_ends_with_the_same_trials(tmp_path: Path) -> None:
+    long = {key: str(value).strip("[]") for key, value in LONG.items()}
+    whole = start("whole", 3, **long)
+    output = whole.communicate(timeout=PATIENCE)[0]
+    assert whole.returncode == 0, output
+    killed = tmp_path / "killed"
+    # The search and its trial, in the middle of the second trial; then only the trial, in the middle of the third.
+    search = start(str(killed), 3, **long)
+    second, third = (killed / "cells" / f"trial-000{number}" for number in (1, 2))
+    wait_until(lambda: checkpoint_of(second) >= 20)
+    search.kill()
+    search.communicate()
+    assert checkpoint_of(second) < 400
+    search = start(str(killed), 3, **long)
+    wait_until(lambda: checkpoint_of(third) >= 20)
+    pid = trial_process(killed)
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    output = search.communicate(timeout=PATIENCE)[0]
+    assert search.returncode == 0, output
+    assert "trial-0002 was killed by SIGKILL and goes on" in output, output
+    for number in range(3):
+        mine, undisturbed = (Path(folder) / "cells" / f"trial-000{number}" for folder in (killed, "whole"))
+        assert rows(mine) == rows(undisturbed)
+        for weights in undisturbed.glob("best/*/weights.safetensors"):
+            assert (mine / weights.relative_to(undisturbed)).read_bytes() == weights.read_bytes()
+    assert (killed / "best.yaml").read_text() == Path("whole/best.yaml").read_text()
+    assert len(json.loads((third / "manifest.json").read_text())["starts"]) == 2
+
+
+def test_a_search_is_extended_compared_with_new_seeds_and_tested() -> None:
+    first = modelyard.tune(SPACE, output="search", trials=2, seeds=0, jobs=2, **OPTIONS)
+    assert [trial.state for trial in first.trials] == ["done", "done"]
+    assert first.trials[0].score >= first.trials[1].score  # type: ignore[operator]
+    assert (first.final, first.test) == (None, {})
+    with pytest.raises(ConfigError, match=r"(?s)train_steps: is 70 here, but 60 in the trials.*options may not"):
+        modelyard.tune(SPACE, output="search", trials=3, **{**OPTIONS, "train_steps": 70})
+    with pytest.raises(ConfigError, match="metric: is loss here, but auto in this search"):
+        modelyard.tune(output="search", trials=3, metric="loss")
+    narrower = "learning_rate=log(1e-2, 1), optimizer=[sgd]".replace("[sgd]", "[sgd, rmsprop]")
+    result = modelyard.tune(narrower, output="search", trials=3, top=1, seeds=2, jobs=2)
+    assert [trial.number for trial in sorted(result.trials, key=lambda trial: trial.number)] == [0, 1, 2]
+    assert {trial.number: trial.values for trial in first.trials}.items() <= {
+        t.number: t.values for t in result.trials
+    }.items()
+    assert result.final is not None
+    assert list(result.test) == ["seed 1", "seed 2"]
+    best = result.trials[0]
+    rows_of_final = rows(Path("search/final/cells") / f"trial-{best.number:04}-seed1")
+    assert [row["split"] for row in rows_of_final].count("test") == 1
+    assert result.test["seed 1"] == rows_of_final[-1]["accuracy"]
+    assert not any(row["split"] == "test" for trial in result.trials for row in rows(Path(trial.model_dir)))
+    again = modelyard.train_and_evaluate(config_file=result.best, model_dir="again")
+    assert again.validation["accuracy"] == best.score
+    assert f"trial {best.number}: " in str(result)
+
+
+def test_a_trial_that_fails_counts_as_failed_and_stays_so() -> None:
+    space = "learning_rate=[0.01, 1e30], hidden_units=[[8], [16]]"
+    options = {key: value for key, value in OPTIONS.items() if key != "hidden_units"} | {"optimizer": "sgd"}
+    result = modelyard.tune(space, output="search", trials=4, seeds=0, jobs=2, **options)
+    failed = [trial for trial in result.trials if trial.values["learning_rate"] == 1e30]
+    assert [trial.state for trial in result.trials] == ["done", "done", "failed", "failed"]
+    assert result.trials[2:] == tuple(failed)
+    assert "the loss became" in failed[0].reason
+    before = {
+        trial.number: (Path("search/runlogs") / f"trial-{trial.number:04}.log").stat().st_mtime for trial in failed
+    }
+    again = modelyard.tune(output="search", trials=9, seeds=0)
+    assert again.trials == result.trials, "there are no other values, and failed trials are not trained again"
+    assert before == {
+        trial.number: (Path("search/runlogs") / f"trial-{trial.number:04}.log").stat().st_mtime for trial in failed
+    }
+
+
+@pytest.mark.parametrize(
+    ("space", "options", "message"),
+    [
+        ("learning_rat=log(1e-3, 1)", {}, "learning_rat.*[Dd]id you mean 'learning_rate'"),
+        ("learning_rate=log(1e-3, 1)", {"learning_rate": 0.1}, "learning_rate: is both in the space and an option"),
+        ("learning_rate=uniform(-1, 1)", {}, "learning_rate: must be greater than 0"),
+        ("hidden_units=[[8], [16]], model=[mlp, resnet20]", {}, "hidden_units.*no effect.*resnet20"),
+        ("augment.cutout.size=[2, 4]", {}, "cutout is not in augment"),
+        ("model_dir=[a, b]", {}, "model_dir: has no effect here"),
+    ],
+)
+def test_a_space_that_contradicts_the_config_is_told_before_anything_starts(
+    space: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        modelyard.tune(space, output="search", trials=4, dataset="digits", train_steps=5, **options)
+    assert not Path("search").exists()
+
+
+def test_what_is_missing_or_unknown_is_told() -> None:
+    with pytest.raises(ConfigError, match="space: is missing"):
+        modelyard.tune(output="search")
+    with pytest.raises(ConfigError, match=r"(?s)output: is missing.*trials: must be 1 to"):
+        modelyard.tune(SPACE, output="", trials=0)
+    with pytest.raises(UserError, match="no sampler 'tpa'"):
+        modelyard.tune(SPACE, output="search", sampler="tpa", **OPTIONS)
+    with pytest.raises(UserError, match=r"(?s)the first [3-5] trials of this search failed: .*f7.*accuracy"):
+        modelyard.tune(SPACE, output="search", trials=9, metric="f7", jobs=3, **OPTIONS)
