@@ -59,6 +59,18 @@ def test_steps_in_one_program_are_those_that_run_one_by_one(make: Make) -> None:
     assert together.evaluate("test") == pytest.approx(single.evaluate("test"), rel=1e-9)
 
 
+def test_resident_data_is_in_the_memory_of_the_host_only_until_it_is_on_a_gpu(make: Make) -> None:
+    plain, as_on_gpu = (make(model="mlp", resident="always") for _ in range(2))
+    as_on_gpu.on_cpu = False  # type: ignore[attr-defined]
+    for engine in (plain, as_on_gpu):
+        engine.prepare([4])
+    assert ("train" in plain.pipeline._resident, "train" in as_on_gpu.pipeline._resident) == (True, False)
+    np.testing.assert_allclose(as_on_gpu.train(0, 4)["loss"], plain.train(0, 4)["loss"], rtol=1e-5)
+    as_on_gpu.prepare([8])
+    assert "train" not in as_on_gpu.pipeline._resident, "it is not read again"
+    assert as_on_gpu.train(4, 8)["loss"].shape == (8,)
+
+
 def test_a_state_that_is_copied_as_one_array_is_the_same(make: Make) -> None:
     engine = make(model="simple_cnn", optimizer="adam", ema_decay=0.9)
     engine.train(0, 2)

@@ -130,6 +130,10 @@ class Pipeline:
         self._held_bytes += self._bytes(split)
         return self._resident[split]
 
+    def release(self, split: str) -> None:
+        """Frees the host's memory of a resident split, which is on the device now. It is read anew if it is wanted."""
+        self._resident.pop(split, None)
+
     def _read_all(self, split: str) -> Arrays:
         """Reads a whole split; a large one by processes, which it ends if they have nothing else to do."""
         size, example = self.dataset.size(split), sum(feature.nbytes for feature in self.features.values())

@@ -146,15 +146,17 @@ class JaxEngine(Engine):
 
     def prepare(self, periods: Sequence[Any], splits: Sequence[str] = (), step: int = 0) -> float:
         """Copies the data to the devices or begins to read it, and compiles; returns the seconds of compiling."""
-        resident = self.pipeline.resident(TRAIN)
         all_periods = [*periods, *self.phases.periods]
         self.steps_per_call, self._is_ready = 1, True
+        resident = self.pipeline.resident(TRAIN) if self._data is None else None
         with self._types(), self._explained_errors():
             if resident is not None:
                 self._data = {name: self.layout.replicate(array) for name, array in resident.items()}
+                if not self.on_cpu:  # there JAX may use the same memory
+                    self.pipeline.release(TRAIN)
             if not self.on_cpu and not self.config.deterministic:
                 self.steps_per_call = _choose_steps_per_call(all_periods, self._most_together())
-            if resident is None:
+            if self._data is None:
                 self.pipeline.start(step, self.steps_per_call)
             batches = [next(iter(self.evaluation_batches(split))) for split in splits]
             began = time.perf_counter()
@@ -162,7 +164,7 @@ class JaxEngine(Engine):
             if any(steps % self.steps_per_call for steps in (*all_periods, step)):
                 lengths.add(1)
             with counted_compilations() as counts:
-                self._compile("resident" if resident is not None else "streamed", lengths, batches)
+                self._compile("resident" if self._data is not None else "streamed", lengths, batches)
             if not self.on_cpu:
                 self._run_once(batches)
         seconds = time.perf_counter() - began
