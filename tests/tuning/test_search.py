@@ -154,3 +154,24 @@ def test_what_is_missing_or_unknown_is_told() -> None:
         modelyard.tune(SPACE, output="search", sampler="tpa", **OPTIONS)
     with pytest.raises(UserError, match=r"(?s)the first [3-5] trials of this search failed: .*f7.*accuracy"):
         modelyard.tune(SPACE, output="search", trials=9, metric="f7", jobs=3, **OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("seed: 0", "seed: abc", "search.yaml.*seed: must be a whole number, got abc"),
+        ("seed: 0", "seed: [1]", "seed: must be a whole number"),
+        ("sampler: tpe\n", "", "sampler: must be text, got null"),
+        ("  learning_rate: log(1e-3, 1)", "  5", "space: must be 'option: values' lines, got 5"),
+        ("  dataset: digits", "  - 7", "options: must be 'option: values' lines"),
+    ],
+)
+def test_a_damaged_search_file_is_told_and_nothing_is_changed(old: str, new: str, message: str) -> None:
+    Path("search").mkdir()
+    Path("search/matrix.yaml").write_text("matrix_version: 1\ncells: {}\n")
+    text = "search_version: 1\nmetric: auto\nsampler: tpe\nseed: 0\nspace:\n  learning_rate: log(1e-3, 1)\n"
+    damaged = f"{text}options:\n  dataset: digits\n".replace(old, new)
+    Path("search/search.yaml").write_text(damaged)
+    with pytest.raises(ConfigError, match=message):
+        modelyard.tune(output="search")
+    assert Path("search/search.yaml").read_text() == damaged

@@ -56,6 +56,7 @@ _RESTARTS = 3
 """How often a trial that was killed goes on, without having come further, before it counts as failed."""
 _TRIED = 24
 """Proposals whose options are checked before the first trial starts."""
+_KINDS = {str: "text", int: "a whole number", dict: "'option: values' lines"}
 log = logging.getLogger("modelyard")
 
 
@@ -270,14 +271,16 @@ def _read_search(folder: MatrixFolder) -> Search | None:
     if problems:
         raise ConfigError(problems)
 
-    def plain(key: str, default: Any) -> Any:
-        value = found[key].value if key in found else None
-        return default if value is None else value
-
-    parts = {name: _plain(value) for name, value in plain(SPACE, {}).items()}
-    options = {name: _plain(value) for name, value in plain(OPTIONS, {}).items()}
-    space = read_space(parts, str(path))[0]
-    return Search(space, options, str(plain("metric", "auto")), str(plain("sampler", "tpe")), int(plain("seed", 0)))
+    plain = {key: _plain(value) for key, value in found.items()}
+    types = {"metric": str, "sampler": str, "seed": int, SPACE: dict, OPTIONS: dict}
+    for key, kind in types.items():
+        if not isinstance(plain.get(key), kind):
+            message = f"must be {_KINDS[kind]}, got {inline(plain.get(key))}. The file is damaged; restore it."
+            problems.append(Problem(found[key].where if key in found else str(path), key, message))
+    if problems:
+        raise ConfigError(problems)
+    space = read_space(plain[SPACE], str(path))[0]
+    return Search(space, plain[OPTIONS], plain["metric"], plain["sampler"], plain["seed"])
 
 
 def _plain(value: Any) -> Any:
