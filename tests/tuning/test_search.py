@@ -14,6 +14,7 @@ import pytest
 import modelyard
 from conftest import COMMAND, environment
 from modelyard.errors import ConfigError, UserError
+from modelyard.tuning.search import _remembered
 from waiting import PATIENCE, wait_until
 
 SPACE = "learning_rate=log(1e-3, 1), optimizer=[sgd, adam]"
@@ -175,3 +176,11 @@ def test_a_damaged_search_file_is_told_and_nothing_is_changed(old: str, new: str
     with pytest.raises(ConfigError, match=message):
         modelyard.tune(output="search")
     assert Path("search/search.yaml").read_text() == damaged
+
+
+def test_a_damaged_memory_of_the_sampler_is_left_out(tmp_path: Path) -> None:
+    good = {"trial": {"a": 1}, "study": {"b": [2]}}
+    (tmp_path / "sampler.json").write_text(json.dumps({"trial-0000": good, "x": [1], "y": {"study": 3}, "z": None}))
+    assert _remembered(tmp_path / "sampler.json") == {"trial-0000": good}
+    (tmp_path / "sampler.json").write_text('{"trial-0000": {"stu')
+    assert _remembered(tmp_path / "sampler.json") == {}

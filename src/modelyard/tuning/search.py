@@ -291,6 +291,15 @@ def _plain(value: Any) -> Any:
     return [_plain(one) for one in value] if isinstance(value, list) else value
 
 
+def _remembered(path: Path) -> dict[str, dict[str, Any]]:
+    """Returns what the sampler keeps with each trial. What is damaged is left out: samplers do without."""
+    return {
+        name: kept
+        for name, kept in read_json(path).items()
+        if isinstance(kept, dict) and all(isinstance(one, dict) for one in kept.values())
+    }
+
+
 class _Run:
     """The trials of a search: proposes them, and reads their scores."""
 
@@ -302,7 +311,7 @@ class _Run:
         self._results: dict[str, RunResult] = {}
         self._ranking: Ranking | None = None
         self._journal: Journal | None = None
-        self._remembered: dict[str, Any] = read_json(folder.path / REMEMBERED)
+        self._remembered = _remembered(folder.path / REMEMBERED)
 
     @property
     def metric(self) -> str:
