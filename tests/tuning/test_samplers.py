@@ -103,3 +103,11 @@ def test_a_journal_has_the_trials_for_optunas_dashboard(tmp_path: Path) -> None:
     trials = optuna.load_study(study_name=study.study_name, storage=storage).trials
     assert [trial.state.name for trial in trials] == ["COMPLETE"] * 3 + ["FAIL"]
     assert [trial.value for trial in trials[:3]] == [one.score for one in known[:3]]
+
+
+def test_a_package_that_a_sampler_needs_later_is_missed_before_the_first_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("modelyard.tuning.samplers.find_spec", lambda name: None)
+    for sampler, package in (("cmaes", "cmaes"), ("gp", "torch scipy"), ("qmc", "scipy")):
+        with pytest.raises(UserError, match=rf"{sampler} needs .*pip install {package}\. Or choose another sampler"):
+            make_sampler(sampler, 0, space_of())
+    make_sampler("tpe", 0, space_of())

@@ -12,6 +12,7 @@ import logging
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ DONE, FAILED, RUNNING = "done", "failed", "running"
 _STATES = {DONE: "COMPLETE", FAILED: "FAIL", RUNNING: "RUNNING"}
 _ATTEMPTS = 100
 """How often another proposal is asked for, if one is that of an earlier trial."""
+_PACKAGES = {"cmaes": ("cmaes",), "gp": ("torch", "scipy"), "qmc": ("scipy",)}
+"""What samplers import when they first need it, which may be after many trials."""
 JOURNAL = "optuna.log"
 _log = logging.getLogger("modelyard")
 
@@ -79,6 +82,12 @@ def make_sampler(name: str, seed: int, space: Space) -> Any:
     wanted = name.lower().replace("_", "").replace("-", "")
     if wanted not in sampler_names():
         raise UserError(unknown("sampler", name, sampler_names()))
+    missing = [package for package in _PACKAGES.get(wanted, ()) if find_spec(package) is None]
+    if missing:
+        raise UserError(
+            f"the sampler {name} needs {' and '.join(missing)}. Install what is missing: pip install "
+            f"{' '.join(missing)}. Or choose another sampler."
+        )
     target = getattr(optuna.samplers, classes[wanted])
     arguments: dict[str, Any] = {"seed": seed}
     if wanted == "grid":
