@@ -13,6 +13,9 @@ import pytest
 
 import modelyard
 from conftest import COMMAND, environment
+from modelyard.comparison.matrix_folder import MatrixFolder
+from modelyard.comparison.plan import Cell
+from modelyard.config import resolve
 from modelyard.errors import ConfigError, UserError
 from modelyard.tuning.search import _remembered
 from waiting import PATIENCE, wait_until
@@ -184,3 +187,36 @@ def test_a_damaged_memory_of_the_sampler_is_left_out(tmp_path: Path) -> None:
     assert _remembered(tmp_path / "sampler.json") == {"trial-0000": good}
     (tmp_path / "sampler.json").write_text('{"trial-0000": {"stu')
     assert _remembered(tmp_path / "sampler.json") == {}
+
+
+def test_a_folder_of_a_matrix_and_a_search_without_its_file_are_refused_and_stay_as_they_are() -> None:
+    folder = MatrixFolder("other")
+    folder.create()
+    for name, message in (
+        ("mlp-digits-seed0", r"other is a matrix, not a search: .*mlp-digits-seed0\. Choose another"),
+        ("trial-0000", r"other/search.yaml is missing.*1 trials of this folder\. Restore"),
+    ):
+        folder.write([Cell(name, {"model": "mlp"}, resolve({"model": "mlp", "dataset": "digits"}))])
+        plan = folder.plan.read_text()
+        with pytest.raises(UserError, match=message):
+            modelyard.tune(SPACE, output="other", trials=2, seeds=0, **OPTIONS)
+        assert folder.plan.read_text() == plan
+        assert not Path("other/search.yaml").exists()
+
+
+def test_a_search_that_was_killed_before_its_first_file_was_whole_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(path: Path, text: str) -> None:
+        if path.name in ("search.yaml", "matrix.yaml"):
+            written.append(path.name)
+            if len(written) == 2:
+                raise KeyboardInterrupt
+        path.write_text(text)
+
+    written: list[str] = []
+    monkeypatch.setattr("modelyard.tuning.search.write_text", killed)
+    monkeypatch.setattr("modelyard.comparison.matrix_folder.write_text", killed)
+    with pytest.raises(KeyboardInterrupt):
+        modelyard.tune(SPACE, output="search", trials=1, seeds=0, **OPTIONS)
+    monkeypatch.undo()
+    with pytest.raises(ConfigError, match="space: is missing"):
+        modelyard.tune(output="search")

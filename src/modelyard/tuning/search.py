@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -49,6 +50,8 @@ from modelyard.tuning.space import OPTIONS, SPACE, Space, options_of, read_space
 NAME = "tune"
 """The name of its log and pid file, by which `modelyard stop` finds it."""
 SEARCH, REMEMBERED, BEST, FINAL = "search.yaml", "sampler.json", "best.yaml", "final"
+TRIAL = re.compile(r"trial-\d{4,}")
+"""The names of trials as cells."""
 _VERSION, _VERSION_KEY = 1, "search_version"
 _FAILURES = 3
 """If so many trials have failed and no other has been trained, the search ends."""
@@ -194,14 +197,22 @@ def tune(
     request = MatrixRequest({}, (), search.options, source, source == COMMAND_LINE, trust=trust)
     make_sampler(search.sampler, 0, search.space)
     known = folder.cells(trust=trust)
+    foreign = next((cell.name for cell in known if not TRIAL.fullmatch(cell.name)), None)
+    if foreign is not None:
+        raise UserError(f"{folder.path} is a matrix, not a search: it has the cell {foreign}. Choose another --output.")
+    if known and not (folder.path / SEARCH).exists():
+        raise UserError(
+            f"{folder.path / SEARCH} is missing, so it is not known what was searched in the {len(known)} trials of "
+            "this folder. Restore the file, or choose another --output."
+        )
     run = _Run(folder, search, request, trials, known)
     if len(known) < trials:
         run.check_space()
     folder.create()
     with faults.injected(folder.logs, NAME), log_to(folder.logs, NAME):
-        write_text(folder.path / SEARCH, search.text())
-        if not known:
+        if not folder.plan.exists():  # by which the folder is known as one of ours, after a kill between the two files
             folder.write([])
+        write_text(folder.path / SEARCH, search.text())
         program = [sys.executable, "-m", "modelyard"] if program is None else list(program)
         slots = make_slots(jobs, os.environ, available_cores())
         log.info("%d trials in %s, %d at a time", trials, folder.path, jobs)
