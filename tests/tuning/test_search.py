@@ -220,3 +220,13 @@ def test_a_search_that_was_killed_before_its_first_file_was_whole_begins_anew(mo
     monkeypatch.undo()
     with pytest.raises(ConfigError, match="space: is missing"):
         modelyard.tune(output="search")
+
+
+def test_a_matrix_adds_no_cells_to_a_search() -> None:
+    folder = MatrixFolder("search")
+    folder.create()
+    folder.write([])
+    Path("search/search.yaml").write_text("search_version: 1\n")
+    with pytest.raises(UserError, match=r"search is a search, .*Choose another --output"):
+        modelyard.matrix(models=["mlp"], datasets=["digits"], seeds=1, output="search", program=["false"])
+    assert folder.cell_axes() == {}

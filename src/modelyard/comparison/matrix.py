@@ -62,6 +62,8 @@ from modelyard.system.process import handle_signals, log_to
 
 NAME = "matrix"
 """The name of its log and pid file, by which `modelyard stop` finds it."""
+SEARCH = "search.yaml"
+"""The file by which the folder of a search differs from that of a matrix."""
 WAITING, RUNNING, DONE, FAILED, STOPPED = "waiting", "running", "done", "failed", "stopped"
 MAX_JOBS, _MAX_SEEDS, _MAX_ROWS = 256, 1000, 40
 _GPU_SHARING = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
@@ -175,6 +177,8 @@ def matrix(
     if problems:
         make_cells(request)  # raises them with all others
     folder = MatrixFolder(output)
+    if request.axes and (folder.path / SEARCH).exists():
+        raise UserError(f"{output} is a search, to which `modelyard tune` adds trials. Choose another --output.")
     merge_plan(folder, request)  # raises before a folder is made
     folder.create()
     with faults.injected(folder.logs, NAME), log_to(folder.logs, NAME):

@@ -21,7 +21,7 @@ from modelyard import faults
 from modelyard.comparison.leaderboard import Leaderboard, leaderboard
 from modelyard.comparison.matrix import DONE as FINISHED
 from modelyard.comparison.matrix import FAILED as HAS_FAILED
-from modelyard.comparison.matrix import MAX_JOBS, CellResult, Scheduler, make_slots
+from modelyard.comparison.matrix import MAX_JOBS, SEARCH, CellResult, Scheduler, make_slots
 from modelyard.comparison.matrix_folder import MatrixFolder
 from modelyard.comparison.plan import MAX_CELLS, SEED, Cell, MatrixRequest, make_cell
 from modelyard.comparison.results import RunResult, read_run
@@ -49,7 +49,7 @@ from modelyard.tuning.space import OPTIONS, SPACE, Space, options_of, read_space
 
 NAME = "tune"
 """The name of its log and pid file, by which `modelyard stop` finds it."""
-SEARCH, REMEMBERED, BEST, FINAL = "search.yaml", "sampler.json", "best.yaml", "final"
+REMEMBERED, BEST, FINAL = "sampler.json", "best.yaml", "final"
 TRIAL = re.compile(r"trial-\d{4,}")
 """The names of trials as cells."""
 _VERSION, _VERSION_KEY = 1, "search_version"
