@@ -111,3 +111,18 @@ def test_a_package_that_a_sampler_needs_later_is_missed_before_the_first_trial(m
         with pytest.raises(UserError, match=rf"{sampler} needs .*pip install {package}\. Or choose another sampler"):
             make_sampler(sampler, 0, space_of())
     make_sampler("tpe", 0, space_of())
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "qmc", "nsgaii"])
+def test_a_search_ends_only_when_every_combination_was_tried(sampler: str) -> None:
+    space = space_of("x=uniform(0.1, 0.7, step=0.1), y=[1, 2, [3]], z=int(1, 5, step=2) if y=1, w=logint(1, 3) if y=2")
+    known = search(sampler, 99, space=space)
+    assert len(known) == 7 * (3 + 3 + 1)
+    assert len({str(one.values) for one in known}) == len(known)
+    assert len(search(sampler, 30, space=space_of("x=log(1e-3, 1), y=[1, 2]"))) == 30
+
+
+def test_optuna_warns_of_nothing_that_the_user_can_not_change(caplog: pytest.LogCaptureFixture) -> None:
+    search("qmc", 4)  # has a parameter with a condition
+    search("grid", 5, space=space_of("x=[1, 2], y=[1, 2]"))
+    assert not caplog.records

@@ -9,10 +9,13 @@ from __future__ import annotations
 import inspect
 import json
 import logging
+import math
+import random
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +26,10 @@ from modelyard.tuning.space import Choice, Parameter, Space
 
 DONE, FAILED, RUNNING = "done", "failed", "running"
 _STATES = {DONE: "COMPLETE", FAILED: "FAIL", RUNNING: "RUNNING"}
-_ATTEMPTS = 100
+_ATTEMPTS = 20
 """How often another proposal is asked for, if one is that of an earlier trial."""
+_MOST = 100_000
+"""How many combinations of values are looked through for one that is left."""
 _PACKAGES = {"cmaes": ("cmaes",), "gp": ("torch", "scipy"), "qmc": ("scipy",)}
 """What samplers import when they first need it, which may be after many trials."""
 JOURNAL = "optuna.log"
@@ -51,7 +56,7 @@ class Known:
 
 
 def import_optuna() -> Any:
-    """Imports Optuna, without its log.
+    """Imports Optuna, without its log: it warns of proposals that are not used, and of options that do not exist here.
 
     Raises:
         UserError: if it is not installed.
@@ -60,7 +65,7 @@ def import_optuna() -> Any:
         import optuna
     except ImportError as error:
         raise UserError("a search needs Optuna. Install it: pip install 'modelyard[tune]'") from error
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 
 
@@ -136,7 +141,39 @@ def propose(
             of_study = study._storage.get_study_system_attrs(study._study_id)
             remembered = {"trial": dict(of_trial), "study": dict(of_study)}
             return values, {key: value for key, value in remembered.items() if value}
-    return None
+    # The sampler repeats itself, as those do that stay near the best trials. What it leaves out is chosen at random.
+    draw = random.Random(fold(seed, number))
+    left = [values for values in islice(_combinations(space, draw), _MOST) if _key(values) not in taken]
+    return (draw.choice(left), {}) if left else None
+
+
+def _combinations(
+    space: Space, draw: random.Random, known: Mapping[str, Any] | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yields the values that a trial can have; of a range without steps, one that is drawn."""
+    known = known or {}
+    rest = {name: parameter for name, parameter in space.items() if name not in known}
+    name = next((name for name, parameter in rest.items() if parameter.exists(known)), None)
+    if name is None:
+        yield dict(known)
+        return
+    domain = space[name].domain
+    values: Sequence[Any]
+    if isinstance(domain, Choice):
+        values = domain.values
+    elif domain.is_int:
+        values = range(int(domain.low), int(domain.high) + 1, int(domain.step or 1))
+    elif domain.step:
+        values = [
+            number * domain.step + domain.low
+            for number in range(int((domain.high - domain.low) / domain.step + 1 + 1e-9))
+        ]
+    elif domain.is_log:
+        values = [math.exp(draw.uniform(math.log(domain.low), math.log(domain.high)))]
+    else:
+        values = [draw.uniform(domain.low, domain.high)]
+    for value in values:
+        yield from _combinations(space, draw, {**known, name: value})
 
 
 def _study(optuna: Any, sampler: Any, maximize: bool) -> Any:
@@ -144,7 +181,9 @@ def _study(optuna: Any, sampler: Any, maximize: bool) -> Any:
 
 
 def _key(values: Mapping[str, Any]) -> str:
-    return json.dumps({name: inline(value) for name, value in values.items()}, sort_keys=True)
+    # Of numbers that differ only in their last bits, Optuna makes both.
+    rounded = {name: float(f"{one:.12g}") if isinstance(one, float) else one for name, one in values.items()}
+    return json.dumps({name: inline(value) for name, value in rounded.items()}, sort_keys=True)
 
 
 def _fits(space: Space, values: Mapping[str, Any]) -> bool:
