@@ -17,7 +17,7 @@ from modelyard.comparison.matrix_folder import MatrixFolder
 from modelyard.comparison.plan import Cell
 from modelyard.config import resolve
 from modelyard.errors import ConfigError, UserError
-from modelyard.tuning.search import _remembered
+from modelyard.tuning.search import _remembered, _search
 from waiting import PATIENCE, wait_until
 
 SPACE = "learning_rate=log(1e-3, 1), optimizer=[sgd, adam]"
@@ -230,3 +230,32 @@ def test_a_matrix_adds_no_cells_to_a_search() -> None:
     with pytest.raises(UserError, match=r"search is a search, .*Choose another --output"):
         modelyard.matrix(models=["mlp"], datasets=["digits"], seeds=1, output="search", program=["false"])
     assert folder.cell_axes() == {}
+
+
+def test_options_that_are_written_in_another_way_are_the_same() -> None:
+    folder = MatrixFolder("search")
+    folder.create()
+    folder.write([])
+    options = {
+        "train_steps": "20",
+        "hidden_units": "16,32",
+        "augment": "cutout, flip_left_right",
+        "weight_decay": "1e-4",
+    }
+    space = {"learning_rate": "log(1e-3, 1)"}
+    search = _search(folder, space, options, None, None, None, "here")
+    Path("search/search.yaml").write_text(search.text())
+    typed = {
+        "train_steps": 20,
+        "hidden_units": [16, 32],
+        "augment": ["cutout", "flip_left_right"],
+        "weight_decay": 0.0001,
+    }
+    assert _search(folder, space, typed, None, None, None, "here") == search
+    Path("s.yaml").write_text("space:\n  learning_rate: log(1e-3, 1)\noptions:\n  train_steps: 25\n  model: mlp\n")
+    with pytest.raises(
+        ConfigError,
+        match=r"(?s)s.yaml:4.*train_steps: is 25 here, but 20 in the trials.*model: is mlp here, but the "
+        "trials of this search do not have it",
+    ):
+        _search(folder, "s.yaml", {}, None, None, None, "here")

@@ -25,6 +25,7 @@ from modelyard.comparison.matrix import MAX_JOBS, SEARCH, CellResult, Scheduler,
 from modelyard.comparison.matrix_folder import MatrixFolder
 from modelyard.comparison.plan import MAX_CELLS, SEED, Cell, MatrixRequest, make_cell
 from modelyard.comparison.results import RunResult, read_run
+from modelyard.config.calls import parse_list
 from modelyard.config.resolve import option_name
 from modelyard.config.yaml_file import Value, dump, inline, read_sections
 from modelyard.errors import COMMAND_LINE, ConfigError, Problem, UserError
@@ -45,7 +46,7 @@ from modelyard.tuning.samplers import (
     make_sampler,
     propose,
 )
-from modelyard.tuning.space import OPTIONS, SPACE, Space, options_of, read_space
+from modelyard.tuning.space import OPTIONS, SPACE, Space, options_of, parse_value, read_space
 
 NAME = "tune"
 """The name of its log and pid file, by which `modelyard stop` finds it."""
@@ -246,6 +247,7 @@ def _search(
         raise ConfigError(
             [Problem(source, SPACE, "is missing: the options that vary, such as learning_rate=log(1e-4, 1).")]
         )
+    given, in_file = options, dict[str, Value]()
     if space is None:
         assert before is not None
         found = before.space
@@ -256,9 +258,15 @@ def _search(
         return Search(found, options, metric or "auto", sampler or "tpe", seed or 0)
     problems = []
     for key in {**before.options, **options} if options or space is not None else ():
-        old, new = inline(before.options.get(key)), inline(options.get(key, before.options.get(key)))
-        if old != new:
-            problems.append(Problem(source, key, f"is {new} here, but {old} in the trials of this search."))
+        old, new = before.options.get(key), options.get(key, before.options.get(key))
+        if _same(old) != _same(new):
+            was = (
+                "the trials of this search do not have it"
+                if old is None
+                else f"{_text(old)} in the trials of this search"
+            )
+            where = in_file[key].where if key in in_file and key not in given else source
+            problems.append(Problem(where, key, f"is {_text(new)} here, but {was}."))
     changed: list[tuple[str, Any, Any]] = [("metric", metric, before.metric), ("search_seed", seed, before.seed)]
     for key, mine, was in changed:
         if mine is not None and mine != was:
@@ -268,6 +276,19 @@ def _search(
         error.add_hint("The space of a search may change, its options may not. Choose another --output for others.")
         raise error
     return Search(found, before.options, before.metric, sampler or before.sampler, before.seed)
+
+
+def _same(value: Any) -> list[str]:
+    """Returns an option so that its forms are equal: on the command line, numbers and lists are text."""
+    try:
+        parts = parse_list(value) if isinstance(value, str | list | tuple) else [value]
+        return [inline(parse_value(part) if isinstance(part, str) else part) for part in parts]
+    except ValueError:
+        return [inline(value)]
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else inline(value)
 
 
 def _read_search(folder: MatrixFolder) -> Search | None:

@@ -162,17 +162,22 @@ def parse_parameter(name: str, given: Any) -> Parameter:
     match = _CONDITION.match(text)
     if match is not None:
         wanted = match[3].strip()
-        values = [_value(one) for one in parse_list(wanted)] if wanted.startswith("[") else [_value(wanted)]
+        values = [parse_value(one) for one in parse_list(wanted)] if wanted.startswith("[") else [parse_value(wanted)]
         return replace(parse_parameter(name, match[1]), text=text, condition=(match[2], tuple(values)))
     if text.startswith("[") and text.endswith("]"):
-        return Parameter(name, _choice([_value(one) for one in split_list(text[1:-1])]), text)
+        return Parameter(name, _choice([parse_value(one) for one in split_list(text[1:-1])]), text)
     match = re.fullmatch(r"(\w+)\s*\((.*)\)", text, re.DOTALL)
     if match is None or match[1] not in _FUNCTIONS:
         raise ValueError(f"must be {_FORMS}, got {text!r}.")
     return Parameter(name, _range(match[1], split_list(match[2]), text), text)
 
 
-def _value(text: str) -> Any:
+def parse_value(text: str) -> Any:
+    """Parses one value.
+
+    Raises:
+        ValueError: if it is none.
+    """
     try:
         value = yaml.load(text, Loader=LimitedLoader)
     except yaml.YAMLError as error:
@@ -197,7 +202,7 @@ def _range(function: str, arguments: list[str], text: str) -> Range:
     bounds, step = [], None
     for argument in arguments:
         name, equals, value = argument.partition("=")
-        number = _value(value if equals else argument)
+        number = parse_value(value if equals else argument)
         if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
             raise ValueError(f"must be {function}(low, high) of numbers, got {text!r}.")
         if equals and name.strip() != "step":
