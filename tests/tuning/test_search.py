@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -259,3 +260,14 @@ def test_options_that_are_written_in_another_way_are_the_same() -> None:
         "trials of this search do not have it",
     ):
         _search(folder, "s.yaml", {}, None, None, None, "here")
+
+
+def test_a_search_of_failures_only_tries_them_again() -> None:
+    Path("fails").write_text("raise SystemExit('error: the disk is full.')")
+    failing = [sys.executable, "fails"]
+    short = {**OPTIONS, "train_steps": 10}
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"(?s)first 3 trials of this search failed: .*Run the same command again"):
+            modelyard.tune(SPACE, output="search", trials=4, seeds=0, program=failing, **short)
+    result = modelyard.tune(output="search", trials=3, seeds=0, jobs=3)
+    assert [trial.state for trial in result.trials] == ["done"] * 3

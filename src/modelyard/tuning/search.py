@@ -222,7 +222,9 @@ def tune(
             with live_table() as live:
                 return Scheduler(where, cells, slots, program, live, **more).run()
 
-        results = trained(folder, known, propose=run.next_cell, retries=False, restarts=_RESTARTS)
+        # If nothing but failures is there, what they failed of may have been changed since: a full disk, missing data.
+        hopeless = {cell.name for cell in known} <= set(folder.failures())
+        results = trained(folder, known, propose=run.next_cell, retries=hopeless, restarts=_RESTARTS)
         ranked = run.ranked(results)
         done = [trial for trial in ranked if trial.state == DONE]
         if not done:
@@ -390,7 +392,10 @@ class _Run:
         failures = self.folder.failures()
         if len(failures) >= _FAILURES and not any(one.state == DONE for one in known):
             reasons = "; ".join(dict.fromkeys(failures.values()))
-            raise UserError(f"the first {len(failures)} trials of this search failed: {reasons}")
+            raise UserError(
+                f"the first {len(failures)} trials of this search failed: {reasons}\nRun the same command again to try "
+                "them again, or choose another --output for other options."
+            )
         maximize = self._ranking is None or self._ranking.mode == "max"
         found = propose(self.search.space, known, number, self.search.sampler, self.search.seed, maximize)
         if found is None:
