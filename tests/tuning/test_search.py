@@ -14,10 +14,11 @@ import pytest
 
 import modelyard
 from conftest import COMMAND, environment
+from modelyard.cli.comparison import tune as tune_command
 from modelyard.comparison.matrix_folder import MatrixFolder
 from modelyard.comparison.plan import Cell
 from modelyard.config import resolve
-from modelyard.errors import ConfigError, UserError
+from modelyard.errors import ConfigError, Interrupted, UserError
 from modelyard.tuning.search import _remembered, _search
 from waiting import PATIENCE, wait_until
 
@@ -271,3 +272,16 @@ def test_a_search_of_failures_only_tries_them_again() -> None:
             modelyard.tune(SPACE, output="search", trials=4, seeds=0, program=failing, **short)
     result = modelyard.tune(output="search", trials=3, seeds=0, jobs=3)
     assert [trial.state for trial in result.trials] == ["done"] * 3
+
+
+def test_the_command_that_resumes_a_search_has_all_that_is_not_in_its_folder(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*args: Any, **options: Any) -> None:
+        raise Interrupted(signal.SIGINT, 1, "search")
+
+    monkeypatch.setattr("modelyard.tuning.search.tune", interrupted)
+    with pytest.raises(SystemExit, match="130"):
+        tune_command({}, output="search", trials=7, top=2, seeds=0, jobs=4)
+    printed = capsys.readouterr()
+    assert "tune --output search --trials 7 --top 2 --seeds 0 --jobs 4" in printed.out + printed.err

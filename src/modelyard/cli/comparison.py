@@ -106,7 +106,7 @@ def tune(
     from modelyard.system.console import console
     from modelyard.tuning.search import tune as run_search
 
-    again = f"{program()} tune --output {shlex.quote(output)} --trials {trials}"
+    again = f"{program()} tune --output {shlex.quote(output)} --trials {trials} --top {top} --seeds {seeds}"
     try:
         result = run_search(
             space, output=output, trials=trials, metric=metric, sampler=sampler, search_seed=search_seed, top=top,
