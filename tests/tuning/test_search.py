@@ -285,3 +285,13 @@ def test_the_command_that_resumes_a_search_has_all_that_is_not_in_its_folder(
         tune_command({}, output="search", trials=7, top=2, seeds=0, jobs=4)
     printed = capsys.readouterr()
     assert "tune --output search --trials 7 --top 2 --seeds 0 --jobs 4" in printed.out + printed.err
+
+
+def test_arguments_of_wrong_types_are_told_at_once() -> None:
+    wrong: dict[str, Any] = {"trials": "4", "jobs": 1.5, "seeds": None, "sampler": 3, "search_seed": "x", "metric": [1]}
+    with pytest.raises(ConfigError) as error:
+        modelyard.tune(["learning_rate"], output="search", **wrong)  # type: ignore[arg-type]
+    told = {problem.key for problem in error.value.problems}
+    assert told == {*wrong, "space"}
+    with pytest.raises(ConfigError, match=r"s\.yaml: No such file"):
+        modelyard.tune(Path("s.yaml"), output="search")

@@ -135,7 +135,7 @@ class Search:
 
 
 def tune(
-    space: str | Mapping[str, Any] | None = None,
+    space: str | Path | Mapping[str, Any] | None = None,
     *,
     output: str | Path,
     trials: int = 20,
@@ -188,8 +188,14 @@ def tune(
         ("top", top, 1, MAX_CELLS),
         ("seeds", seeds, 0, 1000),
     ):
-        if not least <= number <= most:
-            problems.append(Problem(source, name, f"must be {least} to {most}, got {number}."))
+        if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
+            problems.append(Problem(source, name, f"must be {least} to {most}, got {number!r}."))
+    for key, value, kind in (("metric", metric, str), ("sampler", sampler, str), ("search_seed", search_seed, int)):
+        if value is not None and not isinstance(value, kind):
+            problems.append(Problem(source, key, f"must be {_KINDS[kind]}, got {value!r}."))
+    forms: Any = (str, Path, Mapping, type(None))
+    if not isinstance(space, forms):
+        problems.append(Problem(source, SPACE, f"must be text, a file or a dictionary, got {space!r}."))
     if problems:
         raise ConfigError(problems)
     folder = MatrixFolder(output)
@@ -236,7 +242,7 @@ def tune(
 
 def _search(
     folder: MatrixFolder,
-    space: str | Mapping[str, Any] | None,
+    space: str | Path | Mapping[str, Any] | None,
     options: dict[str, Any],
     metric: str | None,
     sampler: str | None,
@@ -254,7 +260,7 @@ def _search(
         assert before is not None
         found = before.space
     else:
-        found, in_file = read_space(space, source)
+        found, in_file = read_space(str(space) if isinstance(space, Path) else space, source)
         options = {**{key: value.value for key, value in in_file.items()}, **options}
     if before is None:
         return Search(found, options, metric or "auto", sampler or "tpe", seed or 0)
