@@ -4,6 +4,7 @@ import inspect
 import multiprocessing
 import os
 import re
+import shlex
 import shutil
 import stat
 import subprocess
@@ -87,6 +88,7 @@ RUN_COMMANDS = {
         for name in ("config", "train", "train-and-evaluate", "find-learning-rate")
     },
     "matrix": ["matrix", "--output", "m", "--models", "mlp", "--config_file", "theirs/config.yaml"],
+    "tune": ["tune", "--space", "hidden_units=[[8],[9]]", "--output", "t", "--config_file", "theirs/config.yaml"],
 }
 WITHOUT_A_RUN = (
     "convert",
@@ -116,7 +118,7 @@ def test_no_command_runs_the_code_of_a_run_that_it_opens(
     message = capsys.readouterr().err
     assert "theirs/config.yaml:9 names a plugin that you have not used before" in message
     assert str(run / "evil.py") in message
-    assert f"repeat this with --trust:\n  modelyard {' '.join(words)} --trust\n" in message
+    assert f"repeat this with --trust:\n  modelyard {shlex.join(words)} --trust\n" in message
 
 
 @pytest.mark.parametrize("words", [["runs"], ["runs", "theirs"], ["leaderboard", "theirs"], ["stop", "theirs"]])
@@ -139,6 +141,7 @@ VERBS: dict[str, Callable[[], object]] = {
     "data_info": lambda: modelyard.data_info("digits", config_file="theirs/config.yaml"),
     "check_data": lambda: modelyard.check_data("digits", run="theirs"),
     "matrix": lambda: modelyard.matrix(models=["mlp"], output="m", config_file="theirs/config.yaml"),
+    "tune": lambda: modelyard.tune("hidden_units=[[8], [9]]", output="t", config_file="theirs/config.yaml"),
     "load": lambda: modelyard.load("theirs"),
 }
 WITHOUT_PLUGINS = {
@@ -158,6 +161,36 @@ def test_no_function_runs_the_code_of_a_run_that_it_opens(verb: Callable[[], obj
     with pytest.raises(UntrustedPluginError, match="trust=True"):
         verb()
     assert not has_run()
+
+
+SEARCH = """search_version: 1
+metric: auto
+sampler: tpe
+seed: 0
+space: {{hidden_units: '[[8], [9]]'}}
+options: {{model: mlp, dataset: digits, train_steps: 5, plugins: {plugin}}}
+"""
+
+
+@pytest.mark.parametrize(
+    "words", [["--trials", "3"], ["--space", "hidden_units=[[8],[10]]"], ["--plugins", "theirs/mine.py"]]
+)
+def test_the_search_of_a_stranger_runs_none_of_their_code(words: list[str]) -> None:
+    run_of_a_stranger()
+    Path("theirs/mine.py").write_text("")
+    folder = MatrixFolder("search")
+    folder.create()
+    folder.write([])
+    Path("search/search.yaml").write_text(SEARCH.format(plugin=Path("theirs/evil.py").absolute()))
+    assert (status_of("tune", "--output", "search", *words), has_run()) == (2, False)
+
+
+def test_the_space_file_of_a_stranger_runs_none_of_their_code() -> None:
+    run_of_a_stranger()
+    evil = Path("theirs/evil.py").absolute()
+    Path("theirs/space.yaml").write_text(f"space: {{hidden_units: [[8], [9]]}}\noptions: {{plugins: {evil}}}\n")
+    words = ["tune", "--space", "theirs/space.yaml", "--output", "t", "--model", "mlp", "--dataset", "digits"]
+    assert (status_of(*words), has_run()) == (2, False)
 
 
 def run_of_a_stranger_with_a_saved_model() -> Path:
@@ -186,7 +219,7 @@ def test_the_saved_model_of_a_stranger_is_not_loaded(
     message = capsys.readouterr().err
     assert "theirs/config.yaml:" in message
     assert f"names a SavedModel that you have not used before, or that has changed:\n  {run / 'hub'}\n" in message
-    assert f"repeat this with --trust:\n  modelyard {' '.join(words)} --trust\n" in message
+    assert f"repeat this with --trust:\n  modelyard {shlex.join(words)} --trust\n" in message
 
 
 @pytest.mark.parametrize("options", [{"trust": True}, {"saved_model_path": "theirs/hub"}])

@@ -109,8 +109,9 @@ def test_a_search_is_extended_compared_with_new_seeds_and_tested() -> None:
     assert [row["split"] for row in rows_of_final].count("test") == 1
     assert result.test["seed 1"] == rows_of_final[-1]["accuracy"]
     assert not any(row["split"] == "test" for trial in result.trials for row in rows(Path(trial.model_dir)))
-    again = modelyard.train_and_evaluate(config_file=result.best, model_dir="again")
-    assert again.validation["accuracy"] == best.score
+    again = [*COMMAND, "train-and-evaluate", "--config_file", str(result.best), "--model_dir", "again"]
+    subprocess.run(again, env=environment(), capture_output=True, check=True)
+    assert rows(Path("again")) == rows(Path(best.model_dir))
     assert f"trial {best.number}: " in str(result)
 
 
@@ -245,7 +246,7 @@ def test_options_that_are_written_in_another_way_are_the_same() -> None:
         "weight_decay": "1e-4",
     }
     space = {"learning_rate": "log(1e-3, 1)"}
-    search = _search(folder, space, options, None, None, None, "here")
+    search = _search(folder, space, options, None, None, None, "here", False)
     Path("search/search.yaml").write_text(search.text())
     typed = {
         "train_steps": 20,
@@ -253,14 +254,14 @@ def test_options_that_are_written_in_another_way_are_the_same() -> None:
         "augment": ["cutout", "flip_left_right"],
         "weight_decay": 0.0001,
     }
-    assert _search(folder, space, typed, None, None, None, "here") == search
+    assert _search(folder, space, typed, None, None, None, "here", False) == search
     Path("s.yaml").write_text("space:\n  learning_rate: log(1e-3, 1)\noptions:\n  train_steps: 25\n  model: mlp\n")
     with pytest.raises(
         ConfigError,
         match=r"(?s)s.yaml:4.*train_steps: is 25 here, but 20 in the trials.*model: is mlp here, but the "
         "trials of this search do not have it",
     ):
-        _search(folder, "s.yaml", {}, None, None, None, "here")
+        _search(folder, "s.yaml", {}, None, None, None, "here", False)
 
 
 def test_a_search_of_failures_only_tries_them_again() -> None:

@@ -26,7 +26,9 @@ from modelyard.comparison.matrix_folder import MatrixFolder
 from modelyard.comparison.plan import MAX_CELLS, SEED, Cell, MatrixRequest, make_cell
 from modelyard.comparison.results import RunResult, read_run
 from modelyard.config.calls import parse_list
+from modelyard.config.named_files import SAVED_MODEL_PATH
 from modelyard.config.resolve import option_name
+from modelyard.config.trust import is_own_file, trust_cache, trust_plugins, trust_saved_model
 from modelyard.config.yaml_file import Value, dump, inline, read_sections
 from modelyard.errors import COMMAND_LINE, ConfigError, Problem, UserError
 from modelyard.loop.metric_hooks import Ranking
@@ -46,7 +48,7 @@ from modelyard.tuning.samplers import (
     make_sampler,
     propose,
 )
-from modelyard.tuning.space import OPTIONS, SPACE, Space, options_of, parse_value, read_space
+from modelyard.tuning.space import OPTIONS, SPACE, Choice, Space, options_of, parse_value, read_space
 
 NAME = "tune"
 """The name of its log and pid file, by which `modelyard stop` finds it."""
@@ -200,7 +202,7 @@ def tune(
         raise ConfigError(problems)
     folder = MatrixFolder(output)
     given = {option_name(key): value for key, value in options.items() if value is not None}
-    search = _search(folder, space, given, metric, sampler, search_seed, source)
+    search = _search(folder, space, given, metric, sampler, search_seed, source, trust)
     request = MatrixRequest({}, (), search.options, source, source == COMMAND_LINE, trust=trust)
     make_sampler(search.sampler, 0, search.space)
     known = folder.cells(trust=trust)
@@ -243,25 +245,38 @@ def tune(
 def _search(
     folder: MatrixFolder,
     space: str | Path | Mapping[str, Any] | None,
-    options: dict[str, Any],
+    given: dict[str, Any],
     metric: str | None,
     sampler: str | None,
     seed: int | None,
     source: str,
+    trust: bool,
 ) -> Search:
-    """Returns what to search: what is given, or what is in the folder. The space may change, the options may not."""
+    """Returns what to search: what is given, or what is in the folder. The space may change, the options may not.
+
+    Raises:
+        UntrustedPluginError: for plugins that a file of somebody else names, without ``trust``.
+    """
     before = _read_search(folder)
+    if before is not None:
+        path = folder.path / SEARCH
+        _check_trust(before.options, before.space if space is None else {}, path, False, given, trust)
     if space is None and before is None:
         raise ConfigError(
             [Problem(source, SPACE, "is missing: the options that vary, such as learning_rate=log(1e-4, 1).")]
         )
-    given, in_file = options, dict[str, Value]()
+    in_file: dict[str, Value] = {}
     if space is None:
         assert before is not None
         found = before.space
     else:
         found, in_file = read_space(str(space) if isinstance(space, Path) else space, source)
-        options = {**{key: value.value for key, value in in_file.items()}, **options}
+        if in_file:
+            file = Path(str(space).strip())
+            _check_trust(
+                {key: _plain(value) for key, value in in_file.items()}, found, file, is_own_file(file), given, trust
+            )
+    options = {**{key: value.value for key, value in in_file.items()}, **given}
     if before is None:
         return Search(found, options, metric or "auto", sampler or "tpe", seed or 0)
     problems = []
@@ -284,6 +299,25 @@ def _search(
         error.add_hint("The space of a search may change, its options may not. Choose another --output for others.")
         raise error
     return Search(found, before.options, before.metric, sampler or before.sampler, before.seed)
+
+
+def _check_trust(
+    options: dict[str, Any], space: Space, path: Path, own: bool, given: Mapping[str, Any], trust: bool
+) -> None:
+    """Raises if a file of somebody else names code that the user has not used before. A strange cache is left out."""
+
+    def named(key: str) -> list[str]:
+        listed = parse_list(options.get(key)) if key not in given else []
+        domain = space[key].domain if key in space else None
+        more = domain.values if isinstance(domain, Choice) else ()
+        return [str(name) for value in (listed, *more) for name in parse_list(value)]
+
+    trust_plugins(named("plugins"), str(path), named_by_user=own, trust=trust)
+    for model in named(SAVED_MODEL_PATH):
+        trust_saved_model(model, str(path), named_by_user=own, trust=trust)
+    if not all(trust_cache(cache, named_by_user=own, trust=trust) for cache in named("cache_dir")):
+        log.warning("%s: cache_dir: you have not used it before, so your own cache is used", path)
+        options.pop("cache_dir", None)
 
 
 def _same(value: Any) -> list[str]:

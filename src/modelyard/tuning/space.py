@@ -108,6 +108,8 @@ def read_space(given: str | Mapping[str, Any], source: str) -> tuple[Space, dict
             name = name.replace("-", "_") if "." not in name else name
             if not _NAME.fullmatch(name):
                 raise ValueError("is not the name of an option.")
+            if name in ("plugins", "cache_dir"):
+                raise ValueError("can't vary. Give it beside the space.")
             space[name] = parse_parameter(name, value.value)
         except ValueError as error:
             problems.append(Problem(value.where, name, str(error)))
