@@ -130,7 +130,7 @@ class Way:
 
     @property
     def name(self) -> str:
-        """What the table calls it."""
+        """The name in the table."""
         more = {
             "layers": "arrays, Keras's augmentation layers",
             "batches": "crops and flips on the device",

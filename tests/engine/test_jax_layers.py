@@ -245,11 +245,11 @@ def test_kernels_with_their_filters_first_between_the_steps_learn_the_same(
     together.on_cpu = False  # type: ignore[attr-defined]
     single.prepare([8])
     monkeypatch.setattr(jax_step.Layout, "on_gpu", True)
-    turned = []
+    transposed = []
     first = jax_step._filters_first
-    monkeypatch.setattr(jax_step, "_filters_first", lambda state: turned.append(1) or first(state))
+    monkeypatch.setattr(jax_step, "_filters_first", lambda state: transposed.append(1) or first(state))
     together.prepare([8])
-    assert turned, "so that they are not transposed at each step"
+    assert transposed, "so that they are not transposed at each step"
     one, many = (engine.train(0, 8) for engine in (single, together))
     np.testing.assert_allclose(many["loss"], one["loss"], rtol=1e-9)
     assert distance(single.state(), together.state()) < 1e-8

@@ -1,4 +1,4 @@
-"""What a user writes as the space of a search."""
+"""The space of a search, as a user writes it: valid ones, and messages for mistakes."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from modelyard.system.machine import available_cores, available_memory
 log = logging.getLogger("modelyard")
 
 RESIDENT_BYTES = 2 << 30
-"""What all resident splits together may always have if `resident` is auto."""
+"""Memory that all resident splits together may always use if `resident` is auto."""
 _HOST_SHARE = 3
 """A larger resident split is in the memory of the host twice while it is copied to the device; a third part is left."""
 _ALWAYS_ALLOWED = 64 << 20

@@ -39,6 +39,7 @@ from modelyard.engine.jax_step import (
     TrainingStep,
     TrainState,
     joined,
+    may_be_copied,
     separated,
     train_state,
 )
@@ -50,8 +51,6 @@ log = logging.getLogger("modelyard")
 _MOST_TOGETHER = 64
 _LEAST_TOGETHER = 8
 """Bounds of the steps in one program: enough that the cost of starting it does not matter."""
-_COPIED_BYTES = 1 << 30
-"""The state is copied on the device only if it is smaller: a large model needs the memory."""
 _WAITING = 2
 """Programs that wait on the device for their turn, if their batches are streamed."""
 _STREAMED_BYTES = 16 << 20
@@ -177,7 +176,7 @@ class JaxEngine(Engine):
         """Runs the programs once, on copies: an accelerator loads kernels and allocates memory then."""
         if self._joins_state():
             self._fetched_state()
-        if self._data is not None and self._state_is_small():
+        if self._data is not None and may_be_copied(self._state):
             copies = jax.tree.map(jnp.copy, self._state)
             inputs = self._inputs(0, self.steps_per_call)
             _, table = self._program("resident", self.steps_per_call, 0)(copies, self._data, inputs, self._seeds)
@@ -409,10 +408,7 @@ class JaxEngine(Engine):
 
     def _joins_state(self) -> bool:
         """Returns whether the state is copied to the host as one array: many small ones take much longer."""
-        return not self.on_cpu and self.replicas == 1 and self._state_is_small()
-
-    def _state_is_small(self) -> bool:
-        return bool(sum(value.nbytes for part in self._state for value in part) < _COPIED_BYTES)
+        return not self.on_cpu and self.replicas == 1 and may_be_copied(self._state)
 
     def _lowered_state(self) -> Any:
         return jax.jit(joined).lower(jax.tree.map(self.layout.shape_of, jax.tree.leaves(self._state)))

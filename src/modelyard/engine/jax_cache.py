@@ -57,7 +57,7 @@ def _cpu_flags() -> str:
 
 
 _RECORDED = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,COLLECTIVES,CONDITIONAL,WHILE,DYNAMIC_SLICE_FUSION"
-"""What XLA may record as a CUDA graph and replay: its own choice, and loops, such as ours over steps."""
+"""Operations that XLA may record as a CUDA graph: those of its default, and loops, such as ours over steps."""
 _NOT_KNOWN = ("No such compile option", "While setting option")
 """Words in XLA's errors if it does not know an option, or a value of it."""
 

@@ -164,7 +164,7 @@ def batch_normalization(
     return _scaled(*(jnp.asarray(each, dtype) for each in (x, factor, summand)))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=())
+@jax.custom_vjp  # type: ignore[untyped-decorator]
 def _scaled(x: Any, factor: Any, summand: Any) -> Any:
     """Returns ``x * factor + summand``; the gradients of both are computed together."""
     return x * factor + summand

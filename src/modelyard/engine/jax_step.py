@@ -28,10 +28,8 @@ _AXIS = "batch"
 """The name of the axis along which the devices lie."""
 _LARGE = 1 << 16
 """The number of elements from which a parameter is worth sharding."""
-
-
-_TURNED_BYTES = 1 << 30
-"""Kernels are turned, which copies the state, only if it is smaller: a large model needs the memory."""
+_COPIED_BYTES = 1 << 30
+"""The state is copied on the device only if it is smaller: a large model needs the memory."""
 
 
 class Layout:
@@ -172,6 +170,11 @@ def separated(together: dict[str, Any], values: Sequence[Any]) -> list[NDArray[A
     return found
 
 
+def may_be_copied(state: TrainState) -> bool:
+    """Returns whether the state is small enough for a copy of it on the device."""
+    return bool(sum(value.nbytes for part in state for value in part) < _COPIED_BYTES)
+
+
 def _filters_first(state: TrainState) -> Any:
     """Returns a state with the kernels of 2D convolutions as [filters, height, width, channels]."""
     return jax.tree.map(lambda value: value.transpose(3, 0, 1, 2) if value.ndim == 4 else value, state)
@@ -300,18 +303,14 @@ class TrainingStep:
             state, metrics = step(state, *jax.tree.map(lambda part: part[0], (inputs, batches)))
             return state, MetricTable(metrics.values[None], metrics.names)
         # cuDNN reads kernels with their filters first. They stay so between the steps, or each would transpose all.
-        turns = (
-            self.layout.on_gpu
-            and self.layout.replicas == 1
-            and sum(value.nbytes for part in state for value in part) < _TURNED_BYTES
-        )
+        transposes = self.layout.on_gpu and self.layout.replicas == 1 and may_be_copied(state)
 
         def one(state: TrainState, given: tuple[StepInputs, Any]) -> tuple[TrainState, MetricTable]:
-            state, metrics = step(_filters_last(state) if turns else state, *given)
-            return _filters_first(state) if turns else state, metrics
+            state, metrics = step(_filters_last(state) if transposes else state, *given)
+            return _filters_first(state) if transposes else state, metrics
 
-        state, metrics = lax.scan(one, _filters_first(state) if turns else state, (inputs, batches))
-        return _filters_last(state) if turns else state, metrics
+        state, metrics = lax.scan(one, _filters_first(state) if transposes else state, (inputs, batches))
+        return _filters_last(state) if transposes else state, metrics
 
     # -- one step ---------------------------------------------------------------------------------------------------
 

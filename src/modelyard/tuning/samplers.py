@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import logging
 import math
 import random
 import warnings
@@ -31,14 +30,13 @@ _ATTEMPTS = 20
 _MOST = 100_000
 """How many combinations of values are looked through for one that is left."""
 _PACKAGES = {"cmaes": ("cmaes",), "gp": ("torch", "scipy"), "qmc": ("scipy",)}
-"""What samplers import when they first need it, which may be after many trials."""
+"""Packages that samplers import when they first need them, which may be after many trials."""
 JOURNAL = "optuna.log"
-_log = logging.getLogger("modelyard")
 
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of a trial.
+    """A trial as the sampler knows it.
 
     Args:
         number: its number.
@@ -169,7 +167,8 @@ def _combinations(
             for number in range(int((domain.high - domain.low) / domain.step + 1 + 1e-9))
         ]
     elif domain.is_log:
-        values = [math.exp(draw.uniform(math.log(domain.low), math.log(domain.high)))]
+        value = math.exp(draw.uniform(math.log(domain.low), math.log(domain.high)))
+        values = [min(max(value, domain.low), domain.high)]  # the logarithm rounds
     else:
         values = [draw.uniform(domain.low, domain.high)]
     for value in values:

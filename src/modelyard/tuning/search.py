@@ -115,7 +115,7 @@ def _line(trial: Trial) -> str:
 
 @dataclass(frozen=True)
 class Search:
-    """What is searched: a space, options of all trials, a metric, a sampler and a seed."""
+    """The request of a search: a space, options of all trials, a metric, a sampler and a seed."""
 
     space: Space
     options: dict[str, Any]
@@ -276,7 +276,7 @@ def _search(
             _check_trust(
                 {key: _plain(value) for key, value in in_file.items()}, found, file, is_own_file(file), given, trust
             )
-    options = {**{key: value.value for key, value in in_file.items()}, **given}
+    options = {**{key: _plain(value) for key, value in in_file.items()}, **given}
     if before is None:
         return Search(found, options, metric or "auto", sampler or "tpe", seed or 0)
     problems = []
