@@ -155,6 +155,8 @@ def test_a_space_that_contradicts_the_config_is_told_before_anything_starts(
 def test_what_is_missing_or_unknown_is_told() -> None:
     with pytest.raises(ConfigError, match="space: is missing"):
         modelyard.tune(output="search")
+    with pytest.raises(ConfigError, match=r"space: is missing.* Did you mean it by spaces\?"):
+        modelyard.tune(output="search", spaces=SPACE)
     with pytest.raises(ConfigError, match=r"(?s)output: is missing.*trials: must be 1 to"):
         modelyard.tune(SPACE, output="", trials=0)
     with pytest.raises(UserError, match="no sampler 'tpa'"):
@@ -223,6 +225,8 @@ def test_a_search_that_was_killed_before_its_first_file_was_whole_begins_anew(mo
     monkeypatch.undo()
     with pytest.raises(ConfigError, match="space: is missing"):
         modelyard.tune(output="search")
+    with pytest.raises(ConfigError, match=r"space: is missing.* Did you mean it by spaces\?"):
+        modelyard.tune(output="search", spaces=SPACE)
 
 
 def test_a_matrix_adds_no_cells_to_a_search() -> None:

@@ -30,7 +30,7 @@ from modelyard.config.named_files import SAVED_MODEL_PATH
 from modelyard.config.resolve import option_name
 from modelyard.config.trust import is_own_file, trust_cache, trust_plugins, trust_saved_model
 from modelyard.config.yaml_file import Value, dump, inline, read_sections
-from modelyard.errors import COMMAND_LINE, ConfigError, Problem, UserError
+from modelyard.errors import COMMAND_LINE, ConfigError, Problem, UserError, nearest
 from modelyard.loop.metric_hooks import Ranking
 from modelyard.run.directory import config_text, read_json
 from modelyard.system.console import live_table
@@ -262,9 +262,10 @@ def _search(
         path = folder.path / SEARCH
         _check_trust(before.options, before.space if space is None else {}, path, False, given, trust)
     if space is None and before is None:
-        raise ConfigError(
-            [Problem(source, SPACE, "is missing: the options that vary, such as learning_rate=log(1e-4, 1).")]
-        )
+        near = nearest(SPACE, given, 1)
+        hint = f" Did you mean it by {near[0]}?" if near else ""
+        message = f"is missing: the options that vary, such as learning_rate=log(1e-4, 1).{hint}"
+        raise ConfigError([Problem(source, SPACE, message)])
     in_file: dict[str, Value] = {}
     if space is None:
         assert before is not None
