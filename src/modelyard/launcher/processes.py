@@ -192,6 +192,11 @@ class Process:
         self._waiter.start()
 
     @property
+    def name(self) -> str:
+        """Its name."""
+        return self.spec.name
+
+    @property
     def is_alive(self) -> bool:
         """Whether `reap` was not called yet."""
         return self.status is None

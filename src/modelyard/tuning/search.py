@@ -18,13 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from modelyard import faults
+from modelyard.comparison.executor import OwnProcesses, make_slots
 from modelyard.comparison.leaderboard import Leaderboard, leaderboard
-from modelyard.comparison.matrix import DONE as FINISHED
-from modelyard.comparison.matrix import FAILED as HAS_FAILED
-from modelyard.comparison.matrix import MAX_JOBS, SEARCH, CellResult, Scheduler, make_slots
+from modelyard.comparison.matrix import MAX_JOBS, SEARCH
 from modelyard.comparison.matrix_folder import MatrixFolder
 from modelyard.comparison.plan import MAX_CELLS, SEED, Cell, MatrixRequest, make_cell
 from modelyard.comparison.results import RunResult, read_run
+from modelyard.comparison.scheduler import DONE as FINISHED
+from modelyard.comparison.scheduler import FAILED as HAS_FAILED
+from modelyard.comparison.scheduler import CellResult, Scheduler
 from modelyard.config.calls import parse_list
 from modelyard.config.named_files import SAVED_MODEL_PATH
 from modelyard.config.resolve import option_name
@@ -228,7 +230,7 @@ def tune(
 
         def trained(where: MatrixFolder, cells: Sequence[Cell], **more: Any) -> list[CellResult]:
             with live_table() as live:
-                return Scheduler(where, cells, slots, program, live, **more).run()
+                return Scheduler(where, cells, slots, OwnProcesses(program), live, **more).run()
 
         # If nothing but failures is there, what they failed of may have been changed since: a full disk, missing data.
         hopeless = {cell.name for cell in known} <= set(folder.failures())
