@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from modelyard import faults
-from modelyard.comparison.executor import OwnProcesses, make_slots
 from modelyard.comparison.leaderboard import Leaderboard, leaderboard
 from modelyard.comparison.matrix_folder import MatrixFolder, merge_plan
+from modelyard.comparison.places import open_place
 from modelyard.comparison.plan import (
     DATASET,
     MODEL,
@@ -34,7 +32,6 @@ from modelyard.config.resolve import option_name
 from modelyard.config.yaml_file import config_path
 from modelyard.errors import COMMAND_LINE, Problem, UserError
 from modelyard.system.console import live_table
-from modelyard.system.machine import available_cores
 from modelyard.system.process import log_to
 
 NAME = "matrix"
@@ -130,13 +127,11 @@ def matrix(
     with faults.injected(folder.logs, NAME), log_to(folder.logs, NAME):
         cells = merge_plan(folder, request)
         folder.write(cells)
-        program = [sys.executable, "-m", "modelyard"] if program is None else list(program)
-        slots = make_slots(jobs, os.environ, available_cores())
         for note in dict.fromkeys(note for cell in cells for note in cell.notes):
             log.info("%s", note)
         log.info("%d cell%s in %s, %d at a time", len(cells), "s" if len(cells) != 1 else "", folder.path, jobs)
-        with live_table() as live:
-            results = Scheduler(folder, cells, slots, OwnProcesses(program), live).run()
+        with open_place(program, folder.path, jobs) as (executor, slots), live_table() as live:
+            results = Scheduler(folder, cells, slots, executor, live).run()
         board = None
         if any(result.state == DONE for result in results):
             try:
