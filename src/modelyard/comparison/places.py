@@ -10,6 +10,8 @@ from pathlib import Path
 
 from modelyard.comparison.executor import Executor, OwnProcesses, Slot, make_slots
 from modelyard.comparison.workers import Workers
+from modelyard.launcher.mps import shared_gpus
+from modelyard.launcher.processes import NO_GPU, VISIBLE_GPUS
 from modelyard.system.machine import available_cores
 
 
@@ -23,8 +25,13 @@ def open_place(program: Sequence[str] | None, folder: Path, jobs: int) -> Iterat
         jobs: how many cells run at a time.
     """
     slots = make_slots(jobs, os.environ, available_cores())
+    gpus = [slot.environ.get(VISIBLE_GPUS, NO_GPU) for slot in slots]
+    shared = list(dict.fromkeys(gpus)) if len(set(gpus)) < len(gpus) else []
     # A program of the user has code whose effects on the process are not known.
     own = [sys.executable, "-m", "modelyard"]
-    executor = Workers(own, folder, jobs) if program is None else OwnProcesses(program)
-    with contextlib.closing(executor):
-        yield executor, slots
+    with shared_gpus([gpu for gpu in shared if gpu != NO_GPU], os.environ) as variables:
+        slots = [
+            Slot(slot.environ | variables.get(gpu, {}), slot.threads) for slot, gpu in zip(slots, gpus, strict=True)
+        ]
+        with contextlib.closing(Workers(own, folder, jobs) if program is None else OwnProcesses(program)) as executor:
+            yield executor, slots

@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +23,7 @@ PIPES, _LOGS, _VISIBLE = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY", "C
 CONTROL = "nvidia-cuda-mps-control"
 _CHILD = Path(__file__).with_name("child.py")
 _ANSWER_SECONDS, _START_SECONDS, _QUIT_SECONDS = 5.0, 10.0, 10.0
+_POLL_SECONDS = 0.2
 _QUESTION = "get_default_active_thread_percentage"
 log = logging.getLogger("modelyard")
 
@@ -69,6 +70,7 @@ def shared_gpus(gpus: Sequence[str], environ: Mapping[str, str]) -> Iterator[dic
         assert keeper.stdin is not None
         keeper.stdin.close()
         keeper.wait()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _answers(environ: Mapping[str, str]) -> bool:
@@ -100,23 +102,14 @@ def keep(folder: str) -> None:
     """Runs the daemon until standard input ends, which it does with the process that has started this one."""
     words = [sys.executable, "-I", "-S", str(_CHILD), str(os.getpid()), "", CONTROL, "-f"]
     daemon = subprocess.Popen(words, stdin=subprocess.DEVNULL)
-    threading.Thread(target=_end_with, args=(daemon, folder), daemon=True).start()
-    sys.stdin.buffer.read()
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        subprocess.run([CONTROL], input=b"quit\n", timeout=_QUIT_SECONDS, check=False)
-        daemon.wait(_QUIT_SECONDS)
-    _end(folder)
-
-
-def _end_with(daemon: subprocess.Popen[bytes], folder: str) -> None:
-    daemon.wait()
-    _end(folder)
-
-
-def _end(folder: str) -> None:
-    """Ends this process and all that it has started, such as MPS's servers."""
-    shutil.rmtree(folder, ignore_errors=True)
-    os.killpg(0, signal.SIGKILL)
+    while daemon.poll() is None:
+        if select.select([sys.stdin], [], [], _POLL_SECONDS)[0]:
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                subprocess.run([CONTROL], input=b"quit\n", timeout=_QUIT_SECONDS, check=False)
+                daemon.wait(_QUIT_SECONDS)
+            shutil.rmtree(folder, ignore_errors=True)
+            break
+    os.killpg(0, signal.SIGKILL)  # this process, and what the daemon has started
 
 
 if __name__ == "__main__":
