@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,12 +17,14 @@ from typing import Any
 
 from modelyard import faults
 from modelyard.comparison.leaderboard import Leaderboard, leaderboard
-from modelyard.comparison.matrix import DONE as FINISHED
-from modelyard.comparison.matrix import FAILED as HAS_FAILED
-from modelyard.comparison.matrix import MAX_JOBS, SEARCH, CellResult, Scheduler, make_slots
+from modelyard.comparison.matrix import MAX_JOBS, SEARCH
 from modelyard.comparison.matrix_folder import MatrixFolder
+from modelyard.comparison.places import open_place
 from modelyard.comparison.plan import MAX_CELLS, SEED, Cell, MatrixRequest, make_cell
 from modelyard.comparison.results import RunResult, read_run
+from modelyard.comparison.scheduler import DONE as FINISHED
+from modelyard.comparison.scheduler import FAILED as HAS_FAILED
+from modelyard.comparison.scheduler import CellResult, Scheduler
 from modelyard.config.calls import parse_list
 from modelyard.config.named_files import SAVED_MODEL_PATH
 from modelyard.config.resolve import option_name
@@ -35,7 +35,6 @@ from modelyard.loop.metric_hooks import Ranking
 from modelyard.run.directory import config_text, read_json
 from modelyard.system.console import live_table
 from modelyard.system.files import write_text
-from modelyard.system.machine import available_cores
 from modelyard.system.process import log_to
 from modelyard.tuning.samplers import (
     DONE,
@@ -218,17 +217,19 @@ def tune(
     if len(known) < trials:
         run.check_space()
     folder.create()
-    with faults.injected(folder.logs, NAME), log_to(folder.logs, NAME):
+    with (
+        faults.injected(folder.logs, NAME),
+        log_to(folder.logs, NAME),
+        open_place(program, folder.path, jobs) as (executor, slots),
+    ):
         if not folder.plan.exists():  # by which the folder is known as one of ours, after a kill between the two files
             folder.write([])
         write_text(folder.path / SEARCH, search.text())
-        program = [sys.executable, "-m", "modelyard"] if program is None else list(program)
-        slots = make_slots(jobs, os.environ, available_cores())
         log.info("%d trials in %s, %d at a time", trials, folder.path, jobs)
 
         def trained(where: MatrixFolder, cells: Sequence[Cell], **more: Any) -> list[CellResult]:
             with live_table() as live:
-                return Scheduler(where, cells, slots, program, live, **more).run()
+                return Scheduler(where, cells, slots, executor, live, **more).run()
 
         # If nothing but failures is there, what they failed of may have been changed since: a full disk, missing data.
         hopeless = {cell.name for cell in known} <= set(folder.failures())
