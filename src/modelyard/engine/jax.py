@@ -31,11 +31,11 @@ from modelyard.engine.base import Engine, State, StepMetrics, lost_peer, out_of_
 from modelyard.engine.evaluation import BatchResult
 from modelyard.engine.jax_cache import compile_all, counted_compilations
 from modelyard.engine.jax_devices import set_up_devices
+from modelyard.engine.jax_inputs import LearningRates, StepInputs
 from modelyard.engine.jax_layers import faster_layers
 from modelyard.engine.jax_step import (
     Layout,
     MetricTable,
-    StepInputs,
     TrainingStep,
     TrainState,
     joined,
@@ -121,13 +121,14 @@ class JaxEngine(Engine):
     def set_up(self) -> None:
         """Copies the variables to the devices."""
         self.functions.views_one_by_one = True  # convolutions of a training batch's size, whose kernels XLA has
-        rest = (self.layout, self.functions, self.schedule, self.pipeline.run.examples)
+        rest = (self.layout, self.functions, self.pipeline.run.examples)
         self._steps = [TrainingStep(self.config, self.network, phase, *rest) for phase in range(len(self.phases))]
         variables = train_state(self.network)
         self._index = {id(v): (part, number) for part, vs in enumerate(variables) for number, v in enumerate(vs)}
         with self._types():
             self._state = TrainState(*([self.layout.put_state(np.asarray(v.value)) for v in vs] for vs in variables))
-        self._seeds = self._steps[0].seeds()
+            self._run_inputs = self._steps[0].run_inputs()
+        self._rates = LearningRates(self.schedule)
         self._programs: dict[str, Any] = {}
         self._is_ready = False
         self._data: dict[str, Any] | None = None
@@ -179,7 +180,7 @@ class JaxEngine(Engine):
         if self._data is not None and may_be_copied(self._state):
             copies = jax.tree.map(jnp.copy, self._state)
             inputs = self._inputs(0, self.steps_per_call)
-            _, table = self._program("resident", self.steps_per_call, 0)(copies, self._data, inputs, self._seeds)
+            _, table = self._program("resident", self.steps_per_call, 0)(copies, self._data, inputs, self._run_inputs)
             jax.block_until_ready(table)
         for batch, weights in batches:
             jax.block_until_ready(self.evaluate_batch(batch, weights))
@@ -214,7 +215,7 @@ class JaxEngine(Engine):
 
     def _lowered(self, kind: str, count: int, phase: int) -> Any:
         inputs = StepInputs.shapes(count, self.config.train_batch_size, self.layout)
-        state, seeds = jax.tree.map(self.layout.shape_of, (self._state, self._seeds))
+        state, run = jax.tree.map(self.layout.shape_of, (self._state, self._run_inputs))
         if kind == "resident":
             data: Any = jax.tree.map(self.layout.shape_of, self._data)
             function: Any = self._steps[phase].over_resident
@@ -224,12 +225,15 @@ class JaxEngine(Engine):
             function = self._steps[phase].over_batches
         outputs = (jax.tree.map(lambda s: s.sharding, state), self.layout.replicated)
         with faster_layers(self.on_gpu, self.replicas):
-            return jax.jit(function, donate_argnums=0, out_shardings=outputs).lower(state, data, inputs, seeds)
+            return jax.jit(function, donate_argnums=0, out_shardings=outputs).lower(state, data, inputs, run)
 
     def _lowered_for(self, kind: str, *placed: Any) -> Any:
         """Lowers evaluation or prediction for arrays of these shapes."""
-        function = self._steps[0].evaluate if kind == "evaluate" else self._steps[0].predict
-        shapes = jax.tree.map(self.layout.shape_of, (*self._state.evaluated, *placed))
+        function: Any = self._steps[0].predict
+        given: tuple[Any, ...] = placed
+        if kind == "evaluate":
+            function, given = self._steps[0].evaluate, (self._run_inputs.numbers, *placed)
+        shapes = jax.tree.map(self.layout.shape_of, (*self._state.evaluated, *given))
         with faster_layers(self.on_gpu, self.replicas):
             return jax.jit(function, out_shardings=self.layout.replicated).lower(*shapes)
 
@@ -264,7 +268,7 @@ class JaxEngine(Engine):
             length = self.steps_per_call if count >= self.steps_per_call else 1
             program = self._program("resident", length, phase)
             inputs = self._inputs(step, length)
-            self._state, table = program(self._state, self._data, inputs, self._seeds)
+            self._state, table = program(self._state, self._data, inputs, self._run_inputs)
             tables.append(table)
             step, count = step + length, count - length
         self._inputs(step, self.steps_per_call)  # of the next chunk, while the device is busy with this one
@@ -273,7 +277,7 @@ class JaxEngine(Engine):
     def _inputs(self, step: int, count: int) -> StepInputs:
         """Returns the inputs of ``count`` steps from ``step`` on; keeps the last ones that it made."""
         if self._last_inputs[0] != (step, count):
-            self._last_inputs = (step, count), StepInputs.of(step, count, self.pipeline, self.layout)
+            self._last_inputs = (step, count), StepInputs.of(step, count, self.pipeline, self._rates, self.layout)
         inputs: StepInputs = self._last_inputs[1]
         return inputs
 
@@ -288,7 +292,7 @@ class JaxEngine(Engine):
             # Before the program starts: on GPUs, a copy waits for all that was started before it.
             self._copy_ahead(step)
             program = self._program("streamed", batches.steps, phase)
-            self._state, table = program(self._state, batches.arrays, batches.inputs, self._seeds)
+            self._state, table = program(self._state, batches.arrays, batches.inputs, self._run_inputs)
             tables.append(table)
             waiting.append(table)
             if len(waiting) > _WAITING:
@@ -350,7 +354,7 @@ class JaxEngine(Engine):
         with self._types(), self._explained_errors():
             placed = self._placed(batch, weights)
             program = self._evaluation_program("evaluate", placed[1].shape[0], *placed)
-            return BatchResult(*program(*self._state.evaluated, *placed))
+            return BatchResult(*program(*self._state.evaluated, self._run_inputs.numbers, *placed))
 
     def fetch(self, values: dict[str, Any]) -> dict[str, NDArray[Any]]:
         """Copies results to the host; errors of the computation are raised here."""
