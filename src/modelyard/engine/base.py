@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -139,6 +140,11 @@ class Engine(ABC):
         # The features that a step reads besides the inputs of the network: labels, and whatever else the task needs.
         self.feature_names = list(self.pipeline.features)
         self.set_up()
+
+    @cached_property
+    def data_fingerprint(self) -> str:
+        """The fingerprint of the dataset. All of it may be read for that, once."""
+        return self.dataset.fingerprint()
 
     def train(self, step: int, count: int) -> StepMetrics:
         """Trains ``count`` steps from ``step`` on. The step determines the global batch."""
