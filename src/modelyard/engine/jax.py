@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from modelyard.cluster.description import ProcessGroup
 from modelyard.compat.keras import drawn_by_numpy, seed_initializers
 from modelyard.config.schema import Config
+from modelyard.data.augment.build import augmentation_seeds
 from modelyard.data.dataset import TRAIN, Arrays
 from modelyard.data.draws import fold
 from modelyard.engine.base import Engine, State, StepMetrics, lost_peer, out_of_memory
@@ -424,9 +425,17 @@ class JaxEngine(Engine):
         yield from self._device_data.evaluation[key]
 
     def run_on_host(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Calls a function of tensors once, on the host, as one program."""
+        """Calls a function of tensors on the host, as one program."""
+        shapes = [(array.shape, str(array.dtype)) for array in jax.tree.leaves(arguments)]
+        name = f"{function.__qualname__} {shapes}"
         with self._types(), jax.default_device(jax.local_devices(backend="cpu")[0]):
-            return jax.jit(function)(*arguments)
+            if name not in self._shared:
+                self._shared[name] = jax.jit(function).lower(*arguments).compile()
+            return self._shared[name](*arguments)
+
+    def augmentation_seeds(self) -> Any:
+        """Returns the seeds of the augmentation, which are inputs of all programs."""
+        return augmentation_seeds(self.config.augment, self.config.random_seed)
 
     # -- state ------------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from modelyard.engine.jax_step import Layout
 
 _BLOCK = 1024
-"""Learning rates are computed for so many steps at a time, so that no value depends on how steps are cut into chunks."""
+"""Learning rates are computed for so many steps at a time: none depends on how steps are cut into chunks."""
 
 
 class StepInputs(NamedTuple):
