@@ -214,9 +214,8 @@ def score_axis(search: ShownSearch, metric: str) -> tuple[Axis, int]:
         limit = keys[0] + _KEPT * usual
     inside = [score for score in scores if search.key(metric, score) <= limit] or [0.0]
     low, high, found = linear_range(min(inside), max(inside))
-    better = "higher" if search.metrics[metric] == "max" else "lower"
     ticks = tuple(((tick - low) / (high - low), f"{tick:.6g}") for tick in found)
-    return Axis(f"{metric} ({better} is better)", low, high, ticks=ticks), len(scores) - len(inside)
+    return Axis(metric, low, high, ticks=ticks), len(scores) - len(inside)
 
 
 def _plain_axis(name: str, values: Sequence[float]) -> Axis:

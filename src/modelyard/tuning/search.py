@@ -7,6 +7,7 @@ matrix in ``final/``; the best of those is tested, and ``best.yaml`` has its opt
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -33,7 +34,8 @@ from modelyard.config.trust import is_own_file, trust_cache, trust_plugins, trus
 from modelyard.config.yaml_file import Value, dump, inline, read_sections
 from modelyard.errors import COMMAND_LINE, ConfigError, Problem, UserError, nearest
 from modelyard.loop.metric_hooks import Ranking
-from modelyard.run.directory import config_text, read_json
+from modelyard.run.directory import RunDirectory, config_text, read_json
+from modelyard.run.manifest import read_manifest
 from modelyard.system.console import live_table
 from modelyard.system.files import write_text
 from modelyard.system.machine import available_cores
@@ -499,9 +501,15 @@ class _Run:
             result = self._result(cell.name) if cell.name not in failures else None
             state = FAILED if cell.name in failures else RUNNING if result is None else DONE
             score = None if result is None else self._score(result)
-            known.append(Known(number, cell.axes, state, score, self._remembered.get(cell.name, {})))
+            remembered, reason = self._remembered.get(cell.name, {}), failures.get(cell.name, "")
+            if result is not None:
+                started, seconds = result.started, result.seconds
+            else:
+                started, seconds = _started(self.folder.run(cell.name)) if reason else "", None
+            known.append(Known(number, cell.axes, state, score, remembered, started, seconds, reason))
         if self._journal is None and self._ranking is not None:
-            self._journal = Journal(self.folder.path / JOURNAL, self.search.space, self._ranking.mode == "max")
+            path, maximize = self.folder.path / JOURNAL, self._ranking.mode == "max"
+            self._journal = Journal(path, self.search.space, maximize, self._ranking.metric)
         if self._journal is not None:
             self._journal.add(known)
         return known
@@ -554,6 +562,15 @@ class _Run:
             return without, 0.0 if without else ranking.key(trial.score), trial.number  # type: ignore[union-attr,arg-type]
 
         return sorted(trials, key=key)
+
+
+def _started(directory: RunDirectory) -> str:
+    """Returns when a run was first started, as in its manifest; empty if that is not known."""
+    with contextlib.suppress(UserError, OSError, ValueError):
+        starts = read_manifest(directory).get("starts")
+        if isinstance(starts, list) and starts and isinstance(starts[0], dict):
+            return str(starts[0].get("time", ""))
+    return ""
 
 
 def _recipe(run: _Run, best: Trial) -> str:
