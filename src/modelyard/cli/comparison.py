@@ -22,7 +22,7 @@ from modelyard.cli.output import (
     table,
     width,
 )
-from modelyard.errors import COMMAND_LINE, Interrupted
+from modelyard.errors import COMMAND_LINE, Interrupted, UserError
 
 if TYPE_CHECKING:
     from modelyard.comparison.leaderboard import Leaderboard
@@ -195,7 +195,10 @@ def _search_page(folder: str, output: str | None) -> list[str]:
         return []
     from modelyard.tuning.search import write_search_page
 
-    return [f"written: {write_search_page(Path(folder).expanduser(), output)}"]
+    try:
+        return [f"written: {write_search_page(Path(folder).expanduser(), output)}"]
+    except UserError as error:  # the runs can be compared without it
+        return [f"search.html was not written: {error}"]
 
 
 def _tables(board: Leaderboard) -> list[Any]:

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from modelyard.comparison.matrix import CellResult
+from modelyard.comparison.matrix import WAITING, CellResult
 from modelyard.comparison.matrix_folder import MatrixFolder
 from modelyard.comparison.plots import templates
-from modelyard.comparison.results import RunResult, metrics_of, read_run, rows_of_best
+from modelyard.comparison.results import RunResult, Unfinished, metrics_of, read_run, rows_of_best
 from modelyard.errors import UserError
 from modelyard.loop.metric_hooks import Ranking
 from modelyard.run.checkpoint import list_best
@@ -220,7 +220,9 @@ def _read_trial(
     folder: MatrixFolder, name: str, number: int, values: Mapping[str, Any], failure: str
 ) -> tuple[ShownTrial, dict[str, str]]:
     directory = folder.run(name)
-    found = read_run(str(directory.path), name, failure)
+    found: RunResult | Unfinished = Unfinished(name, WAITING)
+    if directory.exists():
+        found = read_run(str(directory.path), name, failure)
     rows: list[Any] = []
     with contextlib.suppress(UserError, OSError, ValueError):
         rows = read_metrics(directory.metrics)
