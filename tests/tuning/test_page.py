@@ -8,11 +8,13 @@ import html.parser
 import json
 import math
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import modelyard
 from modelyard.config import load_config
 from modelyard.errors import UserError
 from modelyard.run.directory import config_text
@@ -34,6 +36,7 @@ from modelyard.tuning.plots import (
 )
 from modelyard.tuning.search import write_search_page
 from modelyard.tuning.space import Space, parse_parameter, read_space
+from waiting import PATIENCE
 
 SPACE = "x=log(1e-3, 1), y=[1, 2, [3, 4]], z=int(1, 9) if y=1"
 EVIL = "<script>alert('1')</script>\"&{{ 7 * 7 }}"
@@ -376,6 +379,38 @@ def test_a_page_that_can_not_be_written_does_not_end_the_search(caplog: pytest.L
 
 
 # -- from a folder --------------------------------------------------------------------------------------------------
+
+
+STAND_IN = """
+import pathlib, sys, time
+words = dict(zip(sys.argv[2::2], sys.argv[3::2]))
+run = pathlib.Path(words["--model_dir"])
+page = run.parent.parent / "search.html"
+end = time.monotonic() + PATIENCE
+while run.name == "trial-0001" and not (page.exists() and "1 done" in page.read_text()):
+    if time.monotonic() > end:
+        sys.exit("error: there is no page")
+    time.sleep(0.05)
+state = run / "checkpoints" / "step-00000005"
+state.mkdir(parents=True)
+(run / "config.yaml").write_bytes(pathlib.Path(words["--config_file"]).read_bytes())
+(run / "manifest.json").write_text("{}")
+(run / "metrics.jsonl").write_text('{"step": 5, "split": "validation", "accuracy": 0.5}\\n')
+(state / "state.json").write_text('{"format_version": 1, "step": 5, "sha256": {}, "memory": {"total_steps": 5}}')
+"""
+
+
+def test_the_page_is_written_while_trials_run_and_at_the_end(tmp_path: Path) -> None:
+    script = tmp_path / "stand_in.py"
+    script.write_text(STAND_IN.replace("PATIENCE", str(PATIENCE)))
+    result = modelyard.tune(
+        "learning_rate=log(1e-4, 1)", output="search", trials=2, seeds=0, jobs=2, model="mlp", dataset="digits",
+        program=[sys.executable, "-S", str(script)],
+    )  # fmt: skip
+    assert [one.state for one in result.trials] == ["done", "done"], "the second waits for the page of the first"
+    text = Path("search/search.html").read_text()
+    assert "2 trials: 2 done" in text
+    assert "best.yaml" in Tags(text).urls
 
 
 def write_folder(folder: Path) -> None:
