@@ -6,6 +6,7 @@ that is kept in memory. A search that was killed goes on as if it had not been.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import math
@@ -13,6 +14,7 @@ import random
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -44,6 +46,9 @@ class Known:
         state: done, failed or running.
         score: its score, if it is done.
         remembered: what the sampler keeps with the trial, and with the whole search.
+        started: when it was first started, as in its manifest.
+        seconds: how long it was trained.
+        reason: why it failed.
     """
 
     number: int
@@ -51,6 +56,9 @@ class Known:
     state: str
     score: float | None = None
     remembered: Mapping[str, Any] = field(default_factory=dict)
+    started: str = ""
+    seconds: float | None = None
+    reason: str = ""
 
 
 def import_optuna() -> Any:
@@ -233,14 +241,39 @@ def _frozen(optuna: Any, space: Space, one: Known) -> Any:
             )
             parameters[name] = value
     state = one.state if one.state != DONE or one.score is not None else FAILED
-    return optuna.trial.create_trial(
+    trial = optuna.trial.create_trial(
         state=optuna.trial.TrialState[_STATES[state]],
         params=parameters,
         distributions=distributions,
         value=one.score if state == DONE else None,
         system_attrs=dict(one.remembered.get("trial", {})),
-        user_attrs={"trial": one.number},
+        user_attrs={"trial": one.number, **({"reason": one.reason} if one.reason else {})},
     )
+    with contextlib.suppress(ValueError, OverflowError):  # without times, those of now stay
+        began = datetime.fromisoformat(one.started).astimezone().replace(tzinfo=None)
+        if trial.datetime_complete is not None:
+            trial.datetime_start, trial.datetime_complete = began, began + timedelta(seconds=one.seconds or 0)
+    return trial
+
+
+def importances(space: Space, known: Sequence[Known], maximize: bool) -> dict[str, float]:
+    """Returns how much each parameter matters for the score, by Optuna's PED-ANOVA; trials outside of the space don't.
+
+    Args:
+        space: the space.
+        known: trials that are done.
+        maximize: whether higher scores are better.
+    """
+    optuna = import_optuna()
+    usable = [one for one in known if one.state == DONE and one.score is not None and _fits(space, one.values)]
+    study = _study(optuna, make_sampler("random", 0, space), maximize)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what is experimental in Optuna
+        study.add_trials([_frozen(optuna, space, one) for one in usable])
+        best = max(0.1, min(5 / max(len(usable), 1), 0.5))  # it takes some trials to say where the good ones are
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=best)
+        found = optuna.importance.get_param_importances(study, evaluator=evaluator, normalize=False)
+    return {str(name): float(value) for name, value in found.items()}
 
 
 class Journal:
@@ -250,9 +283,10 @@ class Journal:
         path: its file, which is written anew.
         space: the space; trials outside of it are left out.
         maximize: whether higher scores are better.
+        metric: the name of the score.
     """
 
-    def __init__(self, path: Path, space: Space, maximize: bool) -> None:
+    def __init__(self, path: Path, space: Space, maximize: bool, metric: str) -> None:
         self._optuna, self._space, self._added = import_optuna(), space, set[int]()
         from optuna.storages import JournalStorage
         from optuna.storages.journal import JournalFileBackend
@@ -265,6 +299,7 @@ class Journal:
                 study_name=path.parent.name,
                 direction="maximize" if maximize else "minimize",
             )
+            self._study.set_metric_names([metric])
 
     def add(self, known: Sequence[Known]) -> None:
         """Adds the trials that have ended since the last call."""

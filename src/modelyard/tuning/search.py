@@ -7,11 +7,13 @@ matrix in ``final/``; the best of those is tested, and ``best.yaml`` has its opt
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +34,13 @@ from modelyard.config.trust import is_own_file, trust_cache, trust_plugins, trus
 from modelyard.config.yaml_file import Value, dump, inline, read_sections
 from modelyard.errors import COMMAND_LINE, ConfigError, Problem, UserError, nearest
 from modelyard.loop.metric_hooks import Ranking
-from modelyard.run.directory import config_text, read_json
+from modelyard.run.directory import RunDirectory, config_text, read_json
+from modelyard.run.manifest import read_manifest
 from modelyard.system.console import live_table
 from modelyard.system.files import write_text
 from modelyard.system.process import log_to
+from modelyard.tuning.page import directions, live_page, read_trials, write_page
+from modelyard.tuning.plots import ShownSearch, ShownTrial
 from modelyard.tuning.samplers import (
     DONE,
     FAILED,
@@ -217,11 +222,16 @@ def tune(
     if len(known) < trials:
         run.check_space()
     folder.create()
+<<<<<<< HEAD
     with (
         faults.injected(folder.logs, NAME),
         log_to(folder.logs, NAME),
         open_place(program, folder.path, jobs) as (executor, slots),
     ):
+=======
+    shown = partial(_shown, folder, search)
+    with faults.injected(folder.logs, NAME), log_to(folder.logs, NAME), live_page(folder, shown) as page:
+>>>>>>> c16c3f554c403e05d15f92eed279706f5968b314
         if not folder.plan.exists():  # by which the folder is known as one of ours, after a kill between the two files
             folder.write([])
         write_text(folder.path / SEARCH, search.text())
@@ -233,7 +243,7 @@ def tune(
 
         # If nothing but failures is there, what they failed of may have been changed since: a full disk, missing data.
         hopeless = {cell.name for cell in known} <= set(folder.failures())
-        results = trained(folder, known, propose=run.next_cell, retries=hopeless, restarts=_RESTARTS)
+        results = trained(folder, known, propose=run.next_cell, retries=hopeless, restarts=_RESTARTS, watch=page.update)
         ranked = run.ranked(results)
         done = [trial for trial in ranked if trial.state == DONE]
         if not done:
@@ -241,6 +251,42 @@ def tune(
         best, board, test = _final(run, done[:top], seeds, trained) if seeds else (done[0], None, {})
         write_text(folder.path / BEST, _recipe(run, best))
     return TuneResult(str(folder.path), run.metric, tuple(ranked), board, test, str(folder.path / BEST))
+
+
+def write_search_page(path: str | Path, output: str | Path | None = None) -> Path:
+    """Writes search.html anew, from the folder of a search alone.
+
+    Args:
+        path: the folder of the search.
+        output: the folder to write to; by default that of the search.
+
+    Returns:
+        The page.
+
+    Raises:
+        UserError: if this is not the folder of a search, or a file in it is damaged.
+    """
+    folder = MatrixFolder(path)
+    search = _read_search(folder)
+    if search is None:
+        raise UserError(f"{folder.path / SEARCH} is missing, so there is no search to show.")
+    shown = _shown(folder, search, *read_trials(folder))
+    return write_page(shown, folder.path, None if output is None else Path(output).expanduser())
+
+
+def _shown(folder: MatrixFolder, search: Search, trials: Sequence[ShownTrial], modes: Mapping[str, str]) -> ShownSearch:
+    """Returns the search as its page shows it; ``modes`` says what is better of the metrics of its trials."""
+    metrics = directions([search.metric], trials, modes)
+    checked = [
+        replace(one, state=FAILED, reason=f"its {name} is not a finite number")
+        if one.state == DONE and (name := next((name for name in metrics if name not in one.scores), ""))
+        else one
+        for one in trials
+    ]
+    return ShownSearch(
+        name=folder.path.resolve().name, space=search.space, options=search.options, sampler=search.sampler,
+        seed=search.seed, metrics=metrics, trials=checked,
+    )  # fmt: skip
 
 
 def _search(
@@ -460,9 +506,15 @@ class _Run:
             result = self._result(cell.name) if cell.name not in failures else None
             state = FAILED if cell.name in failures else RUNNING if result is None else DONE
             score = None if result is None else self._score(result)
-            known.append(Known(number, cell.axes, state, score, self._remembered.get(cell.name, {})))
+            remembered, reason = self._remembered.get(cell.name, {}), failures.get(cell.name, "")
+            if result is not None:
+                started, seconds = result.started, result.seconds
+            else:
+                started, seconds = _started(self.folder.run(cell.name)) if reason else "", None
+            known.append(Known(number, cell.axes, state, score, remembered, started, seconds, reason))
         if self._journal is None and self._ranking is not None:
-            self._journal = Journal(self.folder.path / JOURNAL, self.search.space, self._ranking.mode == "max")
+            path, maximize = self.folder.path / JOURNAL, self._ranking.mode == "max"
+            self._journal = Journal(path, self.search.space, maximize, self._ranking.metric)
         if self._journal is not None:
             self._journal.add(known)
         return known
@@ -515,6 +567,15 @@ class _Run:
             return without, 0.0 if without else ranking.key(trial.score), trial.number  # type: ignore[union-attr,arg-type]
 
         return sorted(trials, key=key)
+
+
+def _started(directory: RunDirectory) -> str:
+    """Returns when a run was first started, as in its manifest; empty if that is not known."""
+    with contextlib.suppress(UserError, OSError, ValueError):
+        starts = read_manifest(directory).get("starts")
+        if isinstance(starts, list) and starts and isinstance(starts[0], dict):
+            return str(starts[0].get("time", ""))
+    return ""
 
 
 def _recipe(run: _Run, best: Trial) -> str:
