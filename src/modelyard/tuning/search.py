@@ -222,16 +222,13 @@ def tune(
     if len(known) < trials:
         run.check_space()
     folder.create()
-<<<<<<< HEAD
+    shown = partial(_shown, folder, search)
     with (
         faults.injected(folder.logs, NAME),
         log_to(folder.logs, NAME),
         open_place(program, folder.path, jobs) as (executor, slots),
+        live_page(folder, shown) as page,
     ):
-=======
-    shown = partial(_shown, folder, search)
-    with faults.injected(folder.logs, NAME), log_to(folder.logs, NAME), live_page(folder, shown) as page:
->>>>>>> c16c3f554c403e05d15f92eed279706f5968b314
         if not folder.plan.exists():  # by which the folder is known as one of ours, after a kill between the two files
             folder.write([])
         write_text(folder.path / SEARCH, search.text())
