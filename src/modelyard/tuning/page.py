@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from modelyard.comparison.matrix import WAITING, CellResult
+from modelyard.comparison.scheduler import WAITING, CellResult
 from modelyard.comparison.matrix_folder import MatrixFolder
 from modelyard.comparison.plots import templates
 from modelyard.comparison.results import RunResult, Unfinished, metrics_of, read_run, rows_of_best
