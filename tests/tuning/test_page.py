@@ -292,7 +292,7 @@ def test_the_page_says_all_without_its_script(tmp_path: Path) -> None:
     (tmp_path / "best.yaml").touch()
     trials[0] = trial(0, 0.25, model_dir=str(tmp_path / "cells" / "trial 0"), steps=30, seconds=90.0)
     text = write_page(search(*trials), tmp_path).read_text()
-    assert "14 trials: 12 done, 1 failed, 1 running" in text
+    assert "14 trials: 12 done, 1 running, 1 failed" in text
     assert text.count('<th scope="row" data-value=') == 14
     best = max(trials[:12], key=lambda one: one.scores["accuracy"])
     assert f"Best: trial {best.number}</b>, accuracy {best.scores['accuracy']:.4g}" in text

@@ -67,6 +67,8 @@ _LEGEND = {
     PAUSED: "paused, score so far",
     FAILED: "failed",
 }
+_STATES = (DONE, INFEASIBLE, PAUSED, RUNNING, FAILED)
+"""The order in which they are counted."""
 _ENDED = ("done", "failed", "paused")
 log = logging.getLogger("modelyard")
 
@@ -100,14 +102,15 @@ def page_text(search: ShownSearch, folder: Path, output: Path) -> str:
             return ""
 
     best = best_trials(search)
-    states = Counter(kind_of(one) for one in search.trials)
+    found = Counter(kind_of(one) for one in search.trials)
+    states = {state: found[state] for state in (*_STATES, *found) if found[state]}
     script = files("modelyard.tuning").joinpath("templates/search.js").read_text(encoding="utf-8")
     names = list(dict.fromkeys([*search.space, *(name for one in search.trials for name in one.values)]))
     context = {
         "search": search,
         "best": best,
         "most_named": _MOST_NAMED,
-        "states": ", ".join(f"{count} {state}" for state, count in states.most_common()),
+        "states": ", ".join(f"{count} {state}" for state, count in states.items()),
         "seconds": sum(one.seconds or 0 for one in search.trials),
         "steps": sum(one.steps or 0 for one in search.trials),
         "aims": ", ".join(
