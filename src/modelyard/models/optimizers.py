@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -28,7 +28,7 @@ from modelyard.models.muon import KernelMuon
 LearningRate = Callable[[], Any]
 Member = tuple[OptimizerGroup, keras.optimizers.Optimizer]
 NO_DECAY = ["bias", "gamma", "beta"]
-"""Biases and normalization are not decayed."""
+"""Biases and normalization are not decayed, except in a group that names them: match='*/beta'."""
 
 
 def build_optimizer(config: Config, learning_rate: LearningRate, model: str = "") -> keras.optimizers.Optimizer:
@@ -48,7 +48,8 @@ def build_optimizer(config: Config, learning_rate: LearningRate, model: str = ""
         factor = group.factor if group.learning_rate is None else group.learning_rate / config.learning_rate
         with keras.name_scope(f"group{number}"):  # so that checkpoints distinguish two optimizers of one class
             own = entry.load()(group, ScaledRate(learning_rate, factor))
-        members.append((group, _without_decay_of_biases(own)))
+        named = {pattern.rpartition("/")[2] for pattern in group.match}
+        members.append((group, _without_decay_of_biases(own, named)))
     return GroupedOptimizer(Groups(main, members, model))
 
 
@@ -65,9 +66,11 @@ def first_slot_values(optimizer: Any) -> dict[int, float]:
     }
 
 
-def _without_decay_of_biases(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+def _without_decay_of_biases(
+    optimizer: keras.optimizers.Optimizer, named: Collection[str] = ()
+) -> keras.optimizers.Optimizer:
     if getattr(optimizer, "weight_decay", None):
-        optimizer.exclude_from_weight_decay(var_names=NO_DECAY)
+        optimizer.exclude_from_weight_decay(var_names=[name for name in NO_DECAY if name not in named])
     return optimizer
 
 
