@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import logging
 import os
@@ -19,11 +20,6 @@ import jax
 
 from modelyard import storage
 from modelyard.config.schema import Config
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 log = logging.getLogger("modelyard")
 _UNREADABLE = re.compile(r"Error reading persistent compilation cache entry for '([^']+)'")
@@ -127,7 +123,7 @@ def _alone(program: Any) -> Iterator[None]:
     system releases the lock of a process that is killed. Where there can be no lock, there is none.
     """
     folder = jax.config.jax_compilation_cache_dir
-    if fcntl is None or folder not in _own or jax.process_count() > 1:
+    if folder not in _own or jax.process_count() > 1:
         yield
         return
     name = hashlib.sha256(program.as_text().encode()).hexdigest()[:_LOCK_DIGITS]
