@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,61 @@ def test_cells_in_one_process_have_the_bits_of_each_alone_and_compile_once() -> 
     assert compilations[0] > 0
     # The operations of a new schedule are compiled one by one; no program is.
     assert compilations[3:] == [0, 0]
+
+
+COMPILER = """
+import logging, os, sys, time
+from pathlib import Path
+import jax, numpy as np
+import modelyard
+from modelyard.engine import jax_cache
+
+logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s", force=True)
+jax_cache.use_cache(modelyard.load_config(cache_dir=sys.argv[1]))
+gate = Path(sys.argv[2]) if len(sys.argv) > 2 else None
+compile = jax.stages.Lowered.compile
+
+def held(self, *arguments, **named):
+    if gate is not None:
+        print("compiling", flush=True)
+        while not gate.exists():
+            time.sleep(0.01)
+    return compile(self, *arguments, **named)
+
+jax.stages.Lowered.compile = held
+with jax_cache.counted_compilations() as counts:
+    jax_cache.compile_all([jax.jit(lambda x: x * 3).lower(jax.ShapeDtypeStruct((4,), np.float32))])
+print(counts, flush=True)
+"""
+
+
+def wait_for_line(process: subprocess.Popen[str], text: str) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if text in line:
+            return
+    raise AssertionError(f"{text!r} was not printed")
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_processes_that_need_one_program_compile_it_once(tmp_path: Path, is_killed: bool) -> None:
+    def start(*gate: str) -> subprocess.Popen[str]:
+        words = [sys.executable, "-c", COMPILER, str(tmp_path / "cache"), *gate]
+        return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment())
+
+    with start(str(tmp_path / "gate")) as first, ExitStack() as at_end:
+        at_end.callback(first.kill)
+        wait_for_line(first, "compiling")
+        second = at_end.enter_context(start())
+        at_end.callback(second.kill)
+        wait_for_line(second, "another process compiles this program")
+        if is_killed:
+            first.kill()
+            wait_for_line(second, "{'found': 0, 'compiled': 1}")
+        else:
+            (tmp_path / "gate").touch()
+            wait_for_line(first, "{'found': 0, 'compiled': 1}")
+            wait_for_line(second, "{'found': 1, 'compiled': 0}")
 
 
 # -- what is shared -------------------------------------------------------------------------------------------------

@@ -144,7 +144,8 @@ class Engine(ABC):
     @cached_property
     def data_fingerprint(self) -> str:
         """The fingerprint of the dataset. All of it may be read for that, once."""
-        return self.dataset.fingerprint()
+        found: str = self.dataset.once("fingerprint", self.dataset.fingerprint)
+        return found
 
     def train(self, step: int, count: int) -> StepMetrics:
         """Trains ``count`` steps from ``step`` on. The step determines the global batch."""
@@ -257,7 +258,8 @@ class Engine(ABC):
 
         def preprocess(examples: dict[str, Any], seeds: Any, *numbers: Any) -> dict[str, Any]:
             batch = {name: ops.convert_to_tensor(array) for name, array in examples.items()}
-            return self.functions.preprocess(batch, True, *map(ops.convert_to_tensor, numbers), seeds)
+            low, high, rows, epochs = map(ops.convert_to_tensor, numbers)
+            return self.functions.preprocess(batch, True, low, high, rows, epochs, seeds)
 
         seen = self.run_on_host(preprocess, examples, self.augmentation_seeds(), *halves(positions), rows, epochs)
         return {name: ops.convert_to_numpy(value) for name, value in seen.items()}

@@ -175,6 +175,8 @@ class JaxEngine(Engine):
             is_new = not self._programs or len(self._shared) > known
             if not self.on_cpu and is_new:
                 self._run_once(batches)
+            if self._data is not None:
+                self._inputs(step, self.steps_per_call)  # of the first chunk, before the clock runs
         seconds = time.perf_counter() - began
         how = "steps one by one" if self.steps_per_call == 1 else f"{self.steps_per_call} steps at a time"
         if not is_new:
@@ -306,7 +308,8 @@ class JaxEngine(Engine):
             self._state, table = program(self._state, self._data, inputs, self._run_inputs)
             tables.append(table)
             step, count = step + length, count - length
-        self._inputs(step, self.steps_per_call)  # of the next chunk, while the device is busy with this one
+        if step < self.pipeline.run.total_steps:
+            self._inputs(step, self.steps_per_call)  # of the next chunk, while the device is busy with this one
         return tables
 
     def _inputs(self, step: int, count: int) -> StepInputs:
