@@ -44,6 +44,7 @@ def import_ray() -> Any:
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else it prints advice on that
+    os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"] = "."  # Ray writes its own log to standard output
     try:
         import ray
     except ImportError as error:
