@@ -33,7 +33,7 @@ def test_it_says_how_to_install_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_places_and_addresses_are_checked_before_anything_is_started() -> None:
-    with pytest.raises(ConfigError, match="no place .rays.") as caught:
+    with pytest.raises(ConfigError, match=r"no place .rays.") as caught:
         modelyard.matrix(models="mlp", datasets="digits", output="m", on="rays", jobs=0)
     assert "jobs" in str(caught.value)
     with pytest.raises(ConfigError, match="has no effect"):

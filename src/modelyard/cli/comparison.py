@@ -22,7 +22,7 @@ from modelyard.cli.output import (
     table,
     width,
 )
-from modelyard.errors import COMMAND_LINE, Interrupted
+from modelyard.errors import COMMAND_LINE, Interrupted, UserError
 
 if TYPE_CHECKING:
     from modelyard.comparison.leaderboard import Leaderboard
@@ -58,12 +58,21 @@ def matrix(
     ] = None,
     on: On = "local",
     ray_address: RayAddress = None,
+    only: Annotated[
+        str | None,
+        typer.Option(metavar="CELL", help="run one cell of the plan, by name or number, while other jobs run others"),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Train every combination of models, datasets and seeds, and compare them.
 
     If interrupted, run the same command again to resume.
     """
+    if only is not None:
+        if jobs is not None or on != "local" or ray_address is not None:
+            raise UserError("--only runs one cell here, so --jobs, --on and --ray_address have no effect with it.")
+        _single_cell(options, file, output, models, datasets, seeds, only, json)
+        return
     from modelyard.comparison.matrix import matrix as run_matrix
     from modelyard.comparison.matrix_folder import MatrixFolder
     from modelyard.system.console import console
@@ -85,6 +94,35 @@ def matrix(
         message = f"{len(result.failed)} of {len(result.cells)} cells failed. Try them again: {again}"
         console().print(message, soft_wrap=True)
         sys.exit(1)
+
+
+def _single_cell(
+    options: dict[str, Any],
+    file: str | None,
+    output: str,
+    models: str | None,
+    datasets: str | None,
+    seeds: str | None,
+    only: str,
+    json: bool,
+) -> None:
+    from modelyard.cli.training import train_and_evaluate
+    from modelyard.comparison.matrix import requested
+    from modelyard.comparison.single_cell import choose_cell, compare_if_complete, options_of
+    from modelyard.system.console import console
+
+    folder, request = requested(
+        file, output=output, models=models, datasets=datasets, seeds=seeds, source=COMMAND_LINE,
+        **keywords(options, requested),
+    )  # fmt: skip
+    cell = choose_cell(folder, request, only)
+    of_cell = options_of(folder, cell)
+    if of_cell is None:
+        console().print(f"{cell.name} is done already", soft_wrap=True)
+    else:
+        train_and_evaluate(of_cell, json)
+    if compare_if_complete(folder, request.trust):
+        console().print(f"all cells are done. {_written(str(folder.path))}", soft_wrap=True)
 
 
 def tune(

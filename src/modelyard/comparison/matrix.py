@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,24 +110,11 @@ def matrix(
     Example:
         >>> modelyard.matrix(models=["mlp", "simple_cnn"], datasets=["digits"], seeds=2, output="m", train_epochs=2)
     """
-    problems: list[Problem] = []
-    if not str(output):
-        problems.append(Problem(source, "output", "is missing: the folder of the matrix, such as runs/compared."))
     place = Place(on, jobs, ray_address)
-    problems += place.problems(source)
-    given = _axes(models, datasets, seeds, axes or {}, source, problems)
-    options = {option_name(key): value for key, value in options.items() if value is not None}
-    picks_up = source == COMMAND_LINE
-    request = MatrixRequest(given, exclude, options, source, picks_up, problems=problems, trust=trust)
-    if file is not None:
-        request = read_request(config_path(str(file)), request)
-    request = with_folds(request)
-    if problems:
-        make_cells(request)  # raises them with all others
-    folder = MatrixFolder(output)
-    if request.axes and (folder.path / SEARCH).exists():
-        raise UserError(f"{output} is a search, to which `modelyard tune` adds trials. Choose another --output.")
-    merge_plan(folder, request)  # raises before a folder is made
+    folder, request = requested(
+        file, output=output, models=models, datasets=datasets, seeds=seeds, axes=axes, exclude=exclude, source=source,
+        trust=trust, problems=place.problems(source), **options,
+    )  # fmt: skip
     folder.create()
     with faults.injected(folder.logs, NAME), log_to(folder.logs, NAME):
         cells = merge_plan(folder, request)
@@ -146,6 +133,51 @@ def matrix(
             except UserError as error:
                 log.warning("no leaderboard: %s", error)
     return MatrixResult(str(folder.path), tuple(results), board)
+
+
+def requested(
+    file: str | Path | None = None,
+    *,
+    output: str | Path,
+    models: Sequence[str] | str | None = None,
+    datasets: Sequence[str] | str | None = None,
+    seeds: int | Sequence[int] | str | None = None,
+    axes: Mapping[str, Sequence[Any]] | None = None,
+    exclude: Sequence[Mapping[str, Any]] = (),
+    source: str = "Python",
+    trust: bool = False,
+    check_files: bool = True,
+    problems: Iterable[Problem] = (),
+    **options: Any,
+) -> tuple[MatrixFolder, MatrixRequest]:
+    """Returns the folder and the request of a matrix, which has no mistakes. Arguments as for `matrix`.
+
+    Args:
+        check_files: whether the files that options name must exist here.
+        problems: mistakes that were found before.
+
+    Raises:
+        ConfigError: with every problem, before a folder is made.
+    """
+    found = list(problems)
+    if not str(output):
+        found.append(Problem(source, "output", "is missing: the folder of the matrix, such as runs/compared."))
+    given = _axes(models, datasets, seeds, axes or {}, source, found)
+    options = {option_name(key): value for key, value in options.items() if value is not None}
+    picks_up = source == COMMAND_LINE
+    request = MatrixRequest(
+        given, exclude, options, source, picks_up, problems=found, trust=trust, check_files=check_files
+    )
+    if file is not None:
+        request = read_request(config_path(str(file)), request)
+    request = with_folds(request)
+    if found:
+        make_cells(request)  # raises them with all others
+    folder = MatrixFolder(output)
+    if request.axes and (folder.path / SEARCH).exists():
+        raise UserError(f"{output} is a search, to which `modelyard tune` adds trials. Choose another --output.")
+    merge_plan(folder, request)
+    return folder, request
 
 
 def _axes(
