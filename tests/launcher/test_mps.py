@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from modelyard.comparison.places import open_place
+from modelyard.comparison.places import Place
 from modelyard.launcher.mps import shared_gpus
 from waiting import PATIENCE, wait_until
 
@@ -60,7 +60,7 @@ def is_gone(pid: int) -> bool:
 
 
 def test_cells_that_share_gpus_get_a_daemon_that_ends_with_them(seen: Path) -> None:
-    with open_place(None, Path("m"), 3) as (_, slots):
+    with Place(jobs=3).open(None, Path("m")) as (_, slots):
         daemon, server, pipes, gpus = seen.read_text().split()
         assert gpus == "2,5"
         # Clients number the GPUs that the daemon sees.
@@ -74,7 +74,7 @@ def test_cells_that_share_gpus_get_a_daemon_that_ends_with_them(seen: Path) -> N
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_cells_with_gpus_of_their_own_need_none(seen: Path, jobs: int) -> None:
-    with open_place(None, Path("m"), jobs) as (_, slots):
+    with Place(jobs=jobs).open(None, Path("m")) as (_, slots):
         assert not any("CUDA_MPS_PIPE_DIRECTORY" in slot.environ for slot in slots)
     assert not seen.exists()
 
@@ -94,7 +94,7 @@ def test_a_daemon_that_does_not_start_is_a_line_in_the_log(
 ) -> None:
     monkeypatch.setenv("FAILS", "1")
     caplog.set_level("INFO", "modelyard")
-    with open_place(None, Path("m"), 3) as (_, slots):
+    with Place(jobs=3).open(None, Path("m")) as (_, slots):
         assert [slot.environ["CUDA_VISIBLE_DEVICES"] for slot in slots] == ["2", "5", "2"]
         assert not any("CUDA_MPS_PIPE_DIRECTORY" in slot.environ for slot in slots)
     assert [record.message for record in caplog.records] == [

@@ -19,7 +19,7 @@ from modelyard.launcher.processes import (
 )
 from modelyard.system.activity import Activity
 
-_GPU_SHARING = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+GPU_SHARING = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
 """Processes that share a GPU must not reserve all of its memory."""
 
 
@@ -44,7 +44,7 @@ def make_slots(jobs: int, environ: Mapping[str, str], cores: int) -> list[Slot]:
     if len(gpus) >= jobs:
         parts, _ = divide_gpus(gpus, jobs)
         return [Slot({VISIBLE_GPUS: ",".join(mine)}, threads) for mine in parts]
-    sharing = {name: value for name, value in _GPU_SHARING.items() if name not in environ}
+    sharing = {name: value for name, value in GPU_SHARING.items() if name not in environ}
     return [Slot({VISIBLE_GPUS: gpus[number % len(gpus)], **sharing}, threads) for number in range(jobs)]
 
 
@@ -86,6 +86,10 @@ class RunningCell(Protocol):
     @property
     def last_lines(self) -> list[str]:
         """The last lines of its log that were read."""
+
+    @property
+    def why_lost(self) -> str:
+        """Why the machine that it ran on was lost, if it was."""
 
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal: SIGTERM lets it save, SIGKILL ends it at once."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from modelyard import faults
 from modelyard.comparison.leaderboard import Leaderboard, leaderboard
 from modelyard.comparison.matrix_folder import MatrixFolder, merge_plan
-from modelyard.comparison.places import open_place
+from modelyard.comparison.places import LOCAL, Place
 from modelyard.comparison.plan import (
     DATASET,
     MODEL,
@@ -38,7 +38,7 @@ NAME = "matrix"
 """The name of its log and pid file, by which `modelyard stop` finds it."""
 SEARCH = "search.yaml"
 """The file by which the folder of a search differs from that of a matrix."""
-MAX_JOBS, _MAX_SEEDS = 256, 1000
+_MAX_SEEDS = 1000
 log = logging.getLogger("modelyard")
 
 
@@ -72,7 +72,9 @@ def matrix(
     seeds: int | Sequence[int] | str | None = None,
     axes: Mapping[str, Sequence[Any]] | None = None,
     exclude: Sequence[Mapping[str, Any]] = (),
-    jobs: int = 1,
+    jobs: int | None = None,
+    on: str = LOCAL,
+    ray_address: str | None = None,
     program: Sequence[str] | None = None,
     source: str = "Python",
     trust: bool = False,
@@ -91,7 +93,10 @@ def matrix(
         seeds: the axis ``random_seed``: a number of seeds, or a list of them.
         axes: any other options as axes, each with its values.
         exclude: combinations of the axes to leave out.
-        jobs: how many cells run in parallel; each gets a part of the cores and GPUs.
+        jobs: how many cells run in parallel; each gets a part of the cores and GPUs. By default one, and on a cluster
+            as many as it has room for.
+        on: where cells run: local, or ray.
+        ray_address: the address of a Ray cluster; by default RAY_ADDRESS, or one of this machine.
         program: the program that runs the commands of the cells; by default Modelyard itself.
         source: where the request comes from, for error messages.
         trust: import the plugins that the configs in ``output`` name, even if they are not the user's.
@@ -105,32 +110,21 @@ def matrix(
     Example:
         >>> modelyard.matrix(models=["mlp", "simple_cnn"], datasets=["digits"], seeds=2, output="m", train_epochs=2)
     """
-    problems: list[Problem] = []
-    if not str(output):
-        problems.append(Problem(source, "output", "is missing: the folder of the matrix, such as runs/compared."))
-    if not 1 <= jobs <= MAX_JOBS:
-        problems.append(Problem(source, "jobs", f"must be 1 to {MAX_JOBS}, got {jobs}."))
-    given = _axes(models, datasets, seeds, axes or {}, source, problems)
-    options = {option_name(key): value for key, value in options.items() if value is not None}
-    picks_up = source == COMMAND_LINE
-    request = MatrixRequest(given, exclude, options, source, picks_up, problems=problems, trust=trust)
-    if file is not None:
-        request = read_request(config_path(str(file)), request)
-    request = with_folds(request)
-    if problems:
-        make_cells(request)  # raises them with all others
-    folder = MatrixFolder(output)
-    if request.axes and (folder.path / SEARCH).exists():
-        raise UserError(f"{output} is a search, to which `modelyard tune` adds trials. Choose another --output.")
-    merge_plan(folder, request)  # raises before a folder is made
+    place = Place(on, jobs, ray_address)
+    folder, request = requested(
+        file, output=output, models=models, datasets=datasets, seeds=seeds, axes=axes, exclude=exclude, source=source,
+        trust=trust, problems=place.problems(source), **options,
+    )  # fmt: skip
     folder.create()
     with faults.injected(folder.logs, NAME), log_to(folder.logs, NAME):
         cells = merge_plan(folder, request)
         folder.write(cells)
         for note in dict.fromkeys(note for cell in cells for note in cell.notes):
             log.info("%s", note)
-        log.info("%d cell%s in %s, %d at a time", len(cells), "s" if len(cells) != 1 else "", folder.path, jobs)
-        with open_place(program, folder.path, jobs) as (executor, slots), live_table() as live:
+        most = max((cell.config.threads for cell in cells), default=0)
+        with place.open(program, folder.path, most) as (executor, slots), live_table() as live:
+            count = f"{len(cells)} cell{'s' if len(cells) != 1 else ''}"
+            log.info("%s in %s, %d at a time", count, folder.path, len(slots))
             results = Scheduler(folder, cells, slots, executor, live).run()
         board = None
         if any(result.state == DONE for result in results):
@@ -139,6 +133,51 @@ def matrix(
             except UserError as error:
                 log.warning("no leaderboard: %s", error)
     return MatrixResult(str(folder.path), tuple(results), board)
+
+
+def requested(
+    file: str | Path | None = None,
+    *,
+    output: str | Path,
+    models: Sequence[str] | str | None = None,
+    datasets: Sequence[str] | str | None = None,
+    seeds: int | Sequence[int] | str | None = None,
+    axes: Mapping[str, Sequence[Any]] | None = None,
+    exclude: Sequence[Mapping[str, Any]] = (),
+    source: str = "Python",
+    trust: bool = False,
+    check_files: bool = True,
+    problems: Iterable[Problem] = (),
+    **options: Any,
+) -> tuple[MatrixFolder, MatrixRequest]:
+    """Returns the folder and the request of a matrix, which has no mistakes. Arguments as for `matrix`.
+
+    Args:
+        check_files: whether the files that options name must exist here.
+        problems: mistakes that were found before.
+
+    Raises:
+        ConfigError: with every problem, before a folder is made.
+    """
+    found = list(problems)
+    if not str(output):
+        found.append(Problem(source, "output", "is missing: the folder of the matrix, such as runs/compared."))
+    given = _axes(models, datasets, seeds, axes or {}, source, found)
+    options = {option_name(key): value for key, value in options.items() if value is not None}
+    picks_up = source == COMMAND_LINE
+    request = MatrixRequest(
+        given, exclude, options, source, picks_up, problems=found, trust=trust, check_files=check_files
+    )
+    if file is not None:
+        request = read_request(config_path(str(file)), request)
+    request = with_folds(request)
+    if found:
+        make_cells(request)  # raises them with all others
+    folder = MatrixFolder(output)
+    if request.axes and (folder.path / SEARCH).exists():
+        raise UserError(f"{output} is a search, to which `modelyard tune` adds trials. Choose another --output.")
+    merge_plan(folder, request)
+    return folder, request
 
 
 def _axes(

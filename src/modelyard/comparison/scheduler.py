@@ -13,6 +13,7 @@ import queue
 import re
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,8 @@ _MAX_ROWS = 40
 _POLL_SECONDS = 0.5
 _RELEASE_SECONDS = 20.0
 """How long to wait for processes of a killed matrix: they die with it, but not in the same moment."""
+_LOSSES = 10
+"""How often a cell may lose its node, which is not its fault."""
 _STYLES = {RUNNING: "green", DONE: "bold green", FAILED: "red", WAITING: "dim"}
 _TAIL_BYTES = 1 << 14
 log = logging.getLogger("modelyard")
@@ -99,6 +102,7 @@ class Scheduler:
         self._watch = watch
         self._kills: dict[str, tuple[int, int]] = {}
         """For each cell that was killed, the step that it had come to, and how often that was."""
+        self._losses: Counter[str] = Counter()
         self._cells: dict[str, Cell] = {}
         self._results: dict[str, CellResult] = {}
         for cell in cells:
@@ -219,6 +223,13 @@ class Scheduler:
             self._change(result, DONE)
         elif self._signals:
             self._change(result, STOPPED)
+        elif process.why_lost and self._losses[result.name] < _LOSSES:
+            self._losses[result.name] += 1
+            result.state = WAITING
+            log.info("%s lost its node (%s) and goes on elsewhere", result.name, process.why_lost)
+            self._start(result)
+        elif process.why_lost:
+            self._fail(result, f"lost its node {_LOSSES + 1} times ({process.why_lost})")
         elif status < 0 and self._may_go_on(result):
             log.info("%s was %s and goes on", result.name, describe_status(status))
             self._start(result)

@@ -188,6 +188,9 @@ class _WorkerCell:
         ended: called when it has ended.
     """
 
+    why_lost = ""
+    """This machine is not lost."""
+
     def __init__(self, job: CellJob, worker: _Worker, ended: Callable[[RunningCell], None]) -> None:
         self.name, self.log = job.name, (job.logs / f"{job.name}.log").absolute()
         with explain(self.log, "write"):

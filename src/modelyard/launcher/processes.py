@@ -196,6 +196,9 @@ class Process:
         self._waiter = threading.Thread(target=self._wait, args=(ended,), daemon=True, name=f"wait for {spec.name}")
         self._waiter.start()
 
+    why_lost = ""
+    """This machine is not lost."""
+
     @property
     def name(self) -> str:
         """Its name."""

@@ -19,9 +19,9 @@ from typing import Any
 
 from modelyard import faults
 from modelyard.comparison.leaderboard import Leaderboard, leaderboard
-from modelyard.comparison.matrix import MAX_JOBS, SEARCH
+from modelyard.comparison.matrix import SEARCH
 from modelyard.comparison.matrix_folder import MatrixFolder
-from modelyard.comparison.places import open_place
+from modelyard.comparison.places import LOCAL, Place
 from modelyard.comparison.plan import MAX_CELLS, SEED, Cell, MatrixRequest, make_cell
 from modelyard.comparison.results import RunResult, read_run
 from modelyard.comparison.scheduler import DONE as FINISHED
@@ -150,7 +150,9 @@ def tune(
     search_seed: int | None = None,
     top: int = 3,
     seeds: int = 3,
-    jobs: int = 1,
+    jobs: int | None = None,
+    on: str = LOCAL,
+    ray_address: str | None = None,
     program: Sequence[str] | None = None,
     source: str = "Python",
     trust: bool = False,
@@ -171,7 +173,10 @@ def tune(
         search_seed: the seed of the proposals.
         top: how many of the best trials are trained again with new seeds at the end.
         seeds: the number of new seeds; 0 leaves that out.
-        jobs: how many trials run in parallel; each gets a part of the cores and GPUs.
+        jobs: how many trials run in parallel; each gets a part of the cores and GPUs. By default one, and on a cluster
+            as many as it has room for.
+        on: where trials run: local, or ray.
+        ray_address: the address of a Ray cluster; by default RAY_ADDRESS, or one of this machine.
         program: the program that runs the commands of the trials; by default Modelyard itself.
         source: where the request comes from, for error messages.
         trust: import the plugins that the configs in ``output`` name, even if they are not the user's.
@@ -190,12 +195,13 @@ def tune(
         problems.append(Problem(source, "output", "is missing: the folder of the search, such as runs/search."))
     for name, number, least, most in (
         ("trials", trials, 1, MAX_CELLS),
-        ("jobs", jobs, 1, MAX_JOBS),
         ("top", top, 1, MAX_CELLS),
         ("seeds", seeds, 0, 1000),
     ):
         if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
             problems.append(Problem(source, name, f"must be {least} to {most}, got {number!r}."))
+    place = Place(on, jobs, ray_address)
+    problems += place.problems(source)
     for key, value, kind in (("metric", metric, str), ("sampler", sampler, str), ("search_seed", search_seed, int)):
         if value is not None and not isinstance(value, kind):
             problems.append(Problem(source, key, f"must be {_KINDS[kind]}, got {value!r}."))
@@ -223,16 +229,18 @@ def tune(
         run.check_space()
     folder.create()
     shown = partial(_shown, folder, search)
+    given_threads = str(search.options.get("threads"))
+    threads = int(given_threads) if given_threads.isdecimal() else 0
     with (
         faults.injected(folder.logs, NAME),
         log_to(folder.logs, NAME),
-        open_place(program, folder.path, jobs) as (executor, slots),
+        place.open(program, folder.path, threads) as (executor, slots),
         live_page(folder, shown) as page,
     ):
         if not folder.plan.exists():  # by which the folder is known as one of ours, after a kill between the two files
             folder.write([])
         write_text(folder.path / SEARCH, search.text())
-        log.info("%d trials in %s, %d at a time", trials, folder.path, jobs)
+        log.info("%d trials in %s, %d at a time", trials, folder.path, len(slots))
 
         def trained(where: MatrixFolder, cells: Sequence[Cell], **more: Any) -> list[CellResult]:
             with live_table() as live:
