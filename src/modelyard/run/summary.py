@@ -9,6 +9,8 @@ from modelyard.run.checkpoint import list_best, list_saved, read_loop_state
 from modelyard.run.directory import RunDirectory, is_running, open_run_folder, run_options
 from modelyard.run.metrics import read_metrics
 
+PAUSED = "paused"
+"""The first word of the status of a run that has come to its stop_at."""
 _BESIDES = ("step", "epoch", "split", "seconds")
 
 
@@ -64,7 +66,10 @@ def _status(directory: RunDirectory, step: int) -> str:
         return "damaged"
     if state.get("stopped"):
         return "stopped early"
-    return "finished" if step >= state.get("total_steps", 0) else "interrupted"
+    total = state.get("total_steps", 0)
+    if step >= total:
+        return "finished"
+    return f"{PAUSED} at step {step} of {total}" if state.get("paused") else "interrupted"
 
 
 def _best(directory: RunDirectory) -> dict[str, Any] | None:
