@@ -94,10 +94,13 @@ def test_the_samplers_of_optuna_have_their_names() -> None:
 
 def test_a_journal_has_the_trials_for_optunas_dashboard(tmp_path: Path) -> None:
     known: list[Any] = [*search("tpe", 3), Known(3, {"x": 0.5, "y": 2}, FAILED), Known(4, {"x": 0.4, "y": 2}, RUNNING)]
-    for _ in range(2):  # it is written anew
-        journal = Journal(tmp_path / "optuna.log", space_of(), maximize=False)
+    sizes = []
+    for _ in range(2):  # the second time, nothing is added
+        journal = Journal(tmp_path / "optuna.log", space_of(), [False], ["loss"])
         journal.add(known[:2])
         journal.add(known)
+        sizes.append((tmp_path / "optuna.log").stat().st_size)
+    assert sizes[0] == sizes[1]
     storage = JournalStorage(JournalFileBackend(str(tmp_path / "optuna.log")))
     (study,) = optuna.get_all_study_summaries(storage)
     trials = optuna.load_study(study_name=study.study_name, storage=storage).trials

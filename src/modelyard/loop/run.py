@@ -269,7 +269,11 @@ def load_engine(name: str, config: Config) -> Callable[..., Engine]:
 
 def run_length(config: Config, dataset: Dataset) -> RunLength:
     """Returns the length of the run: N epochs are ceil(N × examples / batch) steps."""
-    examples = dataset.size(TRAIN)
+    return length_of(config, dataset.size(TRAIN))
+
+
+def length_of(config: Config, examples: int) -> RunLength:
+    """Returns the length of a run on so many training examples."""
     if config.train_steps is not None:
         total = config.train_steps
     elif config.train_epochs is not None:

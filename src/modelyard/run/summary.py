@@ -34,7 +34,7 @@ def _summary(directory: RunDirectory) -> dict[str, Any]:
         "model": options.get("model"),
         "dataset": options.get("dataset"),
         "step": step,
-        "status": _status(directory, step),
+        "status": status(directory),
         "best": _best(directory),
         "validation": _last(rows, "validation"),
         "test": _last(rows, "test"),
@@ -54,10 +54,12 @@ def compare(directories: list[RunDirectory]) -> dict[str, Any]:
     return {"runs": [summarize(directory) for directory in directories], "options": different}
 
 
-def _status(directory: RunDirectory, step: int) -> str:
+def status(directory: RunDirectory) -> str:
+    """Returns whether a run is running, finished, stopped early, paused, interrupted, not begun or damaged."""
     if is_running(directory):
         return "running"
     saved = list_saved(directory.checkpoints, directory.best)
+    step = max(saved, default=0)
     if not saved:
         return "not begun"
     try:
