@@ -97,10 +97,13 @@ def test_a_journal_has_the_trials_for_optunas_dashboard(tmp_path: Path) -> None:
     known: list[Any] = [*search("tpe", 3), Known(4, {"x": 0.4, "y": 2}, RUNNING)]
     known[1] = replace(known[1], started="2026-01-01T10:00:00+00:00", seconds=90.0)
     known.insert(3, Known(3, {"x": 0.5, "y": 2}, FAILED, reason="the disk is full"))
-    for _ in range(2):  # it is written anew
-        journal = Journal(tmp_path / "optuna.log", space_of(), False, "loss")
+    sizes = []
+    for _ in range(2):  # the second time, nothing is added
+        journal = Journal(tmp_path / "optuna.log", space_of(), [False], ["loss"])
         journal.add(known[:2])
         journal.add(known)
+        sizes.append((tmp_path / "optuna.log").stat().st_size)
+    assert sizes[0] == sizes[1]
     storage = JournalStorage(JournalFileBackend(str(tmp_path / "optuna.log")))
     (study,) = optuna.get_all_study_summaries(storage)
     loaded = optuna.load_study(study_name=study.study_name, storage=storage)

@@ -26,6 +26,7 @@ from modelyard.errors import COMMAND_LINE, ConfigError, Problem, nearest, unknow
 from modelyard.loop.start import with_absolute_paths
 
 MODEL, DATASET, SEED, FOLDS, FOLD = "model", "dataset", "random_seed", "folds", "fold"
+STOP_AT = "stop_at"
 MAX_CELLS = 5000
 CELL_NAME = re.compile(r"[A-Za-z0-9_][\w.+=,@-]*")
 """A valid name of a cell, which is also the name of its folder."""
@@ -308,6 +309,9 @@ def _option_problems(request: MatrixRequest, axes: Mapping[str, Any]) -> Iterato
     for key in dict.fromkeys((*axes, *request.options)):
         if key == TRUST:
             message = "has no effect inside a file; give it on the command line or in Python."
+            yield Problem(request.where(key), key, message)
+        if key == STOP_AT:
+            message = "is not supported here: the runs of a matrix end with their last step."
             yield Problem(request.where(key), key, message)
         if key in _SET_BY_THE_MATRIX:
             message = "has no effect here: every cell has its own run folder in --output."

@@ -36,7 +36,7 @@ from modelyard.run.metrics import read_metrics
 from modelyard.system.console import console
 from modelyard.system.process import handle_signals
 
-WAITING, RUNNING, DONE, FAILED, STOPPED = "waiting", "running", "done", "failed", "stopped"
+WAITING, RUNNING, DONE, FAILED, STOPPED, PAUSED = "waiting", "running", "done", "failed", "stopped", "paused"
 _MAX_ROWS = 40
 _POLL_SECONDS = 0.5
 _RELEASE_SECONDS = 20.0
@@ -55,11 +55,12 @@ class CellResult:
     Args:
         name: its name.
         axes: its value on each axis.
-        state: waiting, running, done, failed or stopped.
+        state: waiting, running, done, failed, stopped or paused.
         reason: why it failed.
         model_dir: its run folder.
         log: the log of its process.
         seconds: how long its process ran this time; 0 if it was finished before.
+        metric: the metric that is shown while it runs; empty for the one of the leaderboard.
     """
 
     name: str
@@ -69,6 +70,7 @@ class CellResult:
     model_dir: str
     log: str
     seconds: float = 0.0
+    metric: str = ""
 
 
 class Scheduler:
@@ -80,9 +82,15 @@ class Scheduler:
         slots: the room for cells: as many run at a time.
         executor: runs them.
         live: shows a table of the cells.
-        propose: returns another cell when a slot is free and all cells have started; None if there are no more.
+        propose: returns a cell to start when a slot is free and all others have started: a new one, or a paused one.
+            None if there is none now. It is asked again when a cell has ended.
         retries: whether cells that failed before are tried again.
         restarts: how often a cell whose process was killed is resumed at once, without having come further.
+        state_of: returns done or paused for the name of a cell that needs no process now; by default, done for a
+            finished run.
+        stop_at: returns where a cell that is started pauses; None if it trains to its end.
+        deadline: when all cells save and exit, in the seconds of `time.monotonic`.
+        metric: the metric that is shown of running cells.
         watch: called with the cells, often, while any run.
     """
 
@@ -97,8 +105,13 @@ class Scheduler:
         retries: bool = True,
         restarts: int = 0,
         watch: Callable[[Sequence[CellResult]], None] | None = None,
+        state_of: Callable[[str], str | None] | None = None,
+        stop_at: Callable[[str], str | None] | None = None,
+        deadline: float | None = None,
+        metric: str = "",
     ) -> None:
         self._folder, self._propose, self._retries, self._restarts = folder, propose, retries, restarts
+        self._state_of, self._stop_at, self._deadline, self._metric = state_of, stop_at, deadline, metric
         self._watch = watch
         self._kills: dict[str, tuple[int, int]] = {}
         """For each cell that was killed, the step that it had come to, and how often that was."""
@@ -116,10 +129,16 @@ class Scheduler:
         self._failures = folder.failures()
         self._has_more = propose is not None
         """Whether there may be cells that are not proposed yet."""
+        self._expired = False
+        """Whether the cells were told that the deadline has passed."""
+        self._asks = True
+        """Whether something has happened since `propose` had none."""
 
     def _add(self, cell: Cell) -> CellResult:
         directory, log_file = self._folder.run(cell.name), self._folder.log(cell.name)
-        result = CellResult(name=cell.name, axes=cell.axes, model_dir=str(directory.path), log=str(log_file))
+        result = CellResult(
+            name=cell.name, axes=cell.axes, model_dir=str(directory.path), log=str(log_file), metric=self._metric
+        )
         self._cells[cell.name], self._results[cell.name] = cell, result
         return result
 
@@ -131,8 +150,9 @@ class Scheduler:
         """
         results = list(self._results.values())
         for result in results:
-            if self._is_finished(result):
-                result.state = DONE
+            ended = self._ended_as(result)
+            if ended is not None:
+                result.state = ended
             elif result.name in self._failures and not self._retries:
                 result.state, result.reason = FAILED, self._failures[result.name]
         waiting = [result for result in results if result.state == WAITING]
@@ -152,17 +172,21 @@ class Scheduler:
 
     def _loop(self, waiting: list[CellResult]) -> None:
         handled = 0
-        while self._running or ((waiting or self._has_more) and not self._signals):
-            while self._free and not self._signals:
+        while self._running or ((waiting or self._has_more) and not self._is_stopping()):
+            while self._free and not self._is_stopping():
                 if not waiting:
-                    cell = self._propose() if self._has_more and self._propose is not None else None
-                    self._has_more = cell is not None
+                    cell = self._propose() if self._asks and self._propose is not None else None
+                    self._asks = cell is not None
+                    self._has_more = cell is not None or (self._propose is not None and bool(self._running))
                     if cell is None:
                         break
-                    waiting.append(self._add(cell))
+                    waiting.append(self._results.get(cell.name) or self._add(cell))
                 self._start(waiting.pop(0))
             if not self._running:
                 continue
+            if self._is_late() and not self._expired:
+                self._expired = True
+                self._stop(final=False)
             if len(self._signals) > handled:
                 self._stop(final=handled > 0)
                 handled = len(self._signals)
@@ -175,6 +199,12 @@ class Scheduler:
                 self._live(cell_table(list(self._results.values())))
             if self._watch is not None:
                 self._watch(list(self._results.values()))
+
+    def _is_stopping(self) -> bool:
+        return bool(self._signals) or self._is_late()
+
+    def _is_late(self) -> bool:
+        return self._deadline is not None and time.monotonic() > self._deadline
 
     def _stop(self, final: bool) -> None:
         number = signal.SIGKILL if final else signal.SIGTERM
@@ -198,16 +228,21 @@ class Scheduler:
         if directory.exists():  # the number of threads decides the last bits: a resumed run keeps it
             threads = run_options(directory).get("threads") or threads
         words = ("--config_file", str(self._folder.config(cell.name)), "--model_dir", str(directory.path))
+        pause = self._stop_at(cell.name) if self._stop_at is not None else None
+        pauses = ("--stop_at", pause) if pause is not None else ()
         # What is trusted here: the process can't ask.
         trust = ("--trust",) if cell.config.plugins or cell.config.cache_dir else ()
-        command = (TRAIN_AND_EVALUATE, *words, "--threads", str(threads), *trust)
+        command = (TRAIN_AND_EVALUATE, *words, "--threads", str(threads), *pauses, *trust)
         job = CellJob(cell.name, command, cell.config, int(threads), slot, self._folder.logs)
         self._running[self._executor.start(job, self._ended.put)] = (slot, time.monotonic())
         self._change(result, RUNNING)
 
-    def _is_finished(self, result: CellResult) -> bool:
+    def _ended_as(self, result: CellResult) -> str | None:
+        """Returns the state of a cell that needs no process now: done or paused."""
+        if self._state_of is not None:
+            return self._state_of(result.name)
         config = self._cells[result.name].config
-        return is_finished(self._folder.run(result.name), config.test_at_end, config.export_at_end)
+        return DONE if is_finished(self._folder.run(result.name), config.test_at_end, config.export_at_end) else None
 
     def _conclude(self, process: RunningCell) -> None:
         slot, began = self._running.pop(process)
@@ -216,12 +251,14 @@ class Scheduler:
         process.read_log()
         self._free.append(slot)
         result.seconds = round(time.monotonic() - began, 1)
+        self._asks = True
         # A signal that arrives while a run exits changes its status; the run is finished all the same.
-        if (status == 0 or self._signals) and self._is_finished(result):
+        ended = self._ended_as(result) if status == 0 or self._is_stopping() else None
+        if ended is not None:
             if self._failures.pop(result.name, None) is not None:
                 self._folder.write_failures(self._failures)
-            self._change(result, DONE)
-        elif self._signals:
+            self._change(result, ended)
+        elif self._is_stopping():
             self._change(result, STOPPED)
         elif process.why_lost and self._losses[result.name] < _LOSSES:
             self._losses[result.name] += 1
@@ -294,7 +331,9 @@ def cell_table(results: Sequence[CellResult]) -> Table:
         order = {RUNNING: 0, FAILED: 1, DONE: 2}
         shown = sorted(shown, key=lambda result: order.get(result.state, 3))[:_MAX_ROWS]
     counts = ", ".join(
-        f"{sum(one.state == name for one in results)} {name}" for name in (DONE, RUNNING, WAITING, FAILED)
+        f"{sum(one.state == name for one in results)} {name}"
+        for name in (DONE, RUNNING, PAUSED, WAITING, FAILED)
+        if name != PAUSED or any(one.state == PAUSED for one in results)
     )
     right = Column("time", justify="right", no_wrap=True)
     steps = Column("step / epoch", justify="right")
@@ -322,7 +361,7 @@ def progress(result: CellResult) -> tuple[str, str]:
     chosen = rows_of_best(rows, best)
     for split in sorted(chosen, reverse=FOLD in result.axes):  # with folds, validation comes before test
         metrics = metrics_of(chosen[split])
-        for metric in default_metrics(metrics)[:1]:
+        for metric in [result.metric] if result.metric in metrics else default_metrics(metrics)[:1]:
             return step, f"{split} {metric} {metrics[metric]:.4g}"
     for row in reversed(rows):
         for metric in ("accuracy", "loss"):

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from modelyard.comparison.scheduler import WAITING, CellResult
 from modelyard.comparison.matrix_folder import MatrixFolder
 from modelyard.comparison.plots import templates
 from modelyard.comparison.results import RunResult, Unfinished, metrics_of, read_run, rows_of_best
+from modelyard.comparison.scheduler import WAITING, CellResult
 from modelyard.errors import UserError
 from modelyard.loop.metric_hooks import Ranking
 from modelyard.run.checkpoint import list_best
@@ -47,6 +47,7 @@ from modelyard.tuning.plots import (
     slices,
 )
 from modelyard.tuning.samplers import DONE, FAILED, RUNNING, Known, importances
+from modelyard.tuning.trials import costs_of
 
 PAGE = "search.html"
 LEAST_TRIALS = 10
@@ -244,12 +245,16 @@ def _read_trial(
                 scores = metrics_of(rows_of_best(rows, list_best(directory.best)).get("validation", {}))
                 modes = read_manifest(directory).get("metrics") or {}
             state = PAUSED
+    costs: Mapping[str, float] = {}
+    if directory.exists():
+        with contextlib.suppress(UserError, OSError, ValueError, TypeError, AttributeError, KeyError):
+            costs = costs_of(read_manifest(directory), rows)
     if failure:
         state, reason = (RUNNING, "") if is_running(directory) else (FAILED, failure)
     trial = ShownTrial(
         number=number, values={str(key): value for key, value in values.items()}, state=str(state), scores=scores,
         steps=max(steps, default=None), seconds=max(times, default=None), reason=str(reason),
-        model_dir=str(directory.path) if directory.path.exists() else "",
+        model_dir=str(directory.path) if directory.path.exists() else "", costs=costs,
     )  # fmt: skip
     return trial, {str(key): str(mode) for key, mode in modes.items()}
 

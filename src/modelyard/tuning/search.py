@@ -7,12 +7,14 @@ matrix in ``final/``; the best of those is tested, and ``best.yaml`` has its opt
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
+import math
+import os
 import re
+import time as clock
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,52 +29,74 @@ from modelyard.comparison.results import RunResult, read_run
 from modelyard.comparison.scheduler import DONE as FINISHED
 from modelyard.comparison.scheduler import FAILED as HAS_FAILED
 from modelyard.comparison.scheduler import CellResult, Scheduler
-from modelyard.config.calls import parse_list
-from modelyard.config.named_files import SAVED_MODEL_PATH
+from modelyard.config.calls import split_list
+from modelyard.config.durations import Duration
 from modelyard.config.resolve import option_name
-from modelyard.config.trust import is_own_file, trust_cache, trust_plugins, trust_saved_model
-from modelyard.config.yaml_file import Value, dump, inline, read_sections
-from modelyard.errors import COMMAND_LINE, ConfigError, Problem, UserError, nearest
+from modelyard.config.yaml_file import inline
+from modelyard.errors import COMMAND_LINE, ConfigError, Problem, UserError, counted, unknown
 from modelyard.loop.metric_hooks import Ranking
-from modelyard.run.directory import RunDirectory, config_text, read_json
-from modelyard.run.manifest import read_manifest
+from modelyard.run.directory import config_text
 from modelyard.system.console import live_table
 from modelyard.system.files import write_text
 from modelyard.system.process import log_to
+from modelyard.tuning.halving import Standing, next_promotion
+from modelyard.tuning.objectives import AUTO, COSTS, choose_rankings, front_numbers, ranked
 from modelyard.tuning.page import directions, live_page, read_trials, write_page
 from modelyard.tuning.plots import ShownSearch, ShownTrial
 from modelyard.tuning.samplers import (
     DONE,
     FAILED,
     JOURNAL,
+    PAUSED,
     RUNNING,
     Journal,
     Known,
+    Proposer,
     import_optuna,
     make_sampler,
     propose,
 )
-from modelyard.tuning.space import OPTIONS, SPACE, Choice, Space, options_of, parse_value, read_space
+from modelyard.tuning.search_file import KINDS, Request, Search, check_halving, find_search, read_search
+from modelyard.tuning.space import SPACE, options_of, parse_value
+from modelyard.tuning.trials import Record, read_record
 
 NAME = "tune"
 """The name of its log and pid file, by which `modelyard stop` finds it."""
-REMEMBERED, BEST, FINAL = "sampler.json", "best.yaml", "final"
+REMEMBERED, BEST, FINAL = "sampler.jsonl", "best.yaml", "final"
 TRIAL = re.compile(r"trial-\d{4,}")
 """The names of trials as cells."""
-_VERSION, _VERSION_KEY = 1, "search_version"
+_TRIALS = 20
+"""How many trials a search has, unless the user says how long it is."""
 _FAILURES = 3
 """If so many trials have failed and no other has been trained, the search ends."""
 _RESTARTS = 3
 """How often a trial that was killed goes on, without having come further, before it counts as failed."""
 _TRIED = 24
 """Proposals whose options are checked before the first trial starts."""
-_KINDS = {str: "text", int: "a whole number", dict: "'option: values' lines"}
+_BEST_METRIC = "best_metric"
+"""The option of a trial that is its metric. A trial in which nothing measures it fails with its name."""
+_OF_FILES = re.compile(
+    r"the disk is full|can't \w+( \w+)* .*/|(\w+\.)*(OSError|IOError|\w*(File|Directory|IO|Permission)\w*Error)\b"
+)
+"""Failures of the disk, which may be over at the next start."""
 log = logging.getLogger("modelyard")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A trial of a search: its parameters, its state, and its score if it is done."""
+    """A trial of a search.
+
+    Args:
+        number: its number.
+        values: the values of its parameters.
+        state: done, paused, running, waiting, stopped or failed.
+        score: its score by the first metric; of a paused trial, the best so far.
+        reason: why it failed.
+        model_dir: its run folder.
+        scores: its scores by all metrics, and the values that constraints limit.
+        step: how many steps it has trained.
+        violates: the constraints that it does not meet.
+    """
 
     number: int
     values: dict[str, Any]
@@ -80,6 +104,9 @@ class Trial:
     score: float | None
     reason: str
     model_dir: str
+    scores: dict[str, float] = field(default_factory=dict)
+    step: int = 0
+    violates: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -92,7 +119,10 @@ class TuneResult:
         trials: all trials, the best first.
         final: the best trials, trained again with new seeds; None if they were not.
         test: the test scores of the best of those, one for each seed.
-        best: the file with the options of the best trial; None if no trial is done.
+        best: the file with the options of the best trial; None if no trial is done and meets the constraints.
+        front: the numbers of the trials that no other is better than, if there are several metrics.
+        steps: how many steps all trials have trained together.
+        why: why there is no best trial.
     """
 
     output: str
@@ -101,14 +131,19 @@ class TuneResult:
     final: Leaderboard | None
     test: dict[str, float]
     best: str | None
+    front: tuple[int, ...] = ()
+    steps: int = 0
+    why: str = ""
 
     def __str__(self) -> str:
         lines = [f"{self.output}: {len(self.trials)} trials, by {self.metric}"]
         lines += [_line(trial) for trial in self.trials[:10]]
+        if self.front:
+            lines.append(f"no trial is better than {', '.join(map(str, self.front))} in all metrics")
         if self.final is not None:
             lines.append(str(self.final))
         lines += [f"test, {name}: {score:.4g}" for name, score in self.test.items()]
-        return "\n".join(lines if self.best is None else [*lines, f"options of the best: {self.best}"])
+        return "\n".join([*lines, self.why] if self.best is None else [*lines, f"options of the best: {self.best}"])
 
 
 def _line(trial: Trial) -> str:
@@ -118,36 +153,33 @@ def _line(trial: Trial) -> str:
 
 
 @dataclass(frozen=True)
-class Search:
-    """The request of a search: a space, options of all trials, a metric, a sampler and a seed."""
+class Budget:
+    """What a search may take. Whatever ends first ends it.
 
-    space: Space
-    options: dict[str, Any]
-    metric: str
-    sampler: str
-    seed: int
+    Args:
+        trials: the number of trials.
+        total_steps: steps of training, of all trials together.
+    """
 
-    def text(self) -> str:
-        """Returns the content of its file."""
-        values = {
-            _VERSION_KEY: _VERSION,
-            "metric": self.metric,
-            "sampler": self.sampler,
-            "seed": self.seed,
-            SPACE: {name: parameter.text for name, parameter in self.space.items()},
-            OPTIONS: self.options,
-        }
-        return f"# What this search varies. Its trials are the cells of matrix.yaml.\n{dump(values)}"
+    trials: int = _TRIALS
+    total_steps: int | None = None
 
 
 def tune(
     space: str | Path | Mapping[str, Any] | None = None,
     *,
     output: str | Path,
-    trials: int = 20,
+    trials: int | None = None,
+    total_steps: int | None = None,
+    time: str | None = None,
     metric: str | None = None,
+    constraint: str | None = None,
     sampler: str | None = None,
     search_seed: int | None = None,
+    halving: int | None = None,
+    first_rung: str | None = None,
+    brackets: int | None = None,
+    enqueue: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] = (),
     top: int = 3,
     seeds: int = 3,
     jobs: int | None = None,
@@ -161,16 +193,25 @@ def tune(
     """Searches for good options: trains trials with options that a sampler of Optuna proposes.
 
     If ``output`` exists, the search is resumed: interrupted trials go on where they were, and new ones are proposed
-    until there are ``trials``. A search of one job at a time that was killed ends with the same trials.
+    until the budget is spent. A search of one job at a time that was killed ends with the same trials.
 
     Args:
         space: the options that vary: ``"learning_rate=log(1e-4, 1), model=[mlp, simple_cnn]"``, a dictionary of such
             texts and lists, or a YAML file with ``space`` and ``options``.
         output: the folder of the search; given without a space, the search in it is resumed.
-        trials: the number of trials, those of before included.
-        metric: the validation metric to compare by; by default accuracy, or the loss if there is none.
+        trials: the number of trials, those of before included; by default 20, or any number with another budget.
+        total_steps: the steps of all trials together, those of before included. Trials that have begun are finished.
+        time: how long this start may take, such as ``"2 h"``. Trials that run then save and exit.
+        metric: the validation metric to compare by; by default accuracy, or the loss if there is none. Several, such
+            as ``"accuracy, parameters"``, give a Pareto front.
+        constraint: limits, such as ``"parameters<=100000"``. Trials that violate them are never the best.
         sampler: a sampler of Optuna: tpe, random, cmaes, gp, qmc, …
         search_seed: the seed of the proposals.
+        halving: of each rung, one trial in so many is trained further (successive halving).
+        first_rung: where the first rung is: ``"1/27"`` of a run, ``"100 steps"``, ``"1 epochs"``.
+        brackets: the number of brackets (Hyperband); in each, the first rung is ``halving`` times as late.
+        enqueue: values to train next: ``"learning_rate=0.1"``, a dictionary, or a list of those. The sampler chooses
+            the parameters that are missing.
         top: how many of the best trials are trained again with new seeds at the end.
         seeds: the number of new seeds; 0 leaves that out.
         jobs: how many trials run in parallel; each gets a part of the cores and GPUs. By default one, and on a cluster
@@ -184,35 +225,23 @@ def tune(
 
     Raises:
         ConfigError: with every problem, before anything is started.
+        UserError: if no trial measures the metric, or the first trials fail.
         Interrupted: after SIGTERM or SIGINT, when all trials have saved and exited.
 
     Example:
         >>> modelyard.tune("learning_rate=log(1e-4, 1)", output="runs/search", dataset="digits", train_epochs=2)
     """
     import_optuna()
-    problems: list[Problem] = []
-    if not str(output):
-        problems.append(Problem(source, "output", "is missing: the folder of the search, such as runs/search."))
-    for name, number, least, most in (
-        ("trials", trials, 1, MAX_CELLS),
-        ("top", top, 1, MAX_CELLS),
-        ("seeds", seeds, 0, 1000),
-    ):
-        if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
-            problems.append(Problem(source, name, f"must be {least} to {most}, got {number!r}."))
+    began = clock.monotonic()
+    asked = Request(metric, sampler, search_seed, constraint, halving, first_rung, brackets)
+    numbers = {"trials": (trials, 1, MAX_CELLS), "total_steps": (total_steps, 1, 2**63)}
+    numbers |= {"top": (top, 1, MAX_CELLS), "seeds": (seeds, 0, 1000)}
     place = Place(on, jobs, ray_address)
-    problems += place.problems(source)
-    for key, value, kind in (("metric", metric, str), ("sampler", sampler, str), ("search_seed", search_seed, int)):
-        if value is not None and not isinstance(value, kind):
-            problems.append(Problem(source, key, f"must be {_KINDS[kind]}, got {value!r}."))
-    forms: Any = (str, Path, Mapping, type(None))
-    if not isinstance(space, forms):
-        problems.append(Problem(source, SPACE, f"must be text, a file or a dictionary, got {space!r}."))
-    if problems:
-        raise ConfigError(problems)
+    _check_arguments(asked, numbers, space, output, source, place)
+    seconds = _seconds(time, source)
     folder = MatrixFolder(output)
     given = {option_name(key): value for key, value in options.items() if value is not None}
-    search = _search(folder, space, given, metric, sampler, search_seed, source, trust)
+    search = find_search(folder, space, given, asked, source, trust)
     request = MatrixRequest({}, (), search.options, source, source == COMMAND_LINE, trust=trust)
     make_sampler(search.sampler, 0, search.space)
     known = folder.cells(trust=trust)
@@ -224,38 +253,46 @@ def tune(
             f"{folder.path / SEARCH} is missing, so it is not known what was searched in the {len(known)} trials of "
             "this folder. Restore the file, or choose another --output."
         )
-    run = _Run(folder, search, request, trials, known)
+    if trials is None:
+        trials = _TRIALS if total_steps is None and seconds is None else MAX_CELLS
+    run = _Run(folder, search, request, Budget(trials, total_steps), known)
+    queued = run.read_values(enqueue)
     if len(known) < trials:
         run.check_space()
     folder.create()
-    shown = partial(_shown, folder, search)
     given_threads = str(search.options.get("threads"))
     threads = int(given_threads) if given_threads.isdecimal() else 0
     with (
         faults.injected(folder.logs, NAME),
         log_to(folder.logs, NAME),
         place.open(program, folder.path, threads) as (executor, slots),
-        live_page(folder, shown) as page,
+        live_page(folder, partial(_shown, folder, search)) as page,
     ):
         if not folder.plan.exists():  # by which the folder is known as one of ours, after a kill between the two files
             folder.write([])
         write_text(folder.path / SEARCH, search.text())
-        log.info("%d trials in %s, %d at a time", trials, folder.path, len(slots))
+        run.renew()
+        for values in queued:
+            run.enqueue(values)
+        log.info("at most %s in %s, %d at a time", counted(trials, "trial"), folder.path, len(slots))
 
         def trained(where: MatrixFolder, cells: Sequence[Cell], **more: Any) -> list[CellResult]:
             with live_table() as live:
                 return Scheduler(where, cells, slots, executor, live, **more).run()
 
-        # If nothing but failures is there, what they failed of may have been changed since: a full disk, missing data.
-        hopeless = {cell.name for cell in known} <= set(folder.failures())
-        results = trained(folder, known, propose=run.next_cell, retries=hopeless, restarts=_RESTARTS, watch=page.update)
-        ranked = run.ranked(results)
-        done = [trial for trial in ranked if trial.state == DONE]
-        if not done:
-            return TuneResult(str(folder.path), search.metric, tuple(ranked), None, {}, None)
-        best, board, test = _final(run, done[:top], seeds, trained) if seeds else (done[0], None, {})
-        write_text(folder.path / BEST, _recipe(run, best))
-    return TuneResult(str(folder.path), run.metric, tuple(ranked), board, test, str(folder.path / BEST))
+        results = trained(
+            folder, run.cells, propose=run.next_cell, retries=False, restarts=_RESTARTS, state_of=run.state_of,
+            stop_at=run.stop_at, metric=run.shown_metric,
+            deadline=None if seconds is None else began + seconds, watch=page.update,
+        )  # fmt: skip
+        result = run.result(results)
+        if result.best is None:
+            return result
+        best = [trial for trial in result.trials if trial.number in result.front] if result.front else []
+        best = best or [trial for trial in result.trials if run.is_candidate(trial)]
+        winner, board, test = _final(run, best[:top], seeds, trained) if seeds else (best[0], None, {})
+        run.write_best(winner, result.front)
+    return replace(result, final=board, test=test)
 
 
 def write_search_page(path: str | Path, output: str | Path | None = None) -> Path:
@@ -272,7 +309,7 @@ def write_search_page(path: str | Path, output: str | Path | None = None) -> Pat
         UserError: if this is not the folder of a search, or a file in it is damaged.
     """
     folder = MatrixFolder(path)
-    search = _read_search(folder)
+    search = read_search(folder)
     if search is None:
         raise UserError(f"{folder.path / SEARCH} is missing, so there is no search to show.")
     shown = _shown(folder, search, *read_trials(folder))
@@ -281,169 +318,139 @@ def write_search_page(path: str | Path, output: str | Path | None = None) -> Pat
 
 def _shown(folder: MatrixFolder, search: Search, trials: Sequence[ShownTrial], modes: Mapping[str, str]) -> ShownSearch:
     """Returns the search as its page shows it; ``modes`` says what is better of the metrics of its trials."""
-    metrics = directions([search.metric], trials, modes)
-    checked = [
-        replace(one, state=FAILED, reason=f"its {name} is not a finite number")
-        if one.state == DONE and (name := next((name for name in metrics if name not in one.scores), ""))
-        else one
+    wanted = {*search.metrics, *(one.name for one in search.constraints)}
+    trials = [
+        replace(one, scores={**{name: cost for name, cost in one.costs.items() if name in wanted}, **one.scores})
         for one in trials
     ]
+    metrics = directions(search.metrics, trials, {**modes, **COSTS})
+    checked = []
+    for one in trials:
+        missing = next((name for name in metrics if name not in one.scores), None) if one.state == DONE else None
+        if missing is not None:
+            one = replace(one, state=FAILED, reason=f"its {missing} is not a finite number")
+        meets = not one.scores or all(limit.violation(one.scores) <= 0 for limit in search.constraints)
+        checked.append(replace(one, feasible=meets))
     return ShownSearch(
         name=folder.path.resolve().name, space=search.space, options=search.options, sampler=search.sampler,
         seed=search.seed, metrics=metrics, trials=checked,
     )  # fmt: skip
 
 
-def _search(
-    folder: MatrixFolder,
-    space: str | Path | Mapping[str, Any] | None,
-    given: dict[str, Any],
-    metric: str | None,
-    sampler: str | None,
-    seed: int | None,
-    source: str,
-    trust: bool,
-) -> Search:
-    """Returns what to search: what is given, or what is in the folder. The space may change, the options may not.
-
-    Raises:
-        UntrustedPluginError: for plugins that a file of somebody else names, without ``trust``.
-    """
-    before = _read_search(folder)
-    if before is not None:
-        path = folder.path / SEARCH
-        _check_trust(before.options, before.space if space is None else {}, path, False, given, trust)
-    if space is None and before is None:
-        near = nearest(SPACE, given, 1)
-        hint = f" Did you mean it by {near[0]}?" if near else ""
-        message = f"is missing: the options that vary, such as learning_rate=log(1e-4, 1).{hint}"
-        raise ConfigError([Problem(source, SPACE, message)])
-    in_file: dict[str, Value] = {}
-    if space is None:
-        assert before is not None
-        found = before.space
-    else:
-        found, in_file = read_space(str(space) if isinstance(space, Path) else space, source)
-        if in_file:
-            file = Path(str(space).strip())
-            _check_trust(
-                {key: _plain(value) for key, value in in_file.items()}, found, file, is_own_file(file), given, trust
-            )
-    options = {**{key: _plain(value) for key, value in in_file.items()}, **given}
-    if before is None:
-        return Search(found, options, metric or "auto", sampler or "tpe", seed or 0)
-    problems = []
-    for key in {**before.options, **options} if options or space is not None else ():
-        old, new = before.options.get(key), options.get(key, before.options.get(key))
-        if _same(old) != _same(new):
-            was = (
-                "the trials of this search do not have it"
-                if old is None
-                else f"{_text(old)} in the trials of this search"
-            )
-            where = in_file[key].where if key in in_file and key not in given else source
-            problems.append(Problem(where, key, f"is {_text(new)} here, but {was}."))
-    changed: list[tuple[str, Any, Any]] = [("metric", metric, before.metric), ("search_seed", seed, before.seed)]
-    for key, mine, was in changed:
-        if mine is not None and mine != was:
-            problems.append(Problem(source, key, f"is {mine} here, but {was} in this search."))
-    if problems:
-        error = ConfigError(problems)
-        error.add_hint("The space of a search may change, its options may not. Choose another --output for others.")
-        raise error
-    return Search(found, before.options, before.metric, sampler or before.sampler, before.seed)
-
-
-def _check_trust(
-    options: dict[str, Any], space: Space, path: Path, own: bool, given: Mapping[str, Any], trust: bool
+def _check_arguments(
+    asked: Request, numbers: Mapping[str, tuple[Any, int, int]], space: Any, output: Any, source: str, place: Place
 ) -> None:
-    """Raises if a file of somebody else names code that the user has not used before. A strange cache is left out."""
-
-    def named(key: str) -> list[str]:
-        listed = parse_list(options.get(key)) if key not in given else []
-        domain = space[key].domain if key in space else None
-        more = domain.values if isinstance(domain, Choice) else ()
-        return [str(name) for value in (listed, *more) for name in parse_list(value)]
-
-    trust_plugins(named("plugins"), str(path), named_by_user=own, trust=trust)
-    for model in named(SAVED_MODEL_PATH):
-        trust_saved_model(model, str(path), named_by_user=own, trust=trust)
-    if not all(trust_cache(cache, named_by_user=own, trust=trust) for cache in named("cache_dir")):
-        log.warning("%s: cache_dir: you have not used it before, so your own cache is used", path)
-        options.pop("cache_dir", None)
-
-
-def _same(value: Any) -> list[str]:
-    """Returns an option so that its forms are equal: on the command line, numbers and lists are text."""
-    try:
-        parts = parse_list(value) if isinstance(value, str | list | tuple) else [value]
-        return [inline(parse_value(part) if isinstance(part, str) else part) for part in parts]
-    except ValueError:
-        return [inline(value)]
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else inline(value)
-
-
-def _read_search(folder: MatrixFolder) -> Search | None:
-    path = folder.path / SEARCH
-    if not path.exists():
-        return None
+    """Raises `ConfigError` with the arguments that have wrong types or are out of range."""
     problems: list[Problem] = []
-    found = read_sections(path, problems)
-    version = found[_VERSION_KEY].value if _VERSION_KEY in found else None
-    if not problems and version != _VERSION:
-        problems.append(Problem(str(path), "", f"is not a search of version {_VERSION}, the only supported one."))
+    if not str(output):
+        problems.append(Problem(source, "output", "is missing: the folder of the search, such as runs/search."))
+    for name, (number, least, most) in numbers.items():
+        if number is None and name in ("trials", "total_steps"):
+            continue
+        if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
+            problems.append(Problem(source, name, f"must be {least} to {most}, got {number!r}."))
+    problems += place.problems(source)
+    texts = ("metric", "sampler", "constraint", "first_rung")
+    for key, value in vars(asked).items():
+        kind = str if key in texts else int
+        if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+            problems.append(Problem(source, key, f"must be {KINDS[kind]}, got {value!r}."))
+    forms: Any = (str, Path, Mapping, type(None))
+    if not isinstance(space, forms):
+        problems.append(Problem(source, SPACE, f"must be text, a file or a dictionary, got {space!r}."))
     if problems:
         raise ConfigError(problems)
-
-    plain = {key: _plain(value) for key, value in found.items()}
-    types = {"metric": str, "sampler": str, "seed": int, SPACE: dict, OPTIONS: dict}
-    for key, kind in types.items():
-        if not isinstance(plain.get(key), kind):
-            message = f"must be {_KINDS[kind]}, got {inline(plain.get(key))}. The file is damaged; restore it."
-            problems.append(Problem(found[key].where if key in found else str(path), key, message))
-    if problems:
-        raise ConfigError(problems)
-    space = read_space(plain[SPACE], str(path))[0]
-    return Search(space, plain[OPTIONS], plain["metric"], plain["sampler"], plain["seed"])
+    check_halving(asked, source)
 
 
-def _plain(value: Any) -> Any:
-    """Returns a value without the lines that it was read from."""
-    value = value.value if isinstance(value, Value) else value
-    if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, list) else value
+def _seconds(text: str | None, source: str) -> float | None:
+    """Returns a time in seconds."""
+    if text is None:
+        return None
+    try:
+        seconds = Duration.parse(text).seconds
+    except ValueError:
+        seconds = None
+    if seconds is None:
+        raise ConfigError([Problem(source, "time", f"must be a time such as '30 min' or '2 h', got {text!r}.")])
+    return seconds
 
 
 def _remembered(path: Path) -> dict[str, dict[str, Any]]:
     """Returns what the sampler keeps with each trial. What is damaged is left out: samplers do without."""
-    return {
-        name: kept
-        for name, kept in read_json(path).items()
-        if isinstance(kept, dict) and all(isinstance(one, dict) for one in kept.values())
-    }
+    found: dict[str, dict[str, Any]] = {}
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError:
+        return found
+    for line in lines:
+        try:
+            kept = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        for name, one in kept.items() if isinstance(kept, dict) else ():
+            if isinstance(one, dict) and all(isinstance(part, dict) for part in one.values()):
+                found[name] = one
+    return found
+
+
+def _remember(path: Path, name: str, kept: Mapping[str, Any]) -> None:
+    """Adds what the sampler keeps with a trial. After a kill, the last line may be cut off."""
+    with open(path, "ab+") as file:
+        file.seek(0, os.SEEK_END)
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+        file.write(json.dumps({name: kept}).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 class _Run:
-    """The trials of a search: proposes them, and reads their scores."""
+    """The trials of a search: proposes and promotes them, and reads their scores."""
 
     def __init__(
-        self, folder: MatrixFolder, search: Search, request: MatrixRequest, trials: int, cells: Sequence[Cell]
+        self, folder: MatrixFolder, search: Search, request: MatrixRequest, budget: Budget, cells: Sequence[Cell]
     ) -> None:
-        self.folder, self.search, self.request, self.trials = folder, search, request, trials
+        self.folder, self.search, self.request, self.budget = folder, search, request, budget
         self.cells = list(cells)
-        self._results: dict[str, RunResult] = {}
-        self._ranking: Ranking | None = None
-        self._journal: Journal | None = None
+        self._numbers = {cell.name: number for number, cell in enumerate(self.cells)}
         self._remembered = _remembered(folder.path / REMEMBERED)
+        self._rankings: tuple[Ranking, ...] = ()
+        self._proposer: Proposer | None = None
+        self._journal: Journal | None = None
+        self._records: dict[str, Record] = {}
+        """Records of trials that are at rest."""
+        self._knowns: dict[str, Known] = {}
+        """What is known of them, once the metrics are."""
+        self._standings: dict[str, Standing] = {}
+        self._active: set[str] = set()
+        """Trials whose processes run."""
+        self._failed: set[str] = set()
+        self._is_over = False
 
     @property
     def metric(self) -> str:
-        """The metric of the search; auto until a trial is done."""
-        return self.search.metric if self._ranking is None else self._ranking.metric
+        """The metrics of the search; auto until a trial is done."""
+        return ", ".join(ranking.metric for ranking in self._rankings) or self.search.metric
+
+    @property
+    def shown_metric(self) -> str:
+        """The metric that is shown while trials run."""
+        shown = next(name for name in self.search.metrics if name not in COSTS)
+        return "accuracy" if shown == AUTO else shown
+
+    @property
+    def chooser(self) -> Ranking:
+        """The metric that selects the best model of a trial."""
+        named = self.search.options.get(_BEST_METRIC)
+        for ranking in self._rankings:
+            if ranking.metric == named:
+                return ranking
+        return next(ranking for ranking in self._rankings if ranking.metric not in COSTS)
+
+    # -- cells ------------------------------------------------------------------------------------------------------
 
     def check_space(self) -> None:
         """Raises `ConfigError` if trials of the space have wrong options."""
@@ -471,122 +478,364 @@ class _Run:
         # What is an argument of a name in a list replaces the list.
         rest = {key: value for key, value in self.request.options.items() if key not in axes}
         defaults: dict[str, Any] = {} if "test_at_end" in rest else {"test_at_end": False}
-        if self.search.metric != "auto" and "best_metric" not in rest:
-            defaults["best_metric"] = self.search.metric
+        if _BEST_METRIC not in rest:
+            defaults[_BEST_METRIC] = self._best_metric
         cell = make_cell(replace(self.request, options={**rest, **defaults}), name, axes)
         return replace(cell, axes=dict(values))
 
-    def next_cell(self) -> Cell | None:
-        """Proposes another trial and writes its config; None if there are enough."""
-        number = len(self.cells)
-        if number >= self.trials:
-            return None
-        known = self.known()
+    @property
+    def _best_metric(self) -> str:
+        return next(name for name in self.search.metrics if name not in COSTS)
+
+    def renew(self) -> None:
+        """Gives trials that have not begun the metric of the search, and forgets failures that may be over."""
         failures = self.folder.failures()
-        if len(failures) >= _FAILURES and not any(one.state == DONE for one in known):
+        hopeless = set(self._numbers) <= set(failures)
+        kept = {
+            name: reason
+            for name, reason in failures.items()
+            if not hopeless and not _OF_FILES.match(reason) and not reason.startswith(_BEST_METRIC)
+        }
+        if _BEST_METRIC not in self.search.options:
+            for number, cell in enumerate(self.cells):
+                if cell.config.best_metric != self._best_metric and not self.folder.run(cell.name).exists():
+                    self.cells[number] = self._cell(cell.name, cell.axes)
+                    self.folder.write_config(self.cells[number])
+        if kept != failures:
+            log.info("%s tried again", counted(len(failures) - len(kept), "failed trial"))
+            self.folder.write_failures(kept)
+
+    def read_values(self, given: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Returns the values of trials that the user gives.
+
+        Raises:
+            ConfigError: with every problem.
+        """
+        problems, found = [], []
+        for one in [given] if isinstance(given, str | Mapping) else given:
+            values: dict[str, Any] = dict(one) if isinstance(one, Mapping) else {}
+            for part in split_list(one) if isinstance(one, str) else ():
+                name, equals, text = part.partition("=")
+                try:
+                    values[name.strip()] = parse_value(text.strip())
+                except ValueError as error:
+                    problems.append(Problem(self.request.source, "try", str(error)))
+                if not equals:
+                    message = f"{part!r} is not option=value, such as learning_rate=0.1."
+                    problems.append(Problem(self.request.source, "try", message))
+            for name in [name for name in values if name not in self.search.space]:
+                message = unknown("parameter of the space", name, self.search.space)
+                problems.append(Problem(self.request.source, "try", message))
+            found.append(values)
+        if not problems:
+            for values in found:
+                try:
+                    self._cell("trial", values)
+                except ConfigError as error:
+                    problems += error.problems
+        if problems:
+            raise ConfigError(dict.fromkeys(problems))
+        return found
+
+    def enqueue(self, given: Mapping[str, Any]) -> None:
+        """Adds a trial with these values, unless there is one; the sampler chooses the missing ones."""
+        for number, cell in enumerate(self.cells):
+            if all(name in cell.axes and inline(cell.axes[name]) == inline(value) for name, value in given.items()):
+                log.info("trial %d has these values", number)
+                return
+        found = self._proposals().propose(self.known(), len(self.cells), given)
+        assert found is not None
+        self._add(*found)
+
+    def _add(self, values: Mapping[str, Any], remembered: Mapping[str, Any]) -> Cell:
+        cell = self._cell(f"trial-{len(self.cells):04}", values)
+        if remembered:
+            self._remembered[cell.name] = dict(remembered)
+            _remember(self.folder.path / REMEMBERED, cell.name, remembered)
+        self.folder.add(cell)
+        self._numbers[cell.name] = len(self.cells)
+        self.cells.append(cell)
+        return cell
+
+    # -- what the scheduler asks ------------------------------------------------------------------------------------
+
+    def next_cell(self) -> Cell | None:
+        """Returns a trial to train: one that is promoted, or a new one, whose config it writes. None if none is due."""
+        known = self.known()
+        self._check_failures(known)
+        if self.budget.total_steps is not None and self.steps() >= self.budget.total_steps:
+            if not self._is_over:
+                log.info("%s are trained", counted(self.steps(), "step"))
+            self._is_over = True
+            return None
+        promoted = self._promoted()
+        if promoted is not None:
+            return promoted
+        number = len(self.cells)
+        found = self._proposals().propose(known, number) if number < self.budget.trials else None
+        if found is not None:
+            return self._add(*found)
+        if number < self.budget.trials:
+            log.info("the space has no other values than those of the %d trials", number)
+        has_ended = any(one.state == DONE and not any(over > 0 for over in one.violations) for one in known)
+        return None if self._active or has_ended else self._promoted(at_least=1)
+
+    def _proposals(self) -> Proposer:
+        if self._proposer is None or not self._rankings:
+            maximize = [ranking.mode == "max" for ranking in self._rankings] or [True] * len(self.search.metrics)
+            self._proposer = Proposer(
+                self.search.space, self.search.sampler, self.search.seed, maximize, bool(self.search.constraints)
+            )
+        return self._proposer
+
+    def _check_failures(self, known: Sequence[Known]) -> None:
+        """Raises `UserError` if the first trials have failed."""
+        if any(one.state in (DONE, PAUSED) for one in known):
+            return
+        failures = self.folder.failures()
+        wrong = next((reason for reason in failures.values() if reason.startswith(_BEST_METRIC)), None)
+        if wrong is not None:
+            raise UserError(
+                f"metric{wrong.removeprefix(_BEST_METRIC)}\nNothing was trained. Run the same command with another "
+                "--metric."
+            )
+        if len(failures) >= _FAILURES:
             reasons = "; ".join(dict.fromkeys(failures.values()))
             raise UserError(
                 f"the first {len(failures)} trials of this search failed: {reasons}\nRun the same command again to try "
                 "them again, or choose another --output for other options."
             )
-        maximize = self._ranking is None or self._ranking.mode == "max"
-        found = propose(self.search.space, known, number, self.search.sampler, self.search.seed, maximize)
-        if found is None:
-            log.info("the space has no other values than those of the %d trials", number)
+
+    def _promoted(self, at_least: int = 0) -> Cell | None:
+        """Returns a paused trial to resume; None if none is due."""
+        if self.search.halving is None or not self._rankings:
             return None
-        values, remembered = found
-        cell = self._cell(f"trial-{number:04}", values)
-        if remembered:
-            self._remembered[cell.name] = remembered
-            write_text(self.folder.path / REMEMBERED, json.dumps(self._remembered) + "\n")
-        self.cells.append(cell)
-        self.folder.write(self.cells)
+        standings = {number: self._standing(cell.name) for number, cell in enumerate(self.cells)}
+        number = next_promotion(standings, self.search.halving.factor, at_least)
+        if number is None:
+            return None
+        cell = self.cells[number]
+        record = self._record(cell.name)
+        rung = record.next_rung(self._rungs(cell.name))
+        log.info("%s is promoted at step %d, and trains to %s", cell.name, record.step, rung or "its end")
         return cell
+
+    def state_of(self, name: str) -> str | None:
+        """Returns whether a trial is done, or paused at a rung; None if it is to be trained on."""
+        self._active.discard(name)
+        record = self._record(name)
+        if record.state == PAUSED and record.step not in self._steps_of_rungs(name, record):
+            return None
+        return record.state or None
+
+    def stop_at(self, name: str) -> str | None:
+        """Returns where a trial that is started pauses; None if it trains to its end."""
+        rung = self._record(name).next_rung(self._rungs(name))
+        self._active.add(name)
+        self._records.pop(name, None)
+        self._knowns.pop(name, None)
+        self._standings.pop(name, None)
+        return None if rung is None else str(rung)
+
+    # -- what is known ----------------------------------------------------------------------------------------------
+
+    def _rungs(self, name: str) -> list[Duration]:
+        number = self._numbers[name]
+        return [] if self.search.halving is None else self.search.halving.rungs(self.cells[number].config, number)
+
+    def _steps_of_rungs(self, name: str, record: Record) -> list[int]:
+        return [] if record.length is None else [rung.steps(record.length) for rung in self._rungs(name)]
+
+    def _record(self, name: str) -> Record:
+        if name not in self._records:
+            record = read_record(self.folder.run(name), self.cells[self._numbers[name]].config)
+            if name in self._active or not (record.state or name in self._failed):
+                return record
+            self._records[name] = record
+        return self._records[name]
+
+    def steps(self) -> int:
+        """Returns how many steps all trials have trained together."""
+        return sum(self._record(cell.name).step for cell in self.cells)
 
     def known(self) -> list[Known]:
         """Returns what is known of all trials, in their order, and tells Optuna's dashboard."""
-        failures = self.folder.failures()
-        known = []
+        self._failed = set(self.folder.failures())
+        found = []
         for number, cell in enumerate(self.cells):
-            result = self._result(cell.name) if cell.name not in failures else None
-            state = FAILED if cell.name in failures else RUNNING if result is None else DONE
-            score = None if result is None else self._score(result)
-            remembered, reason = self._remembered.get(cell.name, {}), failures.get(cell.name, "")
-            if result is not None:
-                started, seconds = result.started, result.seconds
-            else:
-                started, seconds = _started(self.folder.run(cell.name)) if reason else "", None
-            known.append(Known(number, cell.axes, state, score, remembered, started, seconds, reason))
-        if self._journal is None and self._ranking is not None:
-            path, maximize = self.folder.path / JOURNAL, self._ranking.mode == "max"
-            self._journal = Journal(path, self.search.space, maximize, self._ranking.metric)
-        if self._journal is not None:
-            self._journal.add(known)
-        return known
+            if cell.name not in self._knowns:
+                one = self._known(number, cell)
+                if one.state in (RUNNING, PAUSED) and cell.name not in self._records:
+                    found.append(one)
+                    continue
+                self._knowns[cell.name] = one
+            found.append(self._knowns[cell.name])
+        if self._rankings:
+            self._tell(found)
+        return found
 
-    def _result(self, name: str) -> RunResult | None:
-        if name not in self._results:
-            found = read_run(str(self.folder.run(name).path), name, "")
-            if not isinstance(found, RunResult):
-                return None
-            self._results[name] = found
-        return self._results[name]
+    def _known(self, number: int, cell: Cell) -> Known:
+        record = self._record(cell.name)
+        remembered = self._remembered.get(cell.name, {})
+        if cell.name in self._failed:
+            reason = self.folder.failures().get(cell.name, "")
+            return Known(number, cell.axes, FAILED, None, remembered, started=record.started, reason=reason)
+        if record.state:
+            self._choose_metrics(cell.name, record)
+        curve = self._curve(cell.name, record)
+        if not record.state and not curve:
+            return Known(number, cell.axes, RUNNING, None, remembered)
+        scores = self._scores(record)
+        score, others = (None, ()) if scores is None else (scores[0], tuple(scores[1:]))
+        limited = record.best(self.chooser)
+        violations = tuple(one.violation(limited) for one in self.search.constraints)
+        # A promoted trial that runs counts as at its last rung: Optuna would take it for a bad one.
+        state = DONE if record.state == DONE else PAUSED
+        return Known(
+            number, cell.axes, state, score, remembered, others, curve, violations,
+            started=record.started, seconds=record.costs.get("seconds"),
+        )  # fmt: skip
 
-    def _score(self, result: RunResult) -> float | None:
-        """Returns the score of a trial.
+    def _choose_metrics(self, name: str, record: Record) -> None:
+        """Finds the metrics of the search, once a trial has been evaluated.
 
         Raises:
-            UserError: if no trial measures the metric.
+            UserError: if no trial measures them.
         """
-        scores = result.scores.get("validation")
-        if not scores:
+        if not record.evaluations:
             raise UserError(
-                f"the trial {result.name} was not evaluated on validation, so there is nothing to compare trials by. "
+                f"the trial {name} was not evaluated on validation, so there is nothing to compare trials by. "
                 "Give --validation_fraction, or a dataset with a validation split."
             )
-        if self._ranking is None:
-            self._ranking = Ranking.choose(self.search.metric, "auto", scores, result.modes)
-        return scores.get(self._ranking.metric)
+        if not self._rankings:
+            row = record.evaluations[max(record.evaluations)]
+            self._rankings = choose_rankings(
+                self.search.metrics, self.search.constraints, {**row, **record.costs}, record.modes
+            )
 
-    def ranked(self, results: Sequence[CellResult]) -> list[Trial]:
+    def _scores(self, record: Record) -> list[float] | None:
+        """Returns the scores of the best model by all metrics; None if one is missing."""
+        values = record.best(self.chooser)
+        found = [values.get(ranking.metric) for ranking in self._rankings]
+        return None if None in found else found  # type: ignore[return-value]
+
+    def _curve(self, name: str, record: Record) -> dict[int, float]:
+        """Returns the scores at the rungs that a trial has reached, by thousandths of its run."""
+        if not self._rankings or record.length is None or self.search.halving is None:
+            return {}
+        first = self._rankings[0].metric
+        values = {step: {**record.costs, **record.evaluations[step]} for step in record.reached(self._rungs(name))}
+        return {
+            round(1000 * step / record.length.total_steps): row[first] for step, row in values.items() if first in row
+        }
+
+    def _standing(self, name: str) -> Standing:
+        if name in self._standings:
+            return self._standings[name]
+        assert self.search.halving is not None
+        record, worst = self._record(name), math.inf
+        violates = any(one.violation(record.best(self.chooser)) > 0 for one in self.search.constraints)
+        scores = []
+        for step in record.reached(self._rungs(name)):
+            row = {**record.costs, **record.evaluations[step]}
+            scores.append(
+                [worst if violates or one.metric not in row else one.key(row[one.metric]) for one in self._rankings]
+            )
+        waits = record.state == PAUSED and name not in self._active and name not in self._failed
+        one = Standing(self.search.halving.bracket(self._numbers[name]), scores, waits)
+        if name in self._records:
+            self._standings[name] = one
+        return one
+
+    def _tell(self, known: Sequence[Known], ended: bool = False) -> None:
+        """Adds trials that have ended to the journal for Optuna's dashboard, which is not worth an error."""
+        if self._journal is None:
+            maximize = [ranking.mode == "max" for ranking in self._rankings]
+            names = [ranking.metric for ranking in self._rankings]
+            self._journal = Journal(self.folder.path / JOURNAL, self.search.space, maximize, names)
+        self._journal.add(known, ended)
+
+    # -- the outcome ------------------------------------------------------------------------------------------------
+
+    def is_candidate(self, trial: Trial) -> bool:
+        """Returns whether a trial may be the best: it has come to its end and meets the constraints."""
+        return trial.state == DONE and trial.score is not None and not trial.violates
+
+    def result(self, results: Sequence[CellResult]) -> TuneResult:
         """Returns all trials, the best first, then those without a score."""
-        reasons = {result.name: result for result in results}
-        trials = []
-        for one in self.known():
-            name = self.cells[one.number].name
-            result = reasons[name]
-            reason = result.reason if result.state == HAS_FAILED else ""
-            if one.state == DONE and one.score is None:
-                reason = f"its {self.metric} is not a finite number"
-            state = one.state if one.state != RUNNING or result.state != FINISHED else DONE
-            trials.append(
-                Trial(
-                    number=one.number, values=dict(one.values), state=state if not reason else FAILED, score=one.score,
-                    reason=reason, model_dir=result.model_dir,
-                )
-            )  # fmt: skip
-        ranking = self._ranking
+        known = self.known()
+        if self._rankings:
+            self._tell(known, ended=True)
+        by_name = {result.name: result for result in results}
+        found = [self._trial(one, by_name[self.cells[one.number].name]) for one in known]
+        candidates = [trial for trial in found if self.is_candidate(trial)]
+        keys = {
+            trial.number: [ranking.key(trial.scores[ranking.metric]) for ranking in self._rankings]
+            for trial in candidates
+        }
+        order = {number: place for place, number in enumerate(ranked(keys))}
+        states = [DONE, PAUSED, "stopped", RUNNING, "waiting", FAILED]
 
-        def key(trial: Trial) -> tuple[bool, float, int]:
-            without = trial.score is None or ranking is None
-            return without, 0.0 if without else ranking.key(trial.score), trial.number  # type: ignore[union-attr,arg-type]
+        def key(trial: Trial) -> Any:
+            at_rest = states.index(trial.state) if trial.state in states else len(states)
+            score = math.inf if trial.score is None else self._rankings[0].key(trial.score)
+            return order.get(trial.number, len(found)), at_rest, -trial.step, score, trial.number
 
-        return sorted(trials, key=key)
+        front: tuple[int, ...] = ()
+        if len(self._rankings) > 1 and keys:
+            numbers = dict(zip(keys, front_numbers(list(keys.values())), strict=True))
+            front = tuple(number for number in order if numbers[number] == 0)
+        best = str(self.folder.path / BEST) if candidates else None
+        trials = tuple(sorted(found, key=key))
+        why = "" if candidates else self._why_none(trials)
+        return TuneResult(str(self.folder.path), self.metric, trials, None, {}, best, front, self.steps(), why)
 
+    def _trial(self, one: Known, result: CellResult) -> Trial:
+        record = self._record(result.name)
+        reason = result.reason if result.state == HAS_FAILED else ""
+        if one.state == DONE and one.score is None:
+            reason = f"its {self.metric} is not a finite number"
+        values = record.best(self.chooser) if self._rankings else {}
+        names = [ranking.metric for ranking in self._rankings] + [limit.name for limit in self.search.constraints]
+        violates = [str(limit) for limit in self.search.constraints if values and limit.violation(values) > 0]
+        state = DONE if result.state == FINISHED else result.state
+        return Trial(
+            number=one.number, values=dict(one.values), state=FAILED if reason else state,
+            score=None if reason else one.score, reason=reason, model_dir=result.model_dir,
+            scores={name: values[name] for name in names if name in values}, step=record.step,
+            violates=tuple(violates),
+        )  # fmt: skip
 
-def _started(directory: RunDirectory) -> str:
-    """Returns when a run was first started, as in its manifest; empty if that is not known."""
-    with contextlib.suppress(UserError, OSError, ValueError):
-        starts = read_manifest(directory).get("starts")
-        if isinstance(starts, list) and starts and isinstance(starts[0], dict):
-            return str(starts[0].get("time", ""))
-    return ""
+    def _why_none(self, trials: Sequence[Trial]) -> str:
+        """Returns why no trial is the best."""
+        done = [trial for trial in trials if trial.state == DONE]
+        if done:
+            near = min(
+                done,
+                key=lambda trial: sum(max(0.0, one.violation(trial.scores)) for one in self.search.constraints),
+            )
+            values = ", ".join(f"{name} {value:.6g}" for name, value in near.scores.items())
+            return (
+                f"none of the {counted(len(done), 'trial')} that are done meets the constraint "
+                f"{self.search.constraint}. "
+                f"The nearest is trial {near.number}: {values}. All trials are kept: run the same command with another "
+                "--constraint or more --trials."
+            )
+        if any(trial.state == PAUSED for trial in trials):
+            return "no trial has come to its end. Run the same command with a larger budget: --trials, --total_steps."
+        return "no trial is done."
 
-
-def _recipe(run: _Run, best: Trial) -> str:
-    cell = run.cells[best.number]
-    head = f"# The options of trial {best.number}, the best of this search by {run.metric}.\n"
-    return head + config_text(cell.config)
+    def write_best(self, winner: Trial, front: Sequence[int]) -> None:
+        """Writes the options of the best trial, and of all trials of the front."""
+        for path in self.folder.path.glob("best-*.yaml"):
+            if path.stem.removeprefix("best-").isdecimal() and int(path.stem.removeprefix("best-")) not in front:
+                path.unlink()
+        head = f"# The options of trial {winner.number}, the best of this search by {self.metric}.\n"
+        write_text(self.folder.path / BEST, head + config_text(self.cells[winner.number].config))
+        for number in front:
+            head = f"# The options of trial {number}: no trial of this search is better in all of {self.metric}.\n"
+            path = self.folder.path / f"best-{number:04}.yaml"
+            write_text(path, head + config_text(self.cells[number].config))
 
 
 def _final(
@@ -599,10 +848,12 @@ def _final(
     """
     folder = MatrixFolder(run.folder.path / FINAL)
     folder.create()
-    first = int(run.cells[0].config.random_seed) + 1
+    metric, first = run.chooser.metric, int(run.cells[0].config.random_seed) + 1
     cells, members = [], {}
     for trial in best:
         config = run.cells[trial.number].config
+        if _BEST_METRIC not in run.search.options:  # that of the search may have changed since
+            config = config.model_copy(update={_BEST_METRIC: run.chooser.metric})
         mine = []
         for seed in range(first, first + seeds):
             name = f"trial-{trial.number:04}-seed{seed}"
@@ -618,22 +869,20 @@ def _final(
     results = {result.name: result for result in trained(folder, cells)}
     means: dict[int, float] = {}
     for number, mine in members.items():
-        scores = [_score_of(folder, cell.name, "validation", run.metric) for cell in mine]
+        scores = [_score_of(folder, cell.name, "validation", metric) for cell in mine]
         if all(score is not None for score in scores):
             means[number] = sum(scores) / len(scores)  # type: ignore[arg-type]
     if not means:
         failed = next((f"{one.name}: {one.reason}" for one in results.values() if one.reason), "")
         raise UserError(f"none of the best trials could be trained again with new seeds. {failed}")
-    assert run._ranking is not None
-    ranking = run._ranking
-    number = min(means, key=lambda number: (ranking.key(means[number]), number))
+    number = min(means, key=lambda number: (run.chooser.key(means[number]), number))
     winner = [_tested(cell) for cell in members[number]]
     folder.write([*winner, *(cell for cell in folder.cells() if cell.name not in {one.name for one in winner})])
     trained(folder, winner)
-    board = leaderboard(str(folder.path), metric=run.metric, split="validation")
+    board = leaderboard(str(folder.path), metric=metric, split="validation")
     test = {}
     for cell in winner:
-        score = _score_of(folder, cell.name, "test", run.metric)
+        score = _score_of(folder, cell.name, "test", metric)
         if score is not None:
             test[f"seed {cell.config.random_seed}"] = score
     return next(trial for trial in best if trial.number == number), board, test
