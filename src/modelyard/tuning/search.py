@@ -224,7 +224,6 @@ def tune(
         >>> modelyard.tune("learning_rate=log(1e-4, 1)", output="runs/search", dataset="digits", train_epochs=2)
     """
     import_optuna()
-    began = clock.monotonic()
     asked = Request(metric, sampler, search_seed, constraint, halving, first_rung, brackets)
     numbers = {"trials": (trials, 1, MAX_CELLS), "total_steps": (total_steps, 1, 2**63), "jobs": (jobs, 1, MAX_JOBS)}
     numbers |= {"top": (top, 1, MAX_CELLS), "seeds": (seeds, 0, 1000)}
@@ -269,7 +268,7 @@ def tune(
         results = trained(
             folder, run.cells, propose=run.next_cell, retries=False, restarts=_RESTARTS, state_of=run.state_of,
             stop_at=run.stop_at, metric=run.shown_metric,
-            deadline=None if seconds is None else began + seconds,
+            deadline=None if seconds is None else clock.monotonic() + seconds,
         )  # fmt: skip
         result = run.result(results)
         if result.best is None:
