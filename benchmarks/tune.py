@@ -95,7 +95,8 @@ def in_turn(folder: Path, options: dict[str, Any], total: int, seed: int, stops:
     steps = options["train_steps"]
     rungs = [steps // FACTOR ** (RUNGS - at) for at in range(RUNGS)] if stops else []
     reached: dict[int, list[float]] = {rung: [] for rung in rungs}
-    parts, spent, number = [], 0, 0
+    parts: list[tuple[str, int, list[dict[str, Any]]]] = []
+    spent, number = 0, 0
     while spent < total:
         proposed = propose(space, [], number, "random", seed, True)
         assert proposed is not None

@@ -19,8 +19,8 @@ from modelyard.comparison.matrix_folder import MatrixFolder
 from modelyard.comparison.plan import Cell
 from modelyard.config import resolve
 from modelyard.errors import ConfigError, Interrupted, UserError
-from modelyard.tuning.search import _remember, _remembered
 from modelyard.tuning.search_file import Request, find_search
+from modelyard.tuning.trials import _remember, _remembered
 from waiting import PATIENCE, wait_until
 
 SPACE = "learning_rate=log(1e-3, 1), optimizer=[sgd, adam]"
