@@ -14,7 +14,7 @@ import modelyard
 from modelyard.cli.comparison import runs as runs_command
 from modelyard.errors import ConfigError, UserError
 from modelyard.tuning.halving import Halving
-from modelyard.tuning.search import TuneResult
+from modelyard.tuning.trials import TuneResult
 
 PROGRAM = [sys.executable, str(Path(__file__).with_name("quick_run.py"))]
 OPTIONS: dict[str, Any] = {"model": "mlp", "dataset": "digits", "train_steps": 90, "eval_every": "10 steps"}
@@ -34,7 +34,7 @@ def starts(number: int) -> list[int]:
 
 
 def test_the_best_of_a_rung_are_resumed_within_a_budget_of_steps(capsys: pytest.CaptureFixture[str]) -> None:
-    first = go(halving=3, first_rung="1/9", total_steps=150, jobs=1)
+    first = go(halving=3, first_rung="1/9", total_steps=150, jobs=1, metric="loss")
     assert 150 <= first.steps < 150 + 60, "the trial that ran at the end was finished"
     assert first.steps == sum(trial.step for trial in first.trials)
     again = go(None, total_steps=first.steps)
@@ -64,7 +64,7 @@ def test_the_best_of_a_rung_are_resumed_within_a_budget_of_steps(capsys: pytest.
         assert "paused at" in listed
     # The same search, in one go, has the same trials and decisions.
     Path("search").rename("parts")
-    whole = go(halving=3, first_rung="1/9", total_steps=400, jobs=1)
+    whole = go(halving=3, first_rung="1/9", total_steps=400, jobs=1, metric="loss")
     assert [(t.number, t.values, t.step, t.score) for t in whole.trials] == [
         (t.number, t.values, t.step, t.score) for t in result.trials
     ]

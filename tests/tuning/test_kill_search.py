@@ -41,11 +41,12 @@ def steps(folder: Path) -> dict[str, int]:
 
 
 def processes(folder: Path) -> list[int]:
-    """The processes of the trials that run."""
+    """The processes in which trials run."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            if f"{folder}/cells/" in path.read_bytes().decode(errors="replace"):
+            words = path.read_bytes().decode(errors="replace").split("\0")
+            if "modelyard.cli.worker" in words and str(folder) in words:
                 found.append(int(path.parent.name))
         except OSError:
             continue

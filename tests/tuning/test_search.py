@@ -19,8 +19,8 @@ from modelyard.comparison.matrix_folder import MatrixFolder
 from modelyard.comparison.plan import Cell
 from modelyard.config import resolve
 from modelyard.errors import ConfigError, Interrupted, UserError
-from modelyard.tuning.search import _remember, _remembered
 from modelyard.tuning.search_file import Request, find_search
+from modelyard.tuning.trials import _remember, _remembered
 from waiting import PATIENCE, wait_until
 
 SPACE = "learning_rate=log(1e-3, 1), optimizer=[sgd, adam]"
@@ -44,10 +44,11 @@ def rows(run: Path) -> list[dict[str, Any]]:
 
 
 def trial_process(folder: Path) -> int | None:
-    """The process of the trial that runs."""
+    """The process in which trials run."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            if str(folder / "cells") in path.read_bytes().decode(errors="replace"):
+            words = path.read_bytes().decode(errors="replace").split("\0")
+            if "modelyard.cli.worker" in words and str(folder) in words:
                 return int(path.parent.name)
         except OSError:
             continue
@@ -304,3 +305,25 @@ def test_arguments_of_wrong_types_are_told_at_once() -> None:
     assert told == {*wrong, "space"}
     with pytest.raises(ConfigError, match=r"s\.yaml: No such file"):
         modelyard.tune(Path("s.yaml"), output="search")
+
+
+def test_a_metric_that_nothing_measures_is_told_after_the_first_trial_and_can_be_corrected() -> None:
+    options = {**OPTIONS, "train_steps": 20}
+    with pytest.raises(UserError, match=r"(?s)metric: .*f7.*accuracy.*Run the same command with another --metric"):
+        modelyard.tune(SPACE, output="search", trials=2, metric="f7", seeds=0, **options)
+    assert len(list(Path("search/configs").iterdir())) == 1
+    result = modelyard.tune(output="search", trials=1, metric="loss", seeds=1, top=1)
+    assert [(trial.number, trial.state) for trial in result.trials] == [(0, "done")]
+    assert result.final is not None
+    assert result.final.metric == "loss"
+    row = [row for row in rows(Path("search/cells/trial-0000")) if row["split"] == "validation"][-1]
+    assert result.trials[0].scores == {"loss": row["loss"]}
+
+
+def test_a_search_whose_time_is_over_saves_its_trials_and_goes_on_with_more() -> None:
+    options = {**LONG, "train_steps": 10**6}
+    result = modelyard.tune(SPACE, output="search", time="1 s", seeds=0, **options)
+    assert [trial.state for trial in result.trials] == ["stopped"]
+    assert result.best is None
+    again = modelyard.tune(output="search", time="1 s", trials=5, seeds=0)
+    assert [trial.values for trial in again.trials] == [trial.values for trial in result.trials]

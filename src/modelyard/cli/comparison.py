@@ -26,7 +26,7 @@ from modelyard.errors import COMMAND_LINE, Interrupted, UserError
 
 if TYPE_CHECKING:
     from modelyard.comparison.leaderboard import Leaderboard
-    from modelyard.tuning.search import TuneResult
+    from modelyard.tuning.trials import TuneResult
 
 _SHOWN_TRIALS = 10
 _WITH_COSTS = 100

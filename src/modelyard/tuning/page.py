@@ -46,8 +46,8 @@ from modelyard.tuning.plots import (
     shown,
     slices,
 )
+from modelyard.tuning.record import costs_of
 from modelyard.tuning.samplers import DONE, FAILED, RUNNING, Known, importances
-from modelyard.tuning.trials import costs_of
 
 PAGE = "search.html"
 LEAST_TRIALS = 10
