@@ -486,7 +486,7 @@ def main() -> None:
     parser.add_argument("--photos", type=Path, help="folder per class of JPEGs, for photos (default: made of noise)")
     parser.add_argument("--data_dir", type=Path, default=Path("data"), help="folder of cifar10.npz; else synthetic")
     parser.add_argument("--peers", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--ways", help="PyTorch's ways to run, such as eager,compiled,graph (default: all of a case)")
+    parser.add_argument("--ways", help="PyTorch's ways to run, such as eager,compiled,graph/torchvision (default: all)")
     parser.add_argument("--precision", choices=["float32", "bfloat16"], help="for all sides of all cases")
     parser.add_argument("--quick", action="store_true", help="half the time for each measurement")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes, for a CPU: to see that it works")
@@ -532,7 +532,7 @@ def adapted(case: Case, arguments: argparse.Namespace) -> Case:
         case = replace(case, precision=arguments.precision)
     if arguments.ways:
         ways = arguments.ways.split(",")
-        case = replace(case, torch=tuple(name for name in case.torch if name.split("/")[0] in ways))
+        case = replace(case, torch=tuple(name for name in case.torch if {name, name.split("/")[0]} & {*ways}))
     if arguments.tiny:
         case = replace(case, batch=4, side=min(case.side, 64), examples=32, log_every="1 steps")
         case = replace(case, torch=tuple(dict.fromkeys(map(not_compiled, case.torch))))

@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--output", default="tune-benchmark", help="folder for the curves and the plot")
     parser.add_argument("--quick", action="store_true", help="one seed and few steps: to see that it works")
     given = parser.parse_args()
-    seeds, steps, total = (1, 54, 200) if given.quick else (given.seeds, given.train_steps, given.total_steps)
+    seeds, steps, total = (1, 54, 40) if given.quick else (given.seeds, given.train_steps, given.total_steps)
     steps = max(FACTOR**RUNGS, steps - steps % FACTOR**RUNGS)
     options: dict[str, Any] = {
         "model": "mlp", "dataset": given.data or "digits", "train_steps": steps, "threads": 1,

@@ -126,6 +126,9 @@ def test_a_trial_that_fails_counts_as_failed_and_stays_so() -> None:
     assert [trial.state for trial in result.trials] == ["done", "done", "failed", "failed"]
     assert result.trials[2:] == tuple(failed)
     assert "the loss became" in failed[0].reason
+    page = Path("search/search.html").read_text()
+    assert "4 trials: 2 done, 2 failed" in page
+    assert all(f'href="cells/trial-{trial.number:04}/"' in page for trial in result.trials)
     before = {
         trial.number: (Path("search/runlogs") / f"trial-{trial.number:04}.log").stat().st_mtime for trial in failed
     }

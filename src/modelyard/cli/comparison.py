@@ -22,7 +22,7 @@ from modelyard.cli.output import (
     table,
     width,
 )
-from modelyard.errors import COMMAND_LINE, Interrupted
+from modelyard.errors import COMMAND_LINE, Interrupted, UserError
 
 if TYPE_CHECKING:
     from modelyard.comparison.leaderboard import Leaderboard
@@ -31,6 +31,15 @@ if TYPE_CHECKING:
 _SHOWN_TRIALS = 10
 _WITH_COSTS = 100
 """The columns of a terminal that has room for the costs of models beside their scores."""
+
+
+On = Annotated[str, typer.Option("--on", metavar="local|ray", help="where the runs are trained")]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--ray_address", metavar="HOST:PORT", help="address of the Ray cluster (default: RAY_ADDRESS, or this machine)"
+    ),
+]
 
 
 def matrix(
@@ -44,26 +53,41 @@ def matrix(
     models: Annotated[str | None, typer.Option(metavar="LIST", help="models, separated by commas")] = None,
     datasets: Annotated[str | None, typer.Option(metavar="LIST", help="datasets, by name or path")] = None,
     seeds: Annotated[str | None, typer.Option(metavar="NUMBER", help="number of seeds, or a list: 0,7,11")] = None,
-    jobs: Annotated[int, typer.Option(help="runs in parallel, each with its part of the cores and GPUs")] = 1,
+    jobs: Annotated[
+        int | None,
+        typer.Option(help="runs in parallel, each with its part of the cores and GPUs (default: 1; ray: all that fit)"),
+    ] = None,
+    on: On = "local",
+    ray_address: RayAddress = None,
+    only: Annotated[
+        str | None,
+        typer.Option(metavar="CELL", help="run one cell of the plan, by name or number, while other jobs run others"),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Train every combination of models, datasets and seeds, and compare them.
 
     If interrupted, run the same command again to resume.
     """
+    if only is not None:
+        if jobs is not None or on != "local" or ray_address is not None:
+            raise UserError("--only runs one cell here, so --jobs, --on and --ray_address have no effect with it.")
+        _single_cell(options, file, output, models, datasets, seeds, only, json)
+        return
     from modelyard.comparison.matrix import matrix as run_matrix
     from modelyard.comparison.matrix_folder import MatrixFolder
     from modelyard.system.console import console
 
-    again = f"{program()} matrix --output {shlex.quote(output)}"
+    again = f"{program()} matrix --output {shlex.quote(output)}{_place_words(jobs, on, ray_address)}"
     try:
         result = run_matrix(
             file, output=output, models=models, datasets=datasets, seeds=seeds, jobs=jobs,
-            program=program_of_processes(), source=COMMAND_LINE, **keywords(options, run_matrix),
+            on=on, ray_address=ray_address, program=program_of_processes(), source=COMMAND_LINE,
+            **keywords(options, run_matrix),
         )  # fmt: skip
     except Interrupted as interrupt:
         count = f"{interrupt.step} of {len(MatrixFolder(output).cell_axes())} cells done"
-        exit_interrupted(interrupt, f" with {count}; started cells are saved", f"{again} --jobs {jobs}")
+        exit_interrupted(interrupt, f" with {count}; started cells are saved", again)
     text = [] if result.leaderboard is None else [*_tables(result.leaderboard), _written(str(result.output))]
     text += [f"{cell.name} failed: {cell.reason}\n  log: {cell.log}" for cell in result.failed]
     show(asdict(result), text, as_json=json, text_too=True)
@@ -71,6 +95,35 @@ def matrix(
         message = f"{len(result.failed)} of {len(result.cells)} cells failed. Try them again: {again}"
         console().print(message, soft_wrap=True)
         sys.exit(1)
+
+
+def _single_cell(
+    options: dict[str, Any],
+    file: str | None,
+    output: str,
+    models: str | None,
+    datasets: str | None,
+    seeds: str | None,
+    only: str,
+    json: bool,
+) -> None:
+    from modelyard.cli.training import train_and_evaluate
+    from modelyard.comparison.matrix import requested
+    from modelyard.comparison.single_cell import choose_cell, compare_if_complete, options_of
+    from modelyard.system.console import console
+
+    folder, request = requested(
+        file, output=output, models=models, datasets=datasets, seeds=seeds, source=COMMAND_LINE,
+        **keywords(options, requested),
+    )  # fmt: skip
+    cell = choose_cell(folder, request, only)
+    of_cell = options_of(folder, cell)
+    if of_cell is None:
+        console().print(f"{cell.name} is done already", soft_wrap=True)
+    else:
+        train_and_evaluate(of_cell, json)
+    if compare_if_complete(folder, request.trust):
+        console().print(f"all cells are done. {_written(str(folder.path))}", soft_wrap=True)
 
 
 def tune(
@@ -133,7 +186,14 @@ def tune(
     ] = None,
     top: Annotated[int, typer.Option(help="best trials to train again with new seeds at the end")] = 3,
     seeds: Annotated[int, typer.Option(help="new seeds for those; 0: don't train them again")] = 3,
-    jobs: Annotated[int, typer.Option(help="trials in parallel, each with its part of the cores and GPUs")] = 1,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            help="trials in parallel, each with its part of the cores and GPUs (default: 1; ray: all that fit)"
+        ),
+    ] = None,
+    on: On = "local",
+    ray_address: RayAddress = None,
     json: Json = False,
 ) -> None:
     """Search for good options with Optuna; compare the best trials with new seeds, and test the best one.
@@ -146,18 +206,16 @@ def tune(
 
     limits = {"--trials": trials, "--total_steps": total_steps, "--time": time, "--top": top, "--seeds": seeds}
     words = [str(word) for name, value in limits.items() if value is not None for word in (name, value)]
-    again = f"{program()} tune --output {shlex.join([output, *words])}"
+    again = f"{program()} tune --output {shlex.join([output, *words])}" + _place_words(jobs, on, ray_address)
     try:
         result = run_search(
             space, output=output, trials=trials, total_steps=total_steps, time=time, metric=metric,
             constraint=constraint, sampler=sampler, search_seed=search_seed, halving=halving, first_rung=first_rung,
-            brackets=brackets, enqueue=enqueue or (), top=top, seeds=seeds, jobs=jobs, program=program_of_processes(),
-            source=COMMAND_LINE, **keywords(options, run_search),
+            brackets=brackets, enqueue=enqueue or (), top=top, seeds=seeds, jobs=jobs, on=on, ray_address=ray_address,
+            program=program_of_processes(), source=COMMAND_LINE, **keywords(options, run_search),
         )  # fmt: skip
     except Interrupted as interrupt:
-        exit_interrupted(
-            interrupt, f" with {interrupt.step} runs done; started ones are saved", f"{again} --jobs {jobs}"
-        )
+        exit_interrupted(interrupt, f" with {interrupt.step} runs done; started ones are saved", again)
     text: list[Any] = [_trial_table(result)]
     if len(result.trials) > _SHOWN_TRIALS:
         text.append(f"and {len(result.trials) - _SHOWN_TRIALS} more, in {result.output}")
@@ -205,6 +263,12 @@ def _trial_table(result: TuneResult) -> Any:
     return table(columns, rows, right=columns[: len(columns) - len(names)], title=title)
 
 
+def _place_words(jobs: int | None, on: str, ray_address: str | None) -> str:
+    """Returns the options of where runs are trained, for the command that resumes them."""
+    given = {"jobs": jobs, "on": on if on != "local" else None, "ray_address": ray_address}
+    return "".join(f" --{key} {shlex.quote(str(value))}" for key, value in given.items() if value is not None)
+
+
 def _inline(value: Any) -> str:
     from modelyard.config.yaml_file import inline
 
@@ -225,7 +289,8 @@ def leaderboard(
 ) -> None:
     """Rank models over datasets and seeds, with mean, spread and costs.
 
-    The table is written as leaderboard.csv, leaderboard.md and leaderboard.html.
+    The table is written as leaderboard.csv, leaderboard.md and leaderboard.html. The folder of a search gets its page,
+    search.html, too.
     """
     from modelyard.comparison.leaderboard import leaderboard as make_leaderboard
     from modelyard.comparison.pages import PAGES
@@ -235,8 +300,24 @@ def leaderboard(
     target = target if is_remote(target) else str(Path(target).expanduser())
     pages = [inside(target, name) for name in PAGES]
     replaced = [path for path in pages if exists(path if is_remote(path) else Path(path))]
+    written = _search_page(folder, output)
     board = make_leaderboard(folder, metric=metric, split=split, output=output)
-    show(asdict(board), [*_tables(board), _written(target, replaced)], as_json=json, text_too=True)
+    show(asdict(board), [*_tables(board), _written(target, replaced), *written], as_json=json, text_too=True)
+
+
+def _search_page(folder: str, output: str | None) -> list[str]:
+    """Writes the page of a search anew, if the folder is that of one; returns what to tell of it."""
+    from modelyard.comparison.matrix import SEARCH
+    from modelyard.storage import is_remote
+
+    if is_remote(folder) or is_remote(output or "") or not (Path(folder).expanduser() / SEARCH).is_file():
+        return []
+    from modelyard.tuning.search import write_search_page
+
+    try:
+        return [f"written: {write_search_page(Path(folder).expanduser(), output)}"]
+    except UserError as error:  # the runs can be compared without it
+        return [f"search.html was not written: {error}"]
 
 
 def _tables(board: Leaderboard) -> list[Any]:

@@ -62,11 +62,15 @@ class MatrixFolder:
 
     def create(self) -> None:
         """Creates the folders, and removes incomplete files that a killed process left."""
+        self.create_folders()
+        for folder in (self.path, self.path / CONFIGS):
+            remove_partial(folder)
+
+    def create_folders(self) -> None:
+        """Creates the folders. Other processes may be writing files in them."""
         with explain(self.path, "make the folder"):
             for folder in (self.path / CONFIGS, self.path / CELLS, self.logs):
                 folder.mkdir(parents=True, exist_ok=True)
-        for folder in (self.path, self.path / CONFIGS):
-            remove_partial(folder)
 
     def cells(self, options: Mapping[str, Any] | None = None, source: str = "", *, trust: bool = False) -> list[Cell]:
         """Reads the cells of the plan, with ``options`` changed.
@@ -114,6 +118,9 @@ class MatrixFolder:
         """Writes the configs, and then the plan that lists them."""
         for cell in cells:
             self.write_config(cell)
+        # Cells keep their numbers, by which jobs of a cluster name them.
+        places = {name: number for number, name in enumerate(self.cell_axes())}
+        cells = sorted(cells, key=lambda cell: places.get(cell.name, len(places)))
         head = "# The cells of this matrix; their complete configs are in configs/, their runs in cells/.\n"
         plan = {_VERSION_KEY: _VERSION, "cells": {cell.name: cell.axes for cell in cells}}
         write_text(self.plan, head + dump(plan))

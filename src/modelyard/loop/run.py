@@ -139,7 +139,7 @@ def run(config: Config, evaluates: bool, processes: SingleProcess | None = None)
         initial_weights = None if checkpoint is not None else read_initial_weights(config)
         report("loading data")
         log.info("reading the data: %s …", config.dataset)
-        dataset = load_dataset(config)
+        dataset = load_dataset(config, kept=True)
         if checkpoint is not None:
             refuse_other_classes(directory, config, dataset)
         if evaluates:

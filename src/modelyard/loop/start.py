@@ -244,7 +244,7 @@ def record_start(
     """
     step = checkpoint.step if checkpoint is not None else 0
     before = read_manifest(directory)
-    fingerprint = dataset.fingerprint()
+    fingerprint = engine.data_fingerprint
     known = before.get("dataset", {}).get("fingerprint")
     if known is not None and known != fingerprint:
         raise DataError(

@@ -33,6 +33,7 @@ class Record:
         evaluations: the metrics of each evaluation on validation, by step.
         costs: parameters, flops, seconds and so on, as far as they are known.
         modes: what is better of the metrics that say so.
+        started: when it was first started.
     """
 
     state: str = ""
@@ -41,6 +42,7 @@ class Record:
     evaluations: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     costs: Mapping[str, float] = field(default_factory=dict)
     modes: Mapping[str, str] = field(default_factory=dict)
+    started: str = ""
 
     def best(self, ranking: Ranking) -> Mapping[str, float]:
         """Returns all values of the best model: of the evaluation that is the best by a metric, and the costs."""
@@ -98,6 +100,7 @@ def read_record(directory: RunDirectory, config: Config) -> Record:
             {int(row.get("step", 0)): metrics_of(row) for row in rows if row.get("split") == "validation"},
             {key: float(value) for key, value in costs.items() if isinstance(value, int | float)},
             manifest.get("metrics") or {},
+            str((manifest.get("starts") or [{}])[0].get("time", "")),
         )
     except (UserError, OSError, ValueError, TypeError, AttributeError, KeyError):
         return Record()

@@ -6,6 +6,7 @@ that is kept in memory. A search that was killed goes on as if it had not been.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import logging
@@ -14,6 +15,7 @@ import random
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -54,6 +56,9 @@ class Known:
         others: its scores by further metrics.
         curve: its scores at the rungs of the search, by thousandths of the run.
         violations: by how much it violates each constraint; 0 or less if it does not.
+        started: when it was first started, as in its manifest.
+        seconds: how long it was trained.
+        reason: why it failed.
     """
 
     number: int
@@ -64,6 +69,9 @@ class Known:
     others: tuple[float, ...] = ()
     curve: Mapping[int, float] = field(default_factory=dict)
     violations: tuple[float, ...] = ()
+    started: str = ""
+    seconds: float | None = None
+    reason: str = ""
 
 
 def import_optuna() -> Any:
@@ -311,15 +319,40 @@ def frozen(optuna: Any, space: Space, one: Known) -> Any:
     attributes = dict(one.remembered.get("trial", {}))
     if one.violations:
         attributes[_CONSTRAINTS] = [min(violation, _LARGEST) for violation in one.violations]
-    return optuna.trial.create_trial(
+    trial = optuna.trial.create_trial(
         state=optuna.trial.TrialState[_STATES[state]],
         params=parameters,
         distributions=distributions,
         values=scores if state == DONE else None,
         intermediate_values={} if one.others else dict(one.curve),
         system_attrs=attributes,
-        user_attrs={"trial": one.number},
+        user_attrs={"trial": one.number, **({"reason": one.reason} if one.reason else {})},
     )
+    with contextlib.suppress(ValueError, OverflowError):  # without times, those of now stay
+        began = datetime.fromisoformat(one.started).astimezone().replace(tzinfo=None)
+        if trial.datetime_complete is not None:
+            trial.datetime_start, trial.datetime_complete = began, began + timedelta(seconds=one.seconds or 0)
+    return trial
+
+
+def importances(space: Space, known: Sequence[Known], maximize: bool) -> dict[str, float]:
+    """Returns how much each parameter matters for the score, by Optuna's PED-ANOVA; trials outside of the space don't.
+
+    Args:
+        space: the space.
+        known: trials that are done.
+        maximize: whether higher scores are better.
+    """
+    optuna = import_optuna()
+    usable = [one for one in known if one.state == DONE and one.score is not None and fits(space, one.values)]
+    study = make_study(optuna, make_sampler("random", 0, space), (maximize,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what is experimental in Optuna
+        study.add_trials([frozen(optuna, space, one) for one in usable])
+        best = max(0.1, min(5 / max(len(usable), 1), 0.5))  # it takes some trials to say where the good ones are
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=best)
+        found = optuna.importance.get_param_importances(study, evaluator=evaluator, normalize=False)
+    return {str(name): float(value) for name, value in found.items()}
 
 
 class Journal:

@@ -8,30 +8,33 @@ matrix in ``final/``; the best of those is tested, and ``best.yaml`` has its opt
 from __future__ import annotations
 
 import logging
-import os
 import re
-import sys
 import time as clock
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from modelyard import faults
 from modelyard.comparison.leaderboard import Leaderboard, leaderboard
-from modelyard.comparison.matrix import MAX_JOBS, SEARCH, CellResult, Scheduler, make_slots
+from modelyard.comparison.matrix import SEARCH
 from modelyard.comparison.matrix_folder import MatrixFolder
+from modelyard.comparison.places import LOCAL, Place
 from modelyard.comparison.plan import MAX_CELLS, SEED, Cell, MatrixRequest
 from modelyard.comparison.results import RunResult, read_run
+from modelyard.comparison.scheduler import CellResult, Scheduler
 from modelyard.config.durations import Duration
 from modelyard.config.resolve import option_name
 from modelyard.errors import COMMAND_LINE, ConfigError, Problem, UserError, counted
 from modelyard.system.console import live_table
 from modelyard.system.files import write_text
-from modelyard.system.machine import available_cores
 from modelyard.system.process import log_to
-from modelyard.tuning.samplers import import_optuna, make_sampler
-from modelyard.tuning.search_file import KINDS, Request, check_halving, find_search
+from modelyard.tuning.objectives import COSTS
+from modelyard.tuning.page import directions, live_page, read_trials, write_page
+from modelyard.tuning.plots import ShownSearch, ShownTrial
+from modelyard.tuning.samplers import DONE, FAILED, import_optuna, make_sampler
+from modelyard.tuning.search_file import KINDS, Request, Search, check_halving, find_search, read_search
 from modelyard.tuning.space import SPACE
 from modelyard.tuning.trials import BEST_METRIC, MAX_TRIALS, Budget, Trial, Trials, TuneResult
 
@@ -62,7 +65,9 @@ def tune(
     enqueue: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] = (),
     top: int = 3,
     seeds: int = 3,
-    jobs: int = 1,
+    jobs: int | None = None,
+    on: str = LOCAL,
+    ray_address: str | None = None,
     program: Sequence[str] | None = None,
     source: str = "Python",
     trust: bool = False,
@@ -92,7 +97,10 @@ def tune(
             the parameters that are missing.
         top: how many of the best trials are trained again with new seeds at the end.
         seeds: the number of new seeds; 0 leaves that out.
-        jobs: how many trials run in parallel; each gets a part of the cores and GPUs.
+        jobs: how many trials run in parallel; each gets a part of the cores and GPUs. By default one, and on a cluster
+            as many as it has room for.
+        on: where trials run: local, or ray.
+        ray_address: the address of a Ray cluster; by default RAY_ADDRESS, or one of this machine.
         program: the program that runs the commands of the trials; by default Modelyard itself.
         source: where the request comes from, for error messages.
         trust: import the plugins that the configs in ``output`` name, even if they are not the user's.
@@ -108,9 +116,10 @@ def tune(
     """
     import_optuna()
     asked = Request(metric, sampler, search_seed, constraint, halving, first_rung, brackets)
-    numbers = {"trials": (trials, 1, MAX_CELLS), "total_steps": (total_steps, 1, 2**63), "jobs": (jobs, 1, MAX_JOBS)}
+    numbers = {"trials": (trials, 1, MAX_CELLS), "total_steps": (total_steps, 1, 2**63)}
     numbers |= {"top": (top, 1, MAX_CELLS), "seeds": (seeds, 0, 1000)}
-    _check_arguments(asked, numbers, space, output, source)
+    place = Place(on, jobs, ray_address)
+    _check_arguments(asked, numbers, space, output, source, place)
     seconds = _seconds(time, source)
     folder = MatrixFolder(output)
     given = {option_name(key): value for key, value in options.items() if value is not None}
@@ -133,24 +142,30 @@ def tune(
     if len(known) < trials:
         run.check_space()
     folder.create()
-    with faults.injected(folder.logs, NAME), log_to(folder.logs, NAME):
+    shown = partial(_shown, folder, search)
+    given_threads = str(search.options.get("threads"))
+    threads = int(given_threads) if given_threads.isdecimal() else 0
+    with (
+        faults.injected(folder.logs, NAME),
+        log_to(folder.logs, NAME),
+        place.open(program, folder.path, threads) as (executor, slots),
+        live_page(folder, shown) as page,
+    ):
         if not folder.plan.exists():  # by which the folder is known as one of ours, after a kill between the two files
             folder.write([])
         write_text(folder.path / SEARCH, search.text())
         run.renew()
         for values in queued:
             run.enqueue(values)
-        program = [sys.executable, "-m", "modelyard"] if program is None else list(program)
-        slots = make_slots(jobs, os.environ, available_cores())
-        log.info("at most %s in %s, %d at a time", counted(trials, "trial"), folder.path, jobs)
+        log.info("at most %s in %s, %d at a time", counted(trials, "trial"), folder.path, len(slots))
 
         def trained(where: MatrixFolder, cells: Sequence[Cell], **more: Any) -> list[CellResult]:
             with live_table() as live:
-                return Scheduler(where, cells, slots, program, live, **more).run()
+                return Scheduler(where, cells, slots, executor, live, **more).run()
 
         results = trained(
             folder, run.cells, propose=run.next_cell, retries=False, restarts=_RESTARTS, state_of=run.state_of,
-            stop_at=run.stop_at, metric=run.shown_metric,
+            stop_at=run.stop_at, metric=run.shown_metric, watch=page.update,
             deadline=None if seconds is None else clock.monotonic() + seconds,
         )  # fmt: skip
         result = run.result(results)
@@ -163,11 +178,49 @@ def tune(
     return replace(result, final=board, test=test)
 
 
+def write_search_page(path: str | Path, output: str | Path | None = None) -> Path:
+    """Writes search.html anew, from the folder of a search alone.
+
+    Args:
+        path: the folder of the search.
+        output: the folder to write to; by default that of the search.
+
+    Returns:
+        The page.
+
+    Raises:
+        UserError: if this is not the folder of a search, or a file in it is damaged.
+    """
+    folder = MatrixFolder(path)
+    search = read_search(folder)
+    if search is None:
+        raise UserError(f"{folder.path / SEARCH} is missing, so there is no search to show.")
+    shown = _shown(folder, search, *read_trials(folder))
+    return write_page(shown, folder.path, None if output is None else Path(output).expanduser())
+
+
+def _shown(folder: MatrixFolder, search: Search, trials: Sequence[ShownTrial], modes: Mapping[str, str]) -> ShownSearch:
+    """Returns the search as its page shows it; ``modes`` says what is better of the metrics of its trials."""
+    metrics = directions(search.metrics, trials, {**COSTS, **modes})
+    checked = []
+    for one in trials:
+        missing = next((name for name in metrics if name not in one.scores), "")
+        if one.state == DONE and missing:
+            one = replace(one, state=FAILED, reason=f"its {missing} is not a finite number")
+        if one.scores and any(limit.violation(one.scores) > 0 for limit in search.constraints):
+            one = replace(one, feasible=False)
+        checked.append(one)
+    return ShownSearch(
+        name=folder.path.resolve().name, space=search.space, options=search.options, sampler=search.sampler,
+        seed=search.seed, metrics=metrics, trials=checked,
+    )  # fmt: skip
+
+
 def _check_arguments(
-    asked: Request, numbers: Mapping[str, tuple[Any, int, int]], space: Any, output: Any, source: str
+    asked: Request, numbers: Mapping[str, tuple[Any, int, int]], space: Any, output: Any, source: str, place: Place
 ) -> None:
     """Raises `ConfigError` with the arguments that have wrong types or are out of range."""
-    problems: list[Problem] = []
+    problems: list[Problem] = [*place.problems(source)]
     if not str(output):
         problems.append(Problem(source, "output", "is missing: the folder of the search, such as runs/search."))
     for name, (number, least, most) in numbers.items():

@@ -101,7 +101,7 @@ def find_search(
         ConfigError: with every problem.
         UntrustedPluginError: for plugins that a file of somebody else names, without ``trust``.
     """
-    before = _read_search(folder)
+    before = read_search(folder)
     if before is not None:
         path = folder.path / SEARCH
         _check_trust(before.options, before.space if space is None else {}, path, False, given, trust)
@@ -223,7 +223,12 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else inline(value)
 
 
-def _read_search(folder: MatrixFolder) -> Search | None:
+def read_search(folder: MatrixFolder) -> Search | None:
+    """Reads the file of a search; None if there is none.
+
+    Raises:
+        ConfigError: if it is damaged.
+    """
     path = folder.path / SEARCH
     if not path.exists():
         return None

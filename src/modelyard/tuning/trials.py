@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from modelyard.comparison.leaderboard import Leaderboard
-from modelyard.comparison.matrix import DONE as FINISHED
-from modelyard.comparison.matrix import FAILED as HAS_FAILED
-from modelyard.comparison.matrix import CellResult
 from modelyard.comparison.matrix_folder import MatrixFolder
 from modelyard.comparison.plan import Cell, MatrixRequest, make_cell
+from modelyard.comparison.scheduler import DONE as FINISHED
+from modelyard.comparison.scheduler import FAILED as HAS_FAILED
+from modelyard.comparison.scheduler import CellResult
 from modelyard.config.calls import split_list
 from modelyard.config.durations import Duration
 from modelyard.config.yaml_file import inline
@@ -185,7 +185,7 @@ class Trials:
         self._standings: dict[str, Standing] = {}
         self._active: set[str] = set()
         """Trials whose processes run."""
-        self._failed: set[str] = set()
+        self._failed: dict[str, str] = {}
         self._is_over = False
 
     @property
@@ -425,8 +425,8 @@ class Trials:
 
     def known(self) -> list[Known]:
         """Returns what is known of all trials, in their order, and tells Optuna's dashboard."""
-        self._failed = set(self.folder.failures())
-        self._active -= self._failed
+        self._failed = self.folder.failures()
+        self._active -= set(self._failed)
         found = []
         for number, cell in enumerate(self.cells):
             if cell.name not in self._knowns:
@@ -444,7 +444,11 @@ class Trials:
         record = self._record(cell.name)
         remembered = self._remembered.get(cell.name, {})
         if cell.name in self._failed:
-            return Known(number, cell.axes, FAILED, None, remembered)
+            reason = self._failed[cell.name]
+            return Known(
+                number, cell.axes, FAILED, None, remembered, started=record.started,
+                seconds=record.costs.get("seconds"), reason=reason,
+            )  # fmt: skip
         if record.state:
             self._choose_metrics(cell.name, record)
         curve = self._curve(cell.name, record)
@@ -456,7 +460,10 @@ class Trials:
         violations = tuple(one.violation(limited) for one in self.search.constraints)
         # A promoted trial that runs counts as at its last rung: Optuna would take it for a bad one.
         state = DONE if record.state == DONE else PAUSED
-        return Known(number, cell.axes, state, score, remembered, others, curve, violations)
+        return Known(
+            number, cell.axes, state, score, remembered, others, curve, violations, record.started,
+            record.costs.get("seconds"),
+        )  # fmt: skip
 
     def _choose_metrics(self, name: str, record: Record) -> None:
         """Finds the metrics of the search, once a trial has been evaluated.
