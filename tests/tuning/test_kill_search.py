@@ -45,7 +45,8 @@ def processes(folder: Path) -> list[int]:
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            if f"{folder}/cells/" in path.read_bytes().decode(errors="replace"):
+            words = path.read_bytes().decode(errors="replace").split("\0")
+            if "modelyard.cli.worker" in words and str(folder) in words:
                 found.append(int(path.parent.name))
         except OSError:
             continue

@@ -47,7 +47,8 @@ def trial_process(folder: Path) -> int | None:
     """The process of the trial that runs."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            if str(folder / "cells") in path.read_bytes().decode(errors="replace"):
+            words = path.read_bytes().decode(errors="replace").split("\0")
+            if "modelyard.cli.worker" in words and str(folder) in words:
                 return int(path.parent.name)
         except OSError:
             continue
