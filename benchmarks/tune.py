@@ -79,7 +79,7 @@ def promotion(folder: Path, options: dict[str, Any], total: int, seed: int) -> C
         total_steps=total, seeds=0, **options,
     )  # fmt: skip
     parts = []
-    for run in sorted((output / "cells").iterdir()):
+    for run in sorted((output / "cells").glob("trial-*")):
         rows = evaluations(run)
         starts = json.loads((run / "manifest.json").read_text())["starts"]
         ends = [start["step"] for start in starts[1:]] + [options["train_steps"]]
