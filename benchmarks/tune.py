@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--output", default="tune-benchmark", help="folder for the curves and the plot")
     parser.add_argument("--quick", action="store_true", help="one seed and few steps: to see that it works")
     given = parser.parse_args()
-    seeds, steps, total = (1, 54, 200) if given.quick else (given.seeds, given.train_steps, given.total_steps)
+    seeds, steps, total = (1, 54, 40) if given.quick else (given.seeds, given.train_steps, given.total_steps)
     steps = max(FACTOR**RUNGS, steps - steps % FACTOR**RUNGS)
     options: dict[str, Any] = {
         "model": "mlp", "dataset": given.data or "digits", "train_steps": steps, "threads": 1,
@@ -79,7 +79,7 @@ def promotion(folder: Path, options: dict[str, Any], total: int, seed: int) -> C
         total_steps=total, seeds=0, **options,
     )  # fmt: skip
     parts = []
-    for run in sorted((output / "cells").iterdir()):
+    for run in sorted((output / "cells").glob("trial-*")):
         rows = evaluations(run)
         starts = json.loads((run / "manifest.json").read_text())["starts"]
         ends = [start["step"] for start in starts[1:]] + [options["train_steps"]]
