@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -17,7 +18,7 @@ import pytest
 import modelyard
 from conftest import COMMAND, environment, on_engine
 from modelyard.comparison.executor import CellJob, Slot
-from modelyard.comparison.workers import _settings
+from modelyard.comparison.workers import Workers, _settings
 from modelyard.config import load_config
 from waiting import PATIENCE, wait_until
 
@@ -127,3 +128,17 @@ def test_settings_that_a_process_has_once_are_those_of_all_cells_of_a_worker(cha
     )
     assert first == second
     assert first != third
+
+
+def test_a_worker_that_has_grown_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    total = 1000
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=total))
+    workers = Workers([], Path("m"), [Slot({}, 1)] * 2)
+
+    def is_replaced(first: int, now: int, is_idle: bool = True) -> bool:
+        return workers._has_grown(cast(Any, SimpleNamespace(first_memory=first, memory=now, is_idle=is_idle)))
+
+    assert is_replaced(100, 260)
+    assert not is_replaced(140, 260)  # it has not doubled
+    assert not is_replaced(10, 240)  # it is small
+    assert not is_replaced(100, 260, is_idle=False)
