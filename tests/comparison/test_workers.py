@@ -5,19 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import psutil
 import pytest
 
 import modelyard
 from conftest import COMMAND, environment, on_engine
-from modelyard.comparison.executor import CellJob, Slot
-from modelyard.comparison.workers import _settings
+from modelyard.comparison.executor import CellJob, RunningCell, Slot
+from modelyard.comparison.workers import Workers, _settings
 from modelyard.config import load_config
 from waiting import PATIENCE, wait_until
 
@@ -127,3 +129,29 @@ def test_settings_that_a_process_has_once_are_those_of_all_cells_of_a_worker(cha
     )
     assert first == second
     assert first != third
+
+
+def test_a_worker_that_has_grown_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    total = 1000
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=total))
+    workers = Workers([], Path("m"), [Slot({}, 1)] * 2)
+
+    def is_replaced(first: int, now: int, is_idle: bool = True) -> bool:
+        return workers._has_grown(cast(Any, SimpleNamespace(first_memory=first, memory=now, is_idle=is_idle)))
+
+    assert is_replaced(100, 260)
+    assert not is_replaced(140, 260)  # it has not doubled
+    assert not is_replaced(10, 240)  # it is small
+    assert not is_replaced(100, 260, is_idle=False)
+
+
+@pytest.mark.parametrize("of_user", [{"plugins": ("mine.py",)}, {"model": "saved_model"}])
+def test_cells_with_code_of_the_user_have_processes_of_their_own(of_user: dict[str, Any], tmp_path: Path) -> None:
+    config = load_config(model="mlp", dataset="digits").model_copy(update=of_user)
+    workers = Workers([sys.executable, "-S", "-c", "print('alone')"], Path("m"), [Slot({}, 1)])
+    ended: queue.SimpleQueue[RunningCell] = queue.SimpleQueue()
+    cell = workers.start(CellJob("a", (), config, 1, Slot({}, 1), tmp_path), ended.put)
+    assert ended.get(timeout=PATIENCE) is cell
+    assert cell.reap() == 0
+    assert (tmp_path / "a.log").read_text() == "alone\n"
+    workers.close()

@@ -19,6 +19,7 @@ from modelyard.comparison.matrix_folder import MatrixFolder
 from modelyard.comparison.plan import Cell
 from modelyard.config import resolve
 from modelyard.errors import ConfigError, Interrupted, UserError
+from modelyard.system.process import holders
 from modelyard.tuning.search_file import Request, find_search
 from modelyard.tuning.trials import _remember, _remembered
 from waiting import PATIENCE, wait_until
@@ -44,15 +45,9 @@ def rows(run: Path) -> list[dict[str, Any]]:
 
 
 def trial_process(folder: Path) -> int | None:
-    """The process in which trials run."""
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes().decode(errors="replace").split("\0")
-            if "modelyard.cli.worker" in words and str(folder) in words:
-                return int(path.parent.name)
-        except OSError:
-            continue
-    return None
+    """The process of the trial that runs."""
+    running = [holder for path in folder.glob("cells/*/runlogs") for holder in holders(path)]
+    return running[0].pid if running else None
 
 
 def checkpoint_of(run: Path) -> int:

@@ -85,5 +85,5 @@ def _here(program: Sequence[str] | None, folder: Path, jobs: int) -> Iterator[tu
         slots = [
             Slot(slot.environ | variables.get(gpu, {}), slot.threads) for slot, gpu in zip(slots, gpus, strict=True)
         ]
-        with contextlib.closing(Workers(own, folder, jobs) if program is None else OwnProcesses(program)) as executor:
+        with contextlib.closing(Workers(own, folder, slots) if program is None else OwnProcesses(program)) as executor:
             yield executor, slots

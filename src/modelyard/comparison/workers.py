@@ -15,13 +15,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from modelyard.comparison.executor import CellJob, OwnProcesses, RunningCell
+from modelyard.comparison.executor import CellJob, OwnProcesses, RunningCell, Slot
 from modelyard.config.resolve import SAVED_MODEL
 from modelyard.launcher.processes import Process, ProcessSpec, Tail
 from modelyard.system.activity import Activity
@@ -43,14 +44,15 @@ class Workers:
     Args:
         program: the program that runs the command of a cell in its own process.
         folder: the folder that they work for, by which they are found in a list of processes.
-        count: the number of workers at most.
+        slots: the parts of the machine; each has at most one worker.
     """
 
-    def __init__(self, program: list[str], folder: Path, count: int) -> None:
-        self._own, self._folder, self._count = OwnProcesses(program), folder, count
+    def __init__(self, program: list[str], folder: Path, slots: Sequence[Slot]) -> None:
+        self._own, self._folder = OwnProcesses(program), folder
+        self._slots = Counter(_variables(slot) for slot in slots)
         self._workers: list[_Worker] = []
         # Each has its part of the machine; one that has grown gives back what it does not need.
-        self._most = psutil.virtual_memory().total / count / 2
+        self._most = psutil.virtual_memory().total / len(slots) / 2
 
     def start(self, job: CellJob, ended: Callable[[RunningCell], None]) -> RunningCell:
         """Starts a cell: in a worker that has the same settings and is free, else in a new one."""
@@ -62,8 +64,11 @@ class Workers:
             cell = worker.take(job, ended) if worker.settings == settings else None
             if cell is not None:
                 return cell
-        idle = [worker for worker in self._workers if worker.is_idle]
-        self._drop(idle[: max(0, len(self._workers) + 1 - self._count)])
+        # An idle worker with other settings must not keep the GPU of this slot.
+        variables = _variables(job.slot)
+        beside = [worker for worker in self._workers if worker.variables == variables]
+        idle = [worker for worker in beside if worker.is_idle]
+        self._drop(idle[: max(0, len(beside) + 1 - self._slots[variables])])
         worker = _Worker(job, self._folder, settings)
         self._workers.append(worker)
         return worker.begin(job, ended)
@@ -89,7 +94,11 @@ class Workers:
 
 def _settings(job: CellJob) -> tuple[Any, ...]:
     options = (getattr(job.config, name) for name in _OF_PROCESS)
-    return (job.threads, tuple(sorted(job.slot.environ.items())), *options)
+    return (job.threads, _variables(job.slot), *options)
+
+
+def _variables(slot: Slot) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(slot.environ.items()))
 
 
 class _Worker:
@@ -102,7 +111,7 @@ class _Worker:
     """
 
     def __init__(self, job: CellJob, folder: Path, settings: tuple[Any, ...]) -> None:
-        self.settings = settings
+        self.settings, self.variables = settings, _variables(job.slot)
         self.memory = self.first_memory = 0
         """Its resident memory after its last and its first cell; 0 before."""
         self.has_exited = False
