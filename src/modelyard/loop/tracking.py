@@ -196,7 +196,6 @@ class Sender:
             return
         lines = str(error).strip().splitlines()
         text = f"{type(error).__name__}: {without_password(lines[0]) if lines else 'no message'}"
-        log.debug("%s: %s", self._name, text, exc_info=error)
         if not self._last_error:
             log.warning(
                 "%s can't be reached; training continues, and what it misses is sent later: %s", *(self._name, text)
@@ -313,7 +312,7 @@ class Memo:
         """Changes some values."""
         if all(self._known.get(key) == value for key, value in values.items()):
             return
-        self._known |= values
+        self._known |= json.loads(json.dumps(values))  # the caller may change its own
         self._path.parent.mkdir(exist_ok=True)
         write_text(self._path, json.dumps(self._known) + "\n")
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import struct
 from collections.abc import Iterator, Sequence
 from glob import escape
@@ -37,7 +38,7 @@ _BLOCK = 32768
 _FILE_HEADER, _RECORD_HEADER = 7, struct.Struct("<IHB")  # checksum, length, and whether it is whole or a part
 _WHOLE, _FIRST, _LAST = 1, 2, 4
 _FLUSH_SECONDS = 1.0
-_LOG_ENTRY = "modelyard"
+_FILES = _CONFIG_ENTRY = "modelyard"
 
 
 class Wandb(Tracker):
@@ -87,7 +88,10 @@ class Wandb(Tracker):
         run = _init(self.options, self.mode, memo.run, _folder(directory))
         try:
             for path in result_files(directory):
-                run.save(str(path), base_path=str(path.parent), policy="now")
+                copy = Path(run.dir) / _FILES / path.name  # beside it, W&B has a config.yaml of its own
+                copy.parent.mkdir(exist_ok=True)
+                shutil.copyfile(path, copy)
+                run.save(str(copy), base_path=run.dir, policy="now")
                 yield path.name
             if exports:
                 run.summary["exports"] = list(exports)
@@ -130,7 +134,7 @@ class WandbRun:
             self._memo.write(run=run_id)
             self._run = _init(self._options, self._mode, run_id, self._folder, self._about.name)
             self._run.config.update(self._about.options, allow_val_change=True)
-            self._run.config.update({_LOG_ENTRY: self._about.tags}, allow_val_change=True)
+            self._run.config.update({_CONFIG_ENTRY: self._about.tags}, allow_val_change=True)
         self._last = max(sent.values(), default=-1)
         if self._mode == "online":
             self._last = int(self._run.step) - 1
@@ -162,7 +166,7 @@ class WandbRun:
     def _hand_over(self) -> None:
         if self._held is not None:
             (step, values), self._held = self._held, None
-            self._run.log(values, step=step)
+            self._run.log(values, step=step, commit=True)  # else W&B waits for the next step, too
             self._last = step
             self._sent |= dict.fromkeys(values, step)
 
