@@ -175,8 +175,9 @@ def run(config: Config, evaluates: bool, processes: SingleProcess | None = None)
         hooks = build_hooks(config.hooks)
         if evaluates_elsewhere:
             hooks = [hook for hook in hooks if not hook.needs_evaluation]
-        for hook in hooks if evaluates else ():  # before anything of a new run is written
-            hook.check_run(config, engine)
+        for hook in hooks:  # before anything of a new run is written
+            if evaluates or not hook.needs_evaluation:
+                hook.check_run(config, engine)
         check_interrupted()
         run_id = record_start(directory, config, dataset, engine, length, checkpoint, evaluates)
 

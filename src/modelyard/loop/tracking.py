@@ -389,7 +389,8 @@ class Tracker(Hook):
 
     def on_begin(self, loop: Trainer) -> None:
         """Starts to send. Rows that an earlier start has not sent are sent first."""
-        self._check()  # `train` has no other moment for it
+        if not loop.trains:  # an evaluator has no other moment for it
+            self._check()
         if self.is_off:
             return
         about = describe_run(loop.directory, loop.config, loop.run_id)
