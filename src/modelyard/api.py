@@ -20,7 +20,7 @@ from modelyard.data.sources.arrays import is_one_split
 from modelyard.errors import StorageError, UserError
 from modelyard.loop import existing_run
 from modelyard.loop.existing_run import find_checkpoint, resume_config
-from modelyard.loop.run import Result, as_config
+from modelyard.loop.run import Result, as_config, report_result
 from modelyard.loop.run import run as run_stages
 from modelyard.run.checkpoint import step_of
 from modelyard.run.directory import find_run_folder, open_run_folder
@@ -148,9 +148,12 @@ def run(config: Config, evaluates: bool) -> Result:
         from modelyard.distributed import run as distributed
 
         result = distributed.run(config, evaluates, cluster)
-    if not formats or result.role not in (CHIEF, EVALUATOR) or result.evaluates_elsewhere or result.paused:
+    if not exports or result.role not in (CHIEF, EVALUATOR) or result.evaluates_elsewhere or result.paused:
         return result
-    return _exported(result, formats, config.given_dataset, in_subprocess=not cluster.is_alone)
+    if formats:
+        result = _exported(result, formats, config.given_dataset, in_subprocess=not cluster.is_alone)
+    report_result(config, result)
+    return result
 
 
 def _check_exports(formats: Sequence[str]) -> None:

@@ -10,6 +10,7 @@
         on_boundary(loop)                                    # when all of that has happened at this step
     on_interrupt(loop)                                       # only on SIGTERM or Ctrl-C
     on_end(loop)                                             # always, also after an error
+    on_complete(config, result, directory)                   # when the run is complete, after its exports
 
 A hook of your own:
 
@@ -41,7 +42,9 @@ from modelyard.system.files import retried
 
 if TYPE_CHECKING:
     from modelyard.engine.base import Engine, StepMetrics
+    from modelyard.loop.run import Result
     from modelyard.loop.trainer import Trainer
+    from modelyard.run.directory import RunDirectory
 
 _OLD_NAMES = {
     "begin": "on_begin",
@@ -109,6 +112,9 @@ class Hook:
 
     def on_end(self, loop: Trainer) -> None:
         """Called after the last step, also when training failed or was interrupted."""
+
+    def on_complete(self, config: Config, result: Result, directory: RunDirectory) -> None:
+        """Called when a run is complete and its exports are made. It is another instance than that of the run."""
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what must survive a restart, as plain JSON values; saved with every checkpoint."""

@@ -22,7 +22,7 @@ from modelyard.config.durations import RunLength
 from modelyard.data.dataset import TEST, TRAIN, VALIDATION, Dataset
 from modelyard.data.open_dataset import load_dataset
 from modelyard.errors import CheckpointError, ConfigError, Problem, RunError
-from modelyard.loop.hooks import SaveCheckpoints, build_hooks, pause_step, stopped_by, stopping_hook_problems
+from modelyard.loop.hooks import Hook, SaveCheckpoints, build_hooks, pause_step, stopped_by, stopping_hook_problems
 from modelyard.loop.start import (
     find_folder,
     log_machine,
@@ -35,9 +35,7 @@ from modelyard.loop.start import (
 from modelyard.loop.warm_start import read_initial_weights, warm_start
 from modelyard.registry import ENGINES
 from modelyard.run.checkpoint import list_best, list_checkpoints, load_latest, read_loop_state, step_of
-from modelyard.run.directory import (
-    RunDirectory,
-)
+from modelyard.run.directory import RunDirectory, open_run_folder
 from modelyard.run.manifest import log_result, read_manifest
 from modelyard.system.activity import report
 from modelyard.system.interrupt import check_interrupted
@@ -185,8 +183,9 @@ def run(config: Config, evaluates: bool, processes: SingleProcess | None = None)
         hooks = build_hooks(config.hooks)
         if evaluates_elsewhere:
             hooks = [hook for hook in hooks if not hook.needs_evaluation]
-        for hook in hooks if evaluates else ():  # before anything of a new run is written
-            hook.check_run(config, engine)
+        for hook in hooks:  # before anything of a new run is written
+            if evaluates or not hook.needs_evaluation:
+                hook.check_run(config, engine)
         check_interrupted()
         run_id = record_start(directory, config, dataset, engine, length, checkpoint, evaluates)
 
@@ -340,6 +339,17 @@ def conclude(directory: RunDirectory, trainer: Trainer, cluster: Cluster, evalua
     ended += f" (paused; the run has {trainer.total_steps})" if trainer.is_paused else ""
     log_result(directory.journal, directory.name, {"step": ended, **shown, "seconds": result.seconds})
     return result
+
+
+def report_result(config: Config, result: Result) -> None:
+    """Tells the hooks that the run is complete."""
+    hooks = [hook for hook in build_hooks(config.hooks) if type(hook).on_complete is not Hook.on_complete]
+    if hooks:
+        directory = open_run_folder(result.model_dir, config.cache_dir)
+        if directory.mirror is not None:
+            directory.mirror.fetch_folder(directory.trackers)
+        for hook in hooks:
+            hook.on_complete(config, result, directory)
 
 
 def best_of(directory: RunDirectory) -> dict[str, Any]:
