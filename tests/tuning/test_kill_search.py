@@ -41,7 +41,7 @@ def steps(folder: Path) -> dict[str, int]:
 
 
 def processes(folder: Path) -> list[int]:
-    """The processes of the trials that run."""
+    """The processes in which trials run."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:

@@ -44,7 +44,7 @@ def rows(run: Path) -> list[dict[str, Any]]:
 
 
 def trial_process(folder: Path) -> int | None:
-    """The process of the trial that runs."""
+    """The process in which trials run."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = path.read_bytes().decode(errors="replace").split("\0")

@@ -206,7 +206,7 @@ def tune(
 
     limits = {"--trials": trials, "--total_steps": total_steps, "--time": time, "--top": top, "--seeds": seeds}
     words = [str(word) for name, value in limits.items() if value is not None for word in (name, value)]
-    again = f"{program()} tune --output {shlex.join([output, *words])}" + _place_words(jobs, on, ray_address)
+    again = f"{program()} tune --output {shlex.join([output, *words])}{_place_words(jobs, on, ray_address)}"
     try:
         result = run_search(
             space, output=output, trials=trials, total_steps=total_steps, time=time, metric=metric,
@@ -238,6 +238,12 @@ def tune(
         sys.exit(1)
 
 
+def _place_words(jobs: int | None, on: str, ray_address: str | None) -> str:
+    """Returns the options of where runs are trained, for the command that resumes them."""
+    given = {"jobs": jobs, "on": on if on != "local" else None, "ray_address": ray_address}
+    return "".join(f" --{key} {shlex.quote(str(value))}" for key, value in given.items() if value is not None)
+
+
 def _trial_table(result: TuneResult) -> Any:
     """Returns a table of the best trials, or of the front and the best of the others."""
     shown = result.trials[: max(_SHOWN_TRIALS, len(result.front))]
@@ -261,12 +267,6 @@ def _trial_table(result: TuneResult) -> Any:
     if any(trial.violates for trial in shown):
         title += "; ! violates a constraint"
     return table(columns, rows, right=columns[: len(columns) - len(names)], title=title)
-
-
-def _place_words(jobs: int | None, on: str, ray_address: str | None) -> str:
-    """Returns the options of where runs are trained, for the command that resumes them."""
-    given = {"jobs": jobs, "on": on if on != "local" else None, "ray_address": ray_address}
-    return "".join(f" --{key} {shlex.quote(str(value))}" for key, value in given.items() if value is not None)
 
 
 def _inline(value: Any) -> str:

@@ -251,8 +251,8 @@ class Scheduler:
         process.read_log()
         self._free.append(slot)
         result.seconds = round(time.monotonic() - began, 1)
-        # A signal that arrives while a run exits changes its status; the run is finished all the same.
         self._asks = True
+        # A signal that arrives while a run exits changes its status; the run is finished all the same.
         ended = self._ended_as(result) if status == 0 or self._is_stopping() else None
         if ended is not None:
             if self._failures.pop(result.name, None) is not None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
+from jax import lax
 from jax.experimental import multihost_utils
 from numpy.typing import NDArray
 
@@ -30,9 +31,8 @@ class StepInputs(NamedTuple):
     rows: Any
     """Indices of the examples in the training split, int32 [steps, batch]."""
     numbers: Any
-    """uint32 [steps, 5]: the step, both halves of its first position in the stream, the epoch, the index in it."""
-    rates: Any
-    """The learning rates, float32 [steps]."""
+    """uint32 [steps, 6]: the step, both halves of its first position in the stream, the epoch, the index in it, and the
+    bits of the learning rate, as one array since each has a price at every step."""
 
     @classmethod
     def of(cls, step: int, count: int, pipeline: Pipeline, rates: LearningRates, layout: Layout) -> StepInputs:
@@ -40,18 +40,23 @@ class StepInputs(NamedTuple):
         size, examples = pipeline.run.batch_size, pipeline.run.examples
         first = (np.arange(step, step + count, dtype=np.uint64)) * np.uint64(size)
         columns = [np.arange(step, step + count), first & 0xFFFFFFFF, first >> 32, first // examples, first % examples]
-        numbers = np.stack([column.astype(np.uint32) for column in columns], axis=1)
+        bits = rates.of(step, count).view(np.uint32)
+        numbers = np.stack([*(column.astype(np.uint32) for column in columns), bits], axis=1)
         rows = pipeline.rows(step, count).astype(np.int32)
-        return cls(*(layout.replicate(array) for array in (rows, numbers, rates.of(step, count))))
+        return cls(layout.replicate(rows), layout.replicate(numbers))
 
     @classmethod
     def shapes(cls, count: int, batch_size: int, layout: Layout) -> StepInputs:
         """Returns shapes and types, to compile a program for ``count`` steps."""
         return cls(
             jax.ShapeDtypeStruct((count, batch_size), np.int32, sharding=layout.replicated),
-            jax.ShapeDtypeStruct((count, 5), np.uint32, sharding=layout.replicated),
-            jax.ShapeDtypeStruct((count,), np.float32, sharding=layout.replicated),
+            jax.ShapeDtypeStruct((count, 6), np.uint32, sharding=layout.replicated),
         )
+
+    @property
+    def learning_rate(self) -> Any:
+        """Inside a program: the learning rate of one step, whose inputs these are."""
+        return lax.bitcast_convert_type(self.numbers[5], np.float32)
 
 
 class RunInputs(NamedTuple):
@@ -78,9 +83,10 @@ class LearningRates:
 
     def of(self, step: int, count: int) -> NDArray[np.float32]:
         """Returns the learning rates of ``count`` steps from ``step`` on."""
-        blocks = range(step // _BLOCK, (step + count - 1) // _BLOCK + 1)
-        found = np.concatenate([self._block(number) for number in blocks])
-        start = step - blocks[0] * _BLOCK
+        first, last = step // _BLOCK, (step + count - 1) // _BLOCK
+        blocks = [self._block(number) for number in range(first, last + 1)]
+        found = blocks[0] if first == last else np.concatenate(blocks)
+        start = step - first * _BLOCK
         return found[start : start + count]
 
     def _compute(self, block: int) -> NDArray[np.float32]:

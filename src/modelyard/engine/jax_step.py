@@ -289,7 +289,7 @@ class TrainingStep:
     ) -> tuple[TrainState, MetricTable]:
         self.network.freezing.select(self._phase)
         positions = self._positions(inputs)
-        step = inputs.numbers[0]
+        step, learning_rate = inputs.numbers[0], inputs.learning_rate
         if self.per_device_batch_norm:
             split = PartitionSpec(None, _AXIS)
             statistics, gradients, sums = jax.shard_map(
@@ -304,11 +304,11 @@ class TrainingStep:
         with set_to(self.numbers, run.numbers):
             if self.config.clip_norm is not None:
                 gradients = self._clipped(gradients, self.clip_norm, state.slots)
-            with self.network.learning_rate.set_to(inputs.rates):
+            with self.network.learning_rate.set_to(learning_rate):
                 trained, slots = self._applied(gradients, state)
             pairs = zip(state.averages, trained, strict=False)  # none without ema_decay
             averages = [next_average(average, weight, step, self.ema_decay) for average, weight in pairs]
-        values = jnp.append(sums.values, inputs.rates.astype(sums.values.dtype))
+        values = jnp.append(sums.values, learning_rate.astype(sums.values.dtype))
         metrics = MetricTable(values, (*sums.names, "learning_rate"))
         return TrainState(list(trained), statistics, list(slots), averages), metrics
 
@@ -330,7 +330,7 @@ class TrainingStep:
 
     def _positions(self, inputs: StepInputs) -> dict[str, Any]:
         """Returns the position, row and epoch of each example of a batch, cut into pieces."""
-        _, low, high, epoch, first = inputs.numbers
+        _, low, high, epoch, first, _ = inputs.numbers
         index = jnp.arange(inputs.rows.shape[0], dtype=jnp.uint32)
         lows = low + index
         positions = {

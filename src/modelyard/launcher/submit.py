@@ -92,6 +92,8 @@ def submit(
         if any(several.values()):
             raise ConfigError([problem for problem in wrong if several[problem.key]])
         job = matrix(name, chosen)
+    elif chosen.parallel is not None:
+        raise ConfigError([Problem(f"resources of {target}", "parallel", "is for a matrix; a run is one job.")])
     else:
         job = make_job(words, name, workers, ps, evaluator, chosen.runs_folder)
     if check is not None and matrix is None:

@@ -46,6 +46,7 @@ from modelyard.tuning.plots import (
     shown,
     slices,
 )
+from modelyard.tuning.record import costs_of
 from modelyard.tuning.samplers import DONE, FAILED, RUNNING, Known, importances
 
 PAGE = "search.html"
@@ -236,8 +237,7 @@ def _read_trial(
     scores: Mapping[str, float] = {}
     modes: Mapping[str, Any] = {}
     if isinstance(found, RunResult):
-        state, reason, modes = DONE, "", found.modes
-        scores = _costs(found) | dict(found.scores.get("validation", {}))
+        state, reason, scores, modes = DONE, "", found.scores.get("validation", {}), found.modes
     else:
         state, reason = found.status, found.reason
         if state.startswith(PAUSED):
@@ -245,22 +245,18 @@ def _read_trial(
                 scores = metrics_of(rows_of_best(rows, list_best(directory.best)).get("validation", {}))
                 modes = read_manifest(directory).get("metrics") or {}
             state = PAUSED
+    costs: Mapping[str, float] = {}
+    if directory.exists():
+        with contextlib.suppress(UserError, OSError, ValueError, TypeError, AttributeError, KeyError):
+            costs = costs_of(read_manifest(directory), rows)
     if failure:
         state, reason = (RUNNING, "") if is_running(directory) else (FAILED, failure)
     trial = ShownTrial(
         number=number, values={str(key): value for key, value in values.items()}, state=str(state), scores=scores,
         steps=max(steps, default=None), seconds=max(times, default=None), reason=str(reason),
-        model_dir=str(directory.path) if directory.path.exists() else "",
+        model_dir=str(directory.path) if directory.path.exists() else "", costs=costs,
     )  # fmt: skip
     return trial, {str(key): str(mode) for key, mode in modes.items()}
-
-
-def _costs(run: RunResult) -> dict[str, float]:
-    """Returns the costs that a search can be for, or have limits of."""
-    speed = run.images_per_second
-    costs = {"parameters": run.parameters, "flops": run.flops, "seconds": run.seconds, "images_per_second": speed}
-    costs["ms_per_example"] = 1000 / speed if speed else None
-    return {name: float(value) for name, value in costs.items() if value is not None}
 
 
 def directions(metrics: Sequence[str], trials: Sequence[ShownTrial], modes: Mapping[str, str]) -> dict[str, str]:

@@ -50,6 +50,7 @@ class ShownTrial:
         reason: why it failed.
         model_dir: its run folder; empty if there is none yet.
         feasible: whether it meets all constraints.
+        costs: parameters, seconds and so on, as far as they are known.
     """
 
     number: int
@@ -61,6 +62,7 @@ class ShownTrial:
     reason: str = ""
     model_dir: str = ""
     feasible: bool = True
+    costs: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

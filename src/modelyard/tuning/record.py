@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from modelyard.comparison.matrix_folder import is_finished
 from modelyard.comparison.results import metrics_of
@@ -33,7 +34,7 @@ class Record:
         evaluations: the metrics of each evaluation on validation, by step.
         costs: parameters, flops, seconds and so on, as far as they are known.
         modes: what is better of the metrics that say so.
-        started: when it was first started.
+        started: when it was first started, as in its manifest.
     """
 
     state: str = ""
@@ -87,20 +88,30 @@ def read_record(directory: RunDirectory, config: Config) -> Record:
             state = "done"
         manifest, rows = read_manifest(directory), read_metrics(directory.metrics)
         examples = ((manifest.get("dataset") or {}).get("sizes") or {}).get("train")
-        model = manifest.get("model") or {}
-        costs = {key: model.get(key) for key in ("parameters", "flops")}
-        costs["seconds"] = max((row["seconds"] for row in rows if row.get("seconds")), default=None)
-        speeds = [row["average_examples_per_second"] for row in rows if row.get("average_examples_per_second")]
-        if speeds:
-            costs |= {"images_per_second": speeds[-1], "ms_per_example": 1000 / speeds[-1]}
         return Record(
             state,
             max(list_saved(directory.checkpoints, directory.best), default=0),
             length_of(config, examples) if isinstance(examples, int) and examples > 0 else None,
             {int(row.get("step", 0)): metrics_of(row) for row in rows if row.get("split") == "validation"},
-            {key: float(value) for key, value in costs.items() if isinstance(value, int | float)},
+            costs_of(manifest, rows),
             manifest.get("metrics") or {},
             str((manifest.get("starts") or [{}])[0].get("time", "")),
         )
     except (UserError, OSError, ValueError, TypeError, AttributeError, KeyError):
         return Record()
+
+
+def costs_of(manifest: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Returns the costs of a run, as far as they are known: parameters, flops, seconds, speeds.
+
+    Args:
+        manifest: its manifest.
+        rows: the rows of its metrics.
+    """
+    model = manifest.get("model") or {}
+    costs = {key: model.get(key) for key in ("parameters", "flops")}
+    costs["seconds"] = max((row["seconds"] for row in rows if row.get("seconds")), default=None)
+    speeds = [row["average_examples_per_second"] for row in rows if row.get("average_examples_per_second")]
+    if speeds:
+        costs |= {"images_per_second": speeds[-1], "ms_per_example": 1000 / speeds[-1]}
+    return {key: float(value) for key, value in costs.items() if isinstance(value, int | float)}

@@ -345,7 +345,7 @@ def importances(space: Space, known: Sequence[Known], maximize: bool) -> dict[st
     """
     optuna = import_optuna()
     usable = [one for one in known if one.state == DONE and one.score is not None and fits(space, one.values)]
-    study = make_study(optuna, make_sampler("random", 0, space), (maximize,))
+    study = make_study(optuna, make_sampler("random", 0, space), [maximize])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what is experimental in Optuna
         study.add_trials([frozen(optuna, space, one) for one in usable])

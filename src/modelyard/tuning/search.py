@@ -142,14 +142,13 @@ def tune(
     if len(known) < trials:
         run.check_space()
     folder.create()
-    shown = partial(_shown, folder, search)
     given_threads = str(search.options.get("threads"))
     threads = int(given_threads) if given_threads.isdecimal() else 0
     with (
         faults.injected(folder.logs, NAME),
         log_to(folder.logs, NAME),
         place.open(program, folder.path, threads) as (executor, slots),
-        live_page(folder, shown) as page,
+        live_page(folder, partial(_shown, folder, search)) as page,
     ):
         if not folder.plan.exists():  # by which the folder is known as one of ours, after a kill between the two files
             folder.write([])
@@ -165,8 +164,8 @@ def tune(
 
         results = trained(
             folder, run.cells, propose=run.next_cell, retries=False, restarts=_RESTARTS, state_of=run.state_of,
-            stop_at=run.stop_at, metric=run.shown_metric, watch=page.update,
-            deadline=None if seconds is None else clock.monotonic() + seconds,
+            stop_at=run.stop_at, metric=run.shown_metric,
+            deadline=None if seconds is None else clock.monotonic() + seconds, watch=page.update,
         )  # fmt: skip
         result = run.result(results)
         if result.best is None:
@@ -201,15 +200,19 @@ def write_search_page(path: str | Path, output: str | Path | None = None) -> Pat
 
 def _shown(folder: MatrixFolder, search: Search, trials: Sequence[ShownTrial], modes: Mapping[str, str]) -> ShownSearch:
     """Returns the search as its page shows it; ``modes`` says what is better of the metrics of its trials."""
-    metrics = directions(search.metrics, trials, {**COSTS, **modes})
+    wanted = {*search.metrics, *(one.name for one in search.constraints)}
+    trials = [
+        replace(one, scores={**{name: cost for name, cost in one.costs.items() if name in wanted}, **one.scores})
+        for one in trials
+    ]
+    metrics = directions(search.metrics, trials, {**modes, **COSTS})
     checked = []
     for one in trials:
-        missing = next((name for name in metrics if name not in one.scores), "")
-        if one.state == DONE and missing:
+        missing = next((name for name in metrics if name not in one.scores), None) if one.state == DONE else None
+        if missing is not None:
             one = replace(one, state=FAILED, reason=f"its {missing} is not a finite number")
-        if one.scores and any(limit.violation(one.scores) > 0 for limit in search.constraints):
-            one = replace(one, feasible=False)
-        checked.append(one)
+        meets = not one.scores or all(limit.violation(one.scores) <= 0 for limit in search.constraints)
+        checked.append(replace(one, feasible=meets))
     return ShownSearch(
         name=folder.path.resolve().name, space=search.space, options=search.options, sampler=search.sampler,
         seed=search.seed, metrics=metrics, trials=checked,
@@ -220,7 +223,7 @@ def _check_arguments(
     asked: Request, numbers: Mapping[str, tuple[Any, int, int]], space: Any, output: Any, source: str, place: Place
 ) -> None:
     """Raises `ConfigError` with the arguments that have wrong types or are out of range."""
-    problems: list[Problem] = [*place.problems(source)]
+    problems: list[Problem] = []
     if not str(output):
         problems.append(Problem(source, "output", "is missing: the folder of the search, such as runs/search."))
     for name, (number, least, most) in numbers.items():
@@ -228,6 +231,7 @@ def _check_arguments(
             continue
         if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
             problems.append(Problem(source, name, f"must be {least} to {most}, got {number!r}."))
+    problems += place.problems(source)
     texts = ("metric", "sampler", "constraint", "first_rung")
     for key, value in vars(asked).items():
         kind = str if key in texts else int

@@ -224,11 +224,7 @@ def _text(value: Any) -> str:
 
 
 def read_search(folder: MatrixFolder) -> Search | None:
-    """Reads the file of a search; None if there is none.
-
-    Raises:
-        ConfigError: if it is damaged.
-    """
+    """Reads the file of the search in a folder; None if there is none."""
     path = folder.path / SEARCH
     if not path.exists():
         return None

@@ -185,7 +185,7 @@ class Trials:
         self._standings: dict[str, Standing] = {}
         self._active: set[str] = set()
         """Trials whose processes run."""
-        self._failed: dict[str, str] = {}
+        self._failed: set[str] = set()
         self._is_over = False
 
     @property
@@ -425,8 +425,8 @@ class Trials:
 
     def known(self) -> list[Known]:
         """Returns what is known of all trials, in their order, and tells Optuna's dashboard."""
-        self._failed = self.folder.failures()
-        self._active -= set(self._failed)
+        self._failed = set(self.folder.failures())
+        self._active -= self._failed
         found = []
         for number, cell in enumerate(self.cells):
             if cell.name not in self._knowns:
@@ -444,11 +444,8 @@ class Trials:
         record = self._record(cell.name)
         remembered = self._remembered.get(cell.name, {})
         if cell.name in self._failed:
-            reason = self._failed[cell.name]
-            return Known(
-                number, cell.axes, FAILED, None, remembered, started=record.started,
-                seconds=record.costs.get("seconds"), reason=reason,
-            )  # fmt: skip
+            reason = self.folder.failures().get(cell.name, "")
+            return Known(number, cell.axes, FAILED, None, remembered, started=record.started, reason=reason)
         if record.state:
             self._choose_metrics(cell.name, record)
         curve = self._curve(cell.name, record)
@@ -461,8 +458,8 @@ class Trials:
         # A promoted trial that runs counts as at its last rung: Optuna would take it for a bad one.
         state = DONE if record.state == DONE else PAUSED
         return Known(
-            number, cell.axes, state, score, remembered, others, curve, violations, record.started,
-            record.costs.get("seconds"),
+            number, cell.axes, state, score, remembered, others, curve, violations,
+            started=record.started, seconds=record.costs.get("seconds"),
         )  # fmt: skip
 
     def _choose_metrics(self, name: str, record: Record) -> None:
