@@ -21,6 +21,8 @@ OPTIONS: dict[str, Any] = {
     "test_at_end": True, "export_at_end": "keras", "best_metric": "loss", "hooks": "+early_stop(patience=1000)",
 }  # fmt: skip
 
+pytestmark = pytest.mark.usefixtures("two_devices")
+
 
 def go(folder: str, **options: Any) -> modelyard.Result:
     return modelyard.train_and_evaluate(**{**OPTIONS, "engine": engine_name(), "model_dir": folder, **options})
@@ -45,7 +47,7 @@ def status(folder: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, two_devices: None) -> Path:
     folder = tmp_path_factory.mktemp("undisturbed") / "run"
     go(str(folder))
     return folder
@@ -101,3 +103,24 @@ def test_a_matrix_and_a_time_are_refused() -> None:
         go("run", stop_at="1 h")
     with pytest.raises(ConfigError, match=r"stop_at: is not supported here"):
         modelyard.matrix(models=["mlp"], datasets=["digits"], output="m", stop_at="1 epochs")
+
+
+class FailAt41(modelyard.Hook):
+    """Ends the run at step 41, like a kill."""
+
+    def on_steps(self, loop: Any, metrics: Any) -> None:
+        if loop.step >= 41:
+            raise ZeroDivisionError
+
+    def next_step(self, loop: Any) -> int:
+        return 41
+
+
+def test_a_run_whose_checkpoint_is_at_the_pause_already_is_paused() -> None:
+    modelyard.register_hook("fail_at_41")(FailAt41)
+    with pytest.raises(ZeroDivisionError):
+        go("run", save_every="20 steps", hooks="+fail_at_41")
+    assert status("run") == "interrupted"
+    assert modelyard.resume("run", stop_at="40 steps", hooks="").paused
+    assert status("run") == "paused at step 40 of 60"
+    assert [row["step"] for row in rows("run") if row["split"] == "validation"] == [20, 40]

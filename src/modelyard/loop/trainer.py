@@ -174,7 +174,7 @@ class Trainer:
         """The checkpoint that is evaluated, if another process trains."""
         self._snapshot: tuple[int, State] | None = None
         state = checkpoint.loop_state if checkpoint is not None else {}
-        self.step = checkpoint.step if checkpoint is not None else 0
+        self.step = self._first_step = checkpoint.step if checkpoint is not None else 0
         self._metric_sums: dict[str, float] = dict(state.get("window", {}))
         self._summed_steps: int = state.get("window_steps", 0)
         self._seconds_before: float = state.get("seconds", 0.0)
@@ -361,7 +361,7 @@ class Trainer:
             "evaluated_step": self.evaluated_step,
             "owes_evaluation": self.evaluation_pending,
             "last_evaluation": self.last_evaluation,
-            "paused": self.is_paused,
+            "paused": self.is_paused and not self.evaluation_pending,
             "stopped": self.stop_reason,
             "stopped_under": stop_rules(self.config),
             "threads": self.engine.threads,
@@ -455,6 +455,8 @@ class Trainer:
         if self._evaluates and self.evaluated_step != self.step:  # the run was trained without evaluation before
             self._evaluate()
             self._call_hooks("on_boundary")
+        elif self.is_paused and not self.was_paused and self.step == self._first_step:
+            self._call_hooks("on_boundary")  # what is saved of this step does not say that the run pauses
         if self._tests and self._signal is None and not self.is_paused:
             self._test_the_best()
 
