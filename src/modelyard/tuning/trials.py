@@ -185,7 +185,7 @@ class Trials:
         self._standings: dict[str, Standing] = {}
         self._active: set[str] = set()
         """Trials whose processes run."""
-        self._failed: set[str] = set()
+        self._failed: dict[str, str] = {}
         self._is_over = False
 
     @property
@@ -425,8 +425,8 @@ class Trials:
 
     def known(self) -> list[Known]:
         """Returns what is known of all trials, in their order, and tells Optuna's dashboard."""
-        self._failed = set(self.folder.failures())
-        self._active -= self._failed
+        self._failed = self.folder.failures()
+        self._active -= set(self._failed)
         found = []
         for number, cell in enumerate(self.cells):
             if cell.name not in self._knowns:
