@@ -7,7 +7,7 @@ Three searches with the same steps of training in all:
 - promotion: `modelyard tune --halving 3`. A trial pauses at its rung, and is resumed when it is among the best third.
 - stopping: the rule of Optuna's SuccessiveHalvingPruner. A trial that comes to a rung goes on at once if it is among
   the best third of those that came there before, and is stopped for good if not; the next trial is a new one. Its
-  trials are runs with the same rungs, paused by ``stop_at``.
+  trials are runs with the same rungs, paused by ``pause_at``.
 - random: every trial is trained to its end.
 
 All draw the same trials at random, in the same order, so that only the rule differs. A score counts from the step at
@@ -102,7 +102,7 @@ def in_turn(folder: Path, options: dict[str, Any], total: int, seed: int, stops:
         assert proposed is not None
         run, before = folder / f"trial-{number}", 0
         for rung in (*rungs, steps):
-            pause = {"stop_at": rung} if rung < steps else {}
+            pause = {"pause_at": rung} if rung < steps else {}
             try:
                 modelyard.train_and_evaluate(model_dir=str(run), **options, **proposed[0], **pause)
             except modelyard.UserError:  # the loss became infinite

@@ -18,12 +18,12 @@ EXAMPLES = 1000
 
 
 def main(words: list[str]) -> None:
-    """Trains from the newest checkpoint to the end, or to --stop_at."""
+    """Trains from the newest checkpoint to the end, or to --pause_at."""
     options = dict(zip(words[1::2], words[2::2], strict=False))
     directory = RunDirectory(Path(options["--model_dir"]))
     config = resolve({"config_file": options["--config_file"]}, pick_up_files=False)
     length = length_of(config, EXAMPLES)
-    stop = Duration.parse(options["--stop_at"]).steps(length) if "--stop_at" in options else length.total_steps
+    stop = Duration.parse(options["--pause_at"]).steps(length) if "--pause_at" in options else length.total_steps
     directory.create()
     write_config(directory, config)
     begun = max(list_checkpoints(directory.checkpoints), default=0)

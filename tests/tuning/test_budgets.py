@@ -166,7 +166,7 @@ def test_a_trial_that_failed_for_the_disk_is_tried_again_and_others_are_not() ->
         ({"constraint": "parameters=1"}, "constraint: 'parameters=1' is not a limit"),
         ({"time": "3 epochs"}, "time: must be a time such as '30 min' or '2 h', got '3 epochs'"),
         ({"total_steps": 0}, "total_steps: must be 1 to"),
-        ({"stop_at": "1 epochs"}, "stop_at: is not supported here"),
+        ({"pause_at": "1 epochs"}, "pause_at: is not supported here"),
     ],
 )
 def test_arguments_that_make_no_sense_are_told_before_anything_is_written(

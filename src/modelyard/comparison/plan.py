@@ -26,7 +26,7 @@ from modelyard.errors import COMMAND_LINE, ConfigError, Problem, nearest, unknow
 from modelyard.loop.start import with_absolute_paths
 
 MODEL, DATASET, SEED, FOLDS, FOLD = "model", "dataset", "random_seed", "folds", "fold"
-STOP_AT = "stop_at"
+PAUSE_AT = "pause_at"
 MAX_CELLS = 5000
 CELL_NAME = re.compile(r"[A-Za-z0-9_][\w.+=,@-]*")
 """A valid name of a cell, which is also the name of its folder."""
@@ -310,7 +310,7 @@ def _option_problems(request: MatrixRequest, axes: Mapping[str, Any]) -> Iterato
         if key == TRUST:
             message = "has no effect inside a file; give it on the command line or in Python."
             yield Problem(request.where(key), key, message)
-        if key == STOP_AT:
+        if key == PAUSE_AT:
             message = "is not supported here: the runs of a matrix end with their last step."
             yield Problem(request.where(key), key, message)
         if key in _SET_BY_THE_MATRIX:

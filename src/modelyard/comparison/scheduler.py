@@ -88,7 +88,7 @@ class Scheduler:
         restarts: how often a cell whose process was killed is resumed at once, without having come further.
         state_of: returns done or paused for the name of a cell that needs no process now; by default, done for a
             finished run.
-        stop_at: returns where a cell that is started pauses; None if it trains to its end.
+        pause_at: returns where a cell that is started pauses; None if it trains to its end.
         deadline: when all cells save and exit, in the seconds of `time.monotonic`.
         metric: the metric that is shown of running cells.
         watch: called with the cells, often, while any run.
@@ -106,12 +106,12 @@ class Scheduler:
         restarts: int = 0,
         watch: Callable[[Sequence[CellResult]], None] | None = None,
         state_of: Callable[[str], str | None] | None = None,
-        stop_at: Callable[[str], str | None] | None = None,
+        pause_at: Callable[[str], str | None] | None = None,
         deadline: float | None = None,
         metric: str = "",
     ) -> None:
         self._folder, self._propose, self._retries, self._restarts = folder, propose, retries, restarts
-        self._state_of, self._stop_at, self._deadline, self._metric = state_of, stop_at, deadline, metric
+        self._state_of, self._pause_at, self._deadline, self._metric = state_of, pause_at, deadline, metric
         self._watch = watch
         self._kills: dict[str, tuple[int, int]] = {}
         """For each cell that was killed, the step that it had come to, and how often that was."""
@@ -228,8 +228,8 @@ class Scheduler:
         if directory.exists():  # the number of threads decides the last bits: a resumed run keeps it
             threads = run_options(directory).get("threads") or threads
         words = ("--config_file", str(self._folder.config(cell.name)), "--model_dir", str(directory.path))
-        pause = self._stop_at(cell.name) if self._stop_at is not None else None
-        pauses = ("--stop_at", pause) if pause is not None else ()
+        pause = self._pause_at(cell.name) if self._pause_at is not None else None
+        pauses = ("--pause_at", pause) if pause is not None else ()
         # What is trusted here: the process can't ask.
         trust = ("--trust",) if cell.config.plugins or cell.config.cache_dir else ()
         command = (TRAIN_AND_EVALUATE, *words, "--threads", str(threads), *pauses, *trust)

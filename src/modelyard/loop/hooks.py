@@ -253,7 +253,7 @@ def stopped_by(state: Mapping[str, Any], config: Config, total_steps: int) -> st
 
 def pause_step(config: Config, run: RunLength) -> int | None:
     """Returns the step at which this start of a run pauses; None if it trains to the end."""
-    step = run.total_steps if config.stop_at is None else config.stop_at.steps(run)
+    step = run.total_steps if config.pause_at is None else config.pause_at.steps(run)
     return step if step < run.total_steps else None
 
 

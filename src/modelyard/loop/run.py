@@ -64,7 +64,7 @@ class Result:
         seconds: wall-clock time of training, all starts together.
         role: the role of this process; in a cluster, only chief and evaluator have metrics.
         exports: the folders of the exports (export_at_end).
-        paused: the run has come to its stop_at, and is neither tested nor exported.
+        paused: the run has come to its pause_at, and is neither tested nor exported.
         evaluates_elsewhere: another process evaluates this run, and knows its best model.
     """
 
@@ -160,7 +160,7 @@ def run(config: Config, evaluates: bool, processes: SingleProcess | None = None)
         pause = pause_step(config, length)
         if checkpoint is not None and pause is not None and checkpoint.step > pause:
             raise RunError(
-                f"{directory.address} is at step {checkpoint.step} already, and stop_at is step {pause}; nothing was "
+                f"{directory.address} is at step {checkpoint.step} already, and pause_at is step {pause}; nothing was "
                 "changed. Give a later one, or leave it out to train to the end."
             )
         log_machine(directory, config, dataset, engine)

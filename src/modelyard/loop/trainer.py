@@ -306,7 +306,7 @@ class Trainer:
 
     @property
     def is_paused(self) -> bool:
-        """Whether the run has come to its stop_at."""
+        """Whether the run has come to its pause_at."""
         return not self.has_ended and self.pause_step is not None and self.step >= self.pause_step
 
     @property
@@ -462,7 +462,7 @@ class Trainer:
 
     def _log_pause(self) -> None:
         where = (self.step, self.total_steps, shlex.quote(self.directory.address))
-        log.info("the run is paused at step %d of %d, as stop_at says. To go on: modelyard resume %s", *where)
+        log.info("the run is paused at step %d of %d, as pause_at says. To go on: modelyard resume %s", *where)
 
     def _test_the_best(self) -> None:
         """Evaluates the best model, or the last if none is kept, on the test split; once."""

@@ -41,7 +41,7 @@ EVENTS, CHECKPOINTS, BEST, LOGS, PROFILE, EVALUATOR, EXPORT, EXAMPLES, TRACKERS 
 JOURNAL = "training_log.md"
 """The journal is beside the run folders."""
 _NOT_IN_CONFIG = (
-    "model_dir", "resume", "config_file", "config_set", "hyperparameter_file", "hyperparameter_set", "stop_at",
+    "model_dir", "resume", "config_file", "config_set", "hyperparameter_file", "hyperparameter_set", "pause_at",
 )  # fmt: skip
 """Options that say where a run is, how its config was found, and how far this start trains."""
 CONFIG_COPY = "config"

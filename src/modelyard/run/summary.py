@@ -10,7 +10,7 @@ from modelyard.run.directory import RunDirectory, is_running, open_run_folder, r
 from modelyard.run.metrics import read_metrics
 
 PAUSED = "paused"
-"""The first word of the status of a run that has come to its stop_at."""
+"""The first word of the status of a run that has come to its pause_at."""
 _BESIDES = ("step", "epoch", "split", "seconds")
 
 

@@ -164,7 +164,7 @@ def tune(
 
         results = trained(
             folder, run.cells, propose=run.next_cell, retries=False, restarts=_RESTARTS, state_of=run.state_of,
-            stop_at=run.stop_at, metric=run.shown_metric,
+            pause_at=run.pause_at, metric=run.shown_metric,
             deadline=None if seconds is None else clock.monotonic() + seconds, watch=page.update,
         )  # fmt: skip
         result = run.result(results)

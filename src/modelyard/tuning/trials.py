@@ -393,7 +393,7 @@ class Trials:
             return None
         return record.state or None
 
-    def stop_at(self, name: str) -> str | None:
+    def pause_at(self, name: str) -> str | None:
         """Returns where a trial that is started pauses; None if it trains to its end."""
         rung = self._record(name).next_rung(self._rungs(name))
         self._active.add(name)
