@@ -170,7 +170,8 @@ def leaderboard(
 ) -> None:
     """Rank models over datasets and seeds, with mean, spread and costs.
 
-    The table is written as leaderboard.csv, leaderboard.md and leaderboard.html.
+    The table is written as leaderboard.csv, leaderboard.md and leaderboard.html. The folder of a search gets its page,
+    search.html, too.
     """
     from modelyard.comparison.leaderboard import leaderboard as make_leaderboard
     from modelyard.comparison.pages import PAGES
@@ -180,8 +181,21 @@ def leaderboard(
     target = target if is_remote(target) else str(Path(target).expanduser())
     pages = [inside(target, name) for name in PAGES]
     replaced = [path for path in pages if exists(path if is_remote(path) else Path(path))]
+    written = _search_page(folder, output)
     board = make_leaderboard(folder, metric=metric, split=split, output=output)
-    show(asdict(board), [*_tables(board), _written(target, replaced)], as_json=json, text_too=True)
+    show(asdict(board), [*_tables(board), _written(target, replaced), *written], as_json=json, text_too=True)
+
+
+def _search_page(folder: str, output: str | None) -> list[str]:
+    """Writes the page of a search anew, if the folder is that of one; returns what to tell of it."""
+    from modelyard.comparison.matrix import SEARCH
+    from modelyard.storage import is_remote
+
+    if is_remote(folder) or is_remote(output or "") or not (Path(folder).expanduser() / SEARCH).is_file():
+        return []
+    from modelyard.tuning.search import write_search_page
+
+    return [f"written: {write_search_page(Path(folder).expanduser(), output)}"]
 
 
 def _tables(board: Leaderboard) -> list[Any]:

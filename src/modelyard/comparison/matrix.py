@@ -272,6 +272,7 @@ class Scheduler:
         propose: returns another cell when a slot is free and all cells have started; None if there are no more.
         retries: whether cells that failed before are tried again.
         restarts: how often a cell whose process was killed is resumed at once, without having come further.
+        watch: called with the cells, often, while any run.
     """
 
     def __init__(
@@ -284,8 +285,10 @@ class Scheduler:
         propose: Callable[[], Cell | None] | None = None,
         retries: bool = True,
         restarts: int = 0,
+        watch: Callable[[Sequence[CellResult]], None] | None = None,
     ) -> None:
         self._folder, self._propose, self._retries, self._restarts = folder, propose, retries, restarts
+        self._watch = watch
         self._kills: dict[str, tuple[int, int]] = {}
         """For each cell that was killed, the step that it had come to, and how often that was."""
         self._cells: dict[str, Cell] = {}
@@ -358,6 +361,8 @@ class Scheduler:
                 self._results[process.spec.name].seconds = time.monotonic() - began
             if self._live is not None:
                 self._live(cell_table(list(self._results.values())))
+            if self._watch is not None:
+                self._watch(list(self._results.values()))
 
     def _stop(self, final: bool) -> None:
         number = signal.SIGKILL if final else signal.SIGTERM

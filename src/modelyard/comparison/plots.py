@@ -24,12 +24,17 @@ _Box = tuple[float, float, float, float]
 """Left, top, right, bottom."""
 
 
-@lru_cache(maxsize=1)
-def templates() -> Any:
-    """Returns the environment of the templates. In HTML and SVG all text is escaped: names may come from anywhere."""
+@lru_cache
+def templates(*packages: str) -> Any:
+    """Returns the environment of the templates. In HTML and SVG all text is escaped: names may come from anywhere.
+
+    Args:
+        *packages: other packages with templates, which may include those of this one.
+    """
     import jinja2
 
-    loader, escape = jinja2.PackageLoader("modelyard.comparison"), jinja2.select_autoescape(("html", "svg"))
+    loader = jinja2.ChoiceLoader([jinja2.PackageLoader(name) for name in (*packages, "modelyard.comparison")])
+    escape = jinja2.select_autoescape(("html", "svg"))
     return jinja2.Environment(autoescape=escape, undefined=jinja2.StrictUndefined, loader=loader)
 
 
@@ -54,9 +59,9 @@ def scatter(
     points = [p for p in points if p.x > 0 and math.isfinite(p.x) and math.isfinite(p.y)]
     if not points:
         return ""
-    low, high = _log_range([p.x for p in points])
+    low, high = log_range([p.x for p in points])
     ends = [end for p in points for end in (p.y, *(p.bar or ()))]
-    least, greatest, y_ticks = _linear_range(min(ends), max(ends), most)
+    least, greatest, y_ticks = linear_range(min(ends), max(ends), most)
     left = 12 + 7 * max((len(f"{value:.6g}") for value in y_ticks), default=4)
 
     def across(x: float) -> float:
@@ -70,7 +75,7 @@ def scatter(
     taken += [(across(p.x) - 2, down(p.bar[1]), across(p.x) + 2, down(p.bar[0])) for p in points if p.bar]
     labels = _numbers(points, positions) if numbered else _names(points, positions)
     context = {"points": points, "x_name": x_name, "y_name": y_name, "across": across, "down": down}
-    context |= {"x_ticks": _log_ticks(low, high), "y_ticks": y_ticks, "labels": _placed(labels, taken, left)}
+    context |= {"x_ticks": log_ticks(low, high), "y_ticks": y_ticks, "labels": _placed(labels, taken, left)}
     context |= {"width": WIDTH, "height": HEIGHT, "left": left, "right": _RIGHT, "top": _TOP, "bottom": _BOTTOM}
     plot: str = templates().get_template("scatter.svg").render(context, colours=COLOURS, with_unit=with_unit)
     return plot
@@ -145,13 +150,15 @@ def _overlap(one: _Box, others: NDArray[np.float64]) -> float:
 # -- axes -----------------------------------------------------------------------------------------------------------
 
 
-def _log_range(values: Sequence[float]) -> tuple[float, float]:
+def log_range(values: Sequence[float]) -> tuple[float, float]:
+    """Returns the logarithms of the ends of an axis."""
     low, high = math.log10(min(values)), math.log10(max(values))
     margin = max(0.12 * (high - low), 0.15)
     return low - margin, high + margin
 
 
-def _log_ticks(low: float, high: float) -> list[float]:
+def log_ticks(low: float, high: float) -> list[float]:
+    """Returns the ticks of an axis whose ends have these logarithms."""
     for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)):
         values = [step * 10.0**power for power in range(math.floor(low), math.ceil(high) + 1) for step in steps]
         found = [value for value in values if low <= math.log10(value) <= high]
@@ -160,7 +167,8 @@ def _log_ticks(low: float, high: float) -> list[float]:
     return [float(f"{10 ** (low + part * (high - low)):.2g}") for part in (0.2, 0.5, 0.8)]
 
 
-def _linear_range(low: float, high: float, most: float) -> tuple[float, float, list[float]]:
+def linear_range(low: float, high: float, most: float = math.inf) -> tuple[float, float, list[float]]:
+    """Returns the ends of an axis with a margin, and its ticks, none above ``most``."""
     if high - low < 1e-4 * abs(high) or high == low:  # all values are equal: the axis must not show rounding noise
         middle, half = (low + high) / 2, abs(high) / 200 or 0.5
         low, high = middle - half, min(middle + half, max(most, high))

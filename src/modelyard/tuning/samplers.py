@@ -243,6 +243,26 @@ def _frozen(optuna: Any, space: Space, one: Known) -> Any:
     )
 
 
+def importances(space: Space, known: Sequence[Known], maximize: bool) -> dict[str, float]:
+    """Returns how much each parameter matters for the score, by Optuna's PED-ANOVA; trials outside of the space don't.
+
+    Args:
+        space: the space.
+        known: trials that are done.
+        maximize: whether higher scores are better.
+    """
+    optuna = import_optuna()
+    usable = [one for one in known if one.state == DONE and one.score is not None and _fits(space, one.values)]
+    study = _study(optuna, make_sampler("random", 0, space), maximize)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what is experimental in Optuna
+        study.add_trials([_frozen(optuna, space, one) for one in usable])
+        best = max(0.1, min(5 / max(len(usable), 1), 0.5))  # it takes some trials to say where the good ones are
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=best)
+        found = optuna.importance.get_param_importances(study, evaluator=evaluator, normalize=False)
+    return {str(name): float(value) for name, value in found.items()}
+
+
 class Journal:
     """A journal of Optuna with all trials that have ended, for its dashboard. The search never reads it.
 

@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ from modelyard.system.console import live_table
 from modelyard.system.files import write_text
 from modelyard.system.machine import available_cores
 from modelyard.system.process import log_to
+from modelyard.tuning.page import directions, live_page, read_trials, write_page
+from modelyard.tuning.plots import ShownSearch, ShownTrial
 from modelyard.tuning.samplers import (
     DONE,
     FAILED,
@@ -218,7 +221,8 @@ def tune(
     if len(known) < trials:
         run.check_space()
     folder.create()
-    with faults.injected(folder.logs, NAME), log_to(folder.logs, NAME):
+    shown = partial(_shown, folder, search)
+    with faults.injected(folder.logs, NAME), log_to(folder.logs, NAME), live_page(folder, shown) as page:
         if not folder.plan.exists():  # by which the folder is known as one of ours, after a kill between the two files
             folder.write([])
         write_text(folder.path / SEARCH, search.text())
@@ -232,7 +236,7 @@ def tune(
 
         # If nothing but failures is there, what they failed of may have been changed since: a full disk, missing data.
         hopeless = {cell.name for cell in known} <= set(folder.failures())
-        results = trained(folder, known, propose=run.next_cell, retries=hopeless, restarts=_RESTARTS)
+        results = trained(folder, known, propose=run.next_cell, retries=hopeless, restarts=_RESTARTS, watch=page.update)
         ranked = run.ranked(results)
         done = [trial for trial in ranked if trial.state == DONE]
         if not done:
@@ -240,6 +244,42 @@ def tune(
         best, board, test = _final(run, done[:top], seeds, trained) if seeds else (done[0], None, {})
         write_text(folder.path / BEST, _recipe(run, best))
     return TuneResult(str(folder.path), run.metric, tuple(ranked), board, test, str(folder.path / BEST))
+
+
+def write_search_page(path: str | Path, output: str | Path | None = None) -> Path:
+    """Writes search.html anew, from the folder of a search alone.
+
+    Args:
+        path: the folder of the search.
+        output: the folder to write to; by default that of the search.
+
+    Returns:
+        The page.
+
+    Raises:
+        UserError: if this is not the folder of a search, or a file in it is damaged.
+    """
+    folder = MatrixFolder(path)
+    search = _read_search(folder)
+    if search is None:
+        raise UserError(f"{folder.path / SEARCH} is missing, so there is no search to show.")
+    shown = _shown(folder, search, *read_trials(folder))
+    return write_page(shown, folder.path, None if output is None else Path(output).expanduser())
+
+
+def _shown(folder: MatrixFolder, search: Search, trials: Sequence[ShownTrial], modes: Mapping[str, str]) -> ShownSearch:
+    """Returns the search as its page shows it; ``modes`` says what is better of the metrics of its trials."""
+    metrics = directions([search.metric], trials, modes)
+    checked = [
+        replace(one, state=FAILED, reason=f"its {name} is not a finite number")
+        if one.state == DONE and (name := next((name for name in metrics if name not in one.scores), ""))
+        else one
+        for one in trials
+    ]
+    return ShownSearch(
+        name=folder.path.resolve().name, space=search.space, options=search.options, sampler=search.sampler,
+        seed=search.seed, metrics=metrics, trials=checked,
+    )  # fmt: skip
 
 
 def _search(
