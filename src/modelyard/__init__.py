@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from modelyard.serving.http.server import serve
     from modelyard.serving.loaded_run import Predicted, Rows, Run, load
     from modelyard.serving.prediction.predict import Predictions, predict
+    from modelyard.serving.report import Report, report
     from modelyard.tuning.search import TuneResult, tune
 
 # Imported on first use: `import modelyard` must be quick and must not choose Keras's backend.
@@ -80,6 +81,7 @@ _HOMES = {
     "modelyard.models.task": ("Task", "any_input", "image_input"),
     "modelyard.run.weights.read": ("load_weights",),
     "modelyard.serving.prediction.predict": ("Predictions", "predict"),
+    "modelyard.serving.report": ("Report", "report"),
     "modelyard.serving.check_data": ("check_data",),
     "modelyard.serving.exporting.export": ("Exported", "export"),
     "modelyard.serving.http.server": ("serve",),
@@ -129,6 +131,7 @@ __all__ = [
     "Predictions",
     "Regressor",
     "RegressorOptions",
+    "Report",
     "Result",
     "Rows",
     "Run",
@@ -160,6 +163,7 @@ __all__ = [
     "register_optimizer",
     "register_preprocessing",
     "register_schedule",
+    "report",
     "resume",
     "serve",
     "show_data",
