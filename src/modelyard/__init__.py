@@ -15,7 +15,7 @@ if "tensorflow" not in sys.modules:
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
 if TYPE_CHECKING:
-    from modelyard.api import ExportFailedError, evaluate, resume, train, train_and_evaluate
+    from modelyard.api import ExportFailedError, evaluate, resume, runs, train, train_and_evaluate
     from modelyard.cli.app import main
     from modelyard.comparison.leaderboard import Leaderboard, leaderboard
     from modelyard.comparison.matrix import MatrixResult, matrix
@@ -86,7 +86,7 @@ _HOMES = {
     "modelyard.serving.exporting.export": ("Exported", "export"),
     "modelyard.serving.http.server": ("serve",),
     "modelyard.serving.loaded_run": ("Predicted", "Rows", "Run", "load"),
-    "modelyard.api": ("ExportFailedError", "evaluate", "resume", "train", "train_and_evaluate"),
+    "modelyard.api": ("ExportFailedError", "evaluate", "resume", "runs", "train", "train_and_evaluate"),
     "modelyard.registry": (
         "Options",
         "register_augmentation",
@@ -165,6 +165,7 @@ __all__ = [
     "register_schedule",
     "report",
     "resume",
+    "runs",
     "serve",
     "show_data",
     "stop",

@@ -6,6 +6,7 @@ chart, where a page's script finds them.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Sequence
@@ -91,6 +92,7 @@ def draw(
             low = max(low, 0.0) if least >= 0 else low
         if y_ends is not None:
             (low, high), (_, _, found) = y_ends, linear_range(*y_ends)
+        found = [ys[0]] if min(ys) == max(ys) and y_ends is None else found
         y_ticks = [(tick, tick) for tick in found if low <= tick <= high]
     if x_ends is None:
         x_ends = (min(xs), max(xs)) if max(xs) > min(xs) else (min(xs) - 1, max(xs) + 1)
@@ -169,7 +171,7 @@ def _shape(series: Series, across: Any, down: Any, bottom: float) -> dict[str, A
     points = [(across(x), down(y)) for x, y in zip(series.x, series.y, strict=True)]
     markers: list[tuple[float, float, str]] = []
     if series.style == "bars":
-        width = min((b[0] - a[0] for a, b in zip(points, points[1:], strict=False)), default=20.0) * 0.86
+        width = max(min((b[0] - a[0] for a, b in itertools.pairwise(points)), default=20.0) * 0.86, 1.0)
         foot = down(0.0) if min(series.y) < 0 else bottom
         path = "".join(f"M{x - width / 2:.1f} {foot}V{y}h{width:.1f}V{foot}z" for x, y in points)
     elif series.style == "points":
@@ -186,7 +188,8 @@ def _shape(series: Series, across: Any, down: Any, bottom: float) -> dict[str, A
 
 def _legend(series: Sequence[Series], left: float, right: float) -> list[tuple[float, str, str, int]]:
     """Returns the places of the texts, as many as there is room for."""
-    placed, at = [], float(left)
+    placed: list[tuple[float, str, str, int]] = []
+    at = float(left)
     for one in series:
         name = one.name if len(one.name) <= 24 else f"{one.name[:23]}…"
         if at + 30 + _LETTER * len(name) > right:

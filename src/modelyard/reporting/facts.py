@@ -266,6 +266,11 @@ def number(value: float | None) -> str:
     return f"{value:.3g}" if 0 < abs(value) < 0.001 else f"{value:.4f}"
 
 
+def percent(share: float, digits: int = 0) -> str:
+    """Returns a share as text."""
+    return f"{100 * share:.{digits}f} %"
+
+
 def some(names: Sequence[str], most: int = 5) -> str:
     """Returns the first names of a list as text."""
     listed = ", ".join(text(name, 60) for name in names[:most])

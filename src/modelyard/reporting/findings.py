@@ -13,14 +13,15 @@ import numpy as np
 
 from modelyard.charts.curves import Curve
 from modelyard.models.metric_types import CLASSIFICATION, MULTI_LABEL, REGRESSION
-from modelyard.reporting.facts import Finding, RunFacts, Score, SplitFacts, number, some
+from modelyard.reporting.facts import Finding, RunFacts, Score, SplitFacts, number, percent, some
 
 PROBLEM, WARNING, NOTE, FINE = "problem", "warning", "note", "fine"
 LEVELS = (PROBLEM, WARNING, NOTE, FINE)
 _GAP = 0.05
 """A training accuracy that is so much above that of validation is worth a word."""
-_RISE = 0.05
+_RISE = 0.1
 _MUCH = 0.2
+_RISE_MUCH = 0.5
 _LATE_GAIN = 0.05
 _DECAYED = 0.05
 _MISCALIBRATED = 0.05
@@ -103,9 +104,11 @@ def _overfitting(run: RunFacts, split: SplitFacts | None) -> Finding | None:
     if rise > _RISE and now < then and after >= max(2, len(validation) // 10):
         text = (
             f"It overfits from step {at:,} on: the validation loss rose from {number(least)} to {number(end)} "
-            f"({rise:+.0%}) while the training loss fell from {number(then)} to {number(now)}.{kept}"
+            f"({percent(rise)} more) while the training loss fell from {number(then)} to {number(now)}.{kept}"
         )
-        return Finding("overfitting", PROBLEM if rise > _MUCH else WARNING, text, advice, {**numbers, "rise": rise})
+        return Finding(
+            "overfitting", PROBLEM if rise > _RISE_MUCH else WARNING, text, advice, {**numbers, "rise": rise}
+        )
     for metric in ("accuracy", "binary_accuracy"):
         tested, trained = _curve(run, metric, "validation"), _curve(run, metric, "train")
         if tested and trained:
@@ -150,7 +153,7 @@ def _progress(run: RunFacts, split: SplitFacts | None) -> Finding | None:
         decayed = bool(rates) and rates[-1][1] <= _DECAYED * max(value for _, value in rates)
         text = (
             f"It was still improving when it ended: validation {metric} went from {number(sign * before)} to "
-            f"{number(sign * best)} in the last quarter, {late / whole:.0%} of all progress."
+            f"{number(sign * best)} in the last quarter, {percent(late / whole)} of all progress."
         )
         advice = "Train longer: more --train_epochs."
         if decayed:
@@ -169,7 +172,7 @@ def _underfitting(run: RunFacts, split: SplitFacts | None) -> Finding | None:
     seen, unseen = _near(trained, trained[-1][0]), tested[-1][1]
     if seen >= 0.9 or seen - unseen > _GAP:
         return None
-    text = f"It gets only {number(seen)} of the training examples right, about as many as on validation ({number(unseen)})."
+    text = f"It gets only {number(seen)} of the training examples right, as on validation ({number(unseen)})."
     advice = "Longer training, a larger model or pretrained weights can help; more data or regularization hardly."
     return Finding("underfitting", NOTE, text, advice, {"training_accuracy": seen, "validation_accuracy": unseen})
 
@@ -180,7 +183,9 @@ def _stability(run: RunFacts, split: SplitFacts | None) -> Finding | None:
         return None
     broken = [step for step, value in zip(whole.steps, whole.values, strict=True) if value is None]
     if broken:
-        text = f"The training loss was not a number in {len(broken)} of {len(whole.steps)} rows, first at step {broken[0]:,}."
+        text = (
+            f"The training loss was no number in {len(broken)} of {len(whole.steps)} rows, first at step {broken[0]:,}."
+        )
         return Finding(
             "stability",
             PROBLEM,
@@ -198,7 +203,8 @@ def _stability(run: RunFacts, split: SplitFacts | None) -> Finding | None:
     numbers = {"spikes": len(spikes), "rows": len(curve)}
     if spikes:
         step, value = max(spikes, key=lambda pair: pair[1])
-        text = f"The training loss jumps {len(spikes)} time{'s' if len(spikes) != 1 else ''}, most at step {step:,}, to {number(value)}."
+        times = "once" if len(spikes) == 1 else f"{len(spikes)} times, most"
+        text = f"The training loss jumps {times} at step {step:,}, to {number(value)}."
         return Finding(
             "stability",
             WARNING,
@@ -246,8 +252,8 @@ def _uncertainty(run: RunFacts, split: SplitFacts | None) -> Finding | None:
     half = (score.high - score.low) / 2
     if half > (_WIDE if share else 0.2 * abs(score.value)):
         text = (
-            f"The score is uncertain by ±{number(half)}, since {split.split} has only {split.examples:,} examples. Smaller "
-            "differences between models are chance."
+            f"The score is uncertain by ±{number(half)}, since {split.split} has only {split.examples:,} examples. "
+            "Smaller differences between models are chance."
         )
         return Finding(
             "uncertainty", NOTE, text, "More examples, or --folds with modelyard matrix, make it more certain.", numbers
@@ -274,8 +280,8 @@ def _test_against_validation(run: RunFacts, split: SplitFacts | None) -> Finding
     if drop > max(noise, least):
         text = f"Test is much worse than validation: {metric} {number(after)} against {number(before)}."
         advice = (
-            "Validation may have near copies of training examples (modelyard data check), test may come from elsewhere, "
-            f"or the best of {run.looks} evaluations was lucky."
+            "Validation may have near copies of training examples (modelyard data check), test may come from "
+            f"elsewhere, or the best of {run.looks} evaluations was lucky."
         )
         return Finding("test", PROBLEM if drop > 2 * max(noise, least) else WARNING, text, advice, numbers)
     return Finding(
@@ -292,7 +298,7 @@ def _dead_classes(run: RunFacts, split: SplitFacts | None) -> Finding | None:
     dead = [one for one in split.classes if one.examples and not one.recall]
     if not dead:
         return Finding("never found", FINE, "Every class is found at least once.", "", {"classes": 0})
-    text = f"{_classes(len(dead))} never found: {some([one.name for one in dead])}."
+    text = f"{_classes(len(dead))} never found: {some([_short(one.name) for one in dead])}."
     numbers = {"classes": len(dead), "names": [one.name for one in dead[:50]]}
     return Finding(
         "never found", PROBLEM, text, "Look at their examples; --class_weights balanced helps rare classes.", numbers
@@ -310,7 +316,8 @@ def _confusions(run: RunFacts, split: SplitFacts | None) -> Finding | None:
     if not pairs:
         return Finding("confusions", FINE, "No two classes are often confused.", "", {})
     parts = [
-        f"{_short(one.label)} is taken for {_short(one.predicted)} in {one.count} of {round(one.count / one.share)} ({one.share:.0%})"
+        f"{_short(one.label)} is taken for {_short(one.predicted)} in {one.count} of {round(one.count / one.share)} "
+        f"({percent(one.share)})"
         for one in pairs
     ]
     numbers = {
@@ -323,7 +330,8 @@ def _confusions(run: RunFacts, split: SplitFacts | None) -> Finding | None:
 
 
 def _short(name: str) -> str:
-    return some([name], 1)
+    """Returns the name of a class in quotes: it may be a number."""
+    return f"‘{some([name], 1)}’"
 
 
 def _weak_classes(run: RunFacts, split: SplitFacts | None) -> Finding | None:
@@ -337,7 +345,7 @@ def _weak_classes(run: RunFacts, split: SplitFacts | None) -> Finding | None:
     weak.sort(key=lambda one: one.recall or 0)
     parts = [f"{_short(one.name)} {number(one.recall)} (of {one.examples})" for one in weak[:3]]
     more = f" and {len(weak) - 3} more" if len(weak) > 3 else ""
-    text = f"Some classes are found much less than the others, whose mean recall is {number(usual)}: {', '.join(parts)}{more}."
+    text = f"Some classes are found less than others. The mean recall is {number(usual)}: {', '.join(parts)}{more}."
     return Finding("weak classes", WARNING, text, "", {"mean_recall": usual, "names": [one.name for one in weak[:50]]})
 
 
@@ -353,7 +361,7 @@ def _few_examples(run: RunFacts, split: SplitFacts | None) -> Finding | None:
         text = f"{_classes(len(few))} trained on fewer than {_FEW_TRAINING} examples: {some(listed)}."
         return Finding("few examples", WARNING, text, "Collect more of them, or leave these classes out.", numbers)
     if tested and split is not None:
-        text = f"{_classes(len(tested))} tested on fewer than {_FEW_TESTED} examples of {split.split}: their scores are chance."
+        text = f"{_classes(len(tested))} tested on fewer than {_FEW_TESTED} examples: their scores are chance."
         return Finding("few examples", NOTE, text, "", numbers)
     return Finding("few examples", FINE, f"Every class is trained on {min(counts):,} examples or more.", "", numbers)
 
@@ -375,14 +383,14 @@ def _labels(run: RunFacts, split: SplitFacts | None) -> Finding | None:
     if not count:
         return Finding("labels", FINE, "No label is contradicted with confidence.", "", numbers)
     text = (
-        f"{count} label{'s' if count != 1 else ''} of {split.split} ({count / split.examples:.1%}) may be wrong: the "
-        "model contradicts them with more confidence than it usually has."
+        f"{count} label{'s' if count != 1 else ''} of {split.split} ({percent(count / split.examples, 2)}) may be "
+        f"wrong: the model contradicts {'it' if count == 1 else 'them'} with great confidence."
     )
     return Finding(
         "labels",
         WARNING,
         text,
-        "Look at them below; modelyard data check --run RUN lists those of all splits.",
+        "See below. modelyard data check --run RUN looks through all splits.",
         numbers,
     )
 
@@ -429,7 +437,7 @@ def _outliers(run: RunFacts, split: SplitFacts | None) -> Finding | None:
         top = max(1, len(squares) // 100)
         share = float(squares[:top].sum() / squares.sum()) if squares.sum() else 0.0
         if len(squares) >= 30 and share > 0.3:
-            text = f"Few examples make most of the error of {_short(one.name)}: the worst 1 % have {share:.0%} of the squared error."
+            text = f"Few examples make most of the error of {_short(one.name)}: the worst 1 % have {percent(share)}."
             return Finding(
                 "outliers",
                 WARNING,
@@ -440,7 +448,7 @@ def _outliers(run: RunFacts, split: SplitFacts | None) -> Finding | None:
         distance = np.abs(said - true)
         if len(true) >= 30 and np.ptp(said) > 0 and np.ptp(distance) > 0:
             ranks = [np.argsort(np.argsort(values)) for values in (said, distance)]
-            grows = float(np.corrcoef(*ranks)[0, 1])
+            grows = float(np.corrcoef(ranks[0], ranks[1])[0, 1])
             if grows > 0.3:
                 text = f"The error of {_short(one.name)} grows with its value (rank correlation {grows:.2f})."
                 return Finding(
@@ -459,6 +467,7 @@ def _bias(run: RunFacts, split: SplitFacts | None) -> Finding | None:
     for one in split.regression.numbers:
         noise = 2 * one.rmse / math.sqrt(max(split.examples, 1))
         if abs(one.bias) > max(noise, 0.25 * one.mae):
-            text = f"Predictions of {_short(one.name)} are too {'high' if one.bias > 0 else 'low'} by {number(abs(one.bias))} on average."
+            way = "high" if one.bias > 0 else "low"
+            text = f"Predictions of {_short(one.name)} are too {way} by {number(abs(one.bias))} on average."
             return Finding("bias", WARNING, text, "", {"bias": one.bias, "noise": noise})
     return Finding("bias", FINE, "Predictions are neither too high nor too low on average.", "", {})

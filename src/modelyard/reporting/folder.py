@@ -20,7 +20,7 @@ from modelyard.config.yaml_file import inline, read_set
 from modelyard.errors import UserError
 from modelyard.reporting.facts import Missing, Option, RunFacts, Start, text
 from modelyard.run.checkpoint import list_best, list_saved, read_loop_state, step_of
-from modelyard.run.directory import RunDirectory, open_run_folder, recorded_options, run_options
+from modelyard.run.directory import RunDirectory, open_run_folder, run_options
 from modelyard.run.manifest import read_manifest, started_by
 from modelyard.run.metrics import read_metrics
 from modelyard.run.summary import summarize
@@ -29,7 +29,7 @@ T = TypeVar("T")
 MOST_CLASSES = 100_000
 _ERRORS = (UserError, OSError, ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError)
 _SHOWN_VERSIONS = ("modelyard", "keras", "tensorflow", "tensorflow-cpu", "jax", "numpy", "python")
-_NOT_SHOWN = ("model", "dataset", "hypothesis")
+_NOT_SHOWN = ("model", "dataset", "hypothesis", "data_dir")
 """Options that the page shows elsewhere."""
 
 
@@ -42,39 +42,42 @@ def read_run_facts(directory: RunDirectory, config: Config | None = None) -> Run
     """
     missing: list[Missing] = []
 
-    def tried(what: str, read: Callable[[], T], otherwise: T) -> T:
+    def tried(what: str, read: Callable[[], T], otherwise: Callable[[], T]) -> T:
         try:
             return read()
         except _ERRORS as error:
             missing.append(Missing(what, text(error, 1000)))
-            return otherwise
+            return otherwise()
 
+    opened = directory
     if directory.mirror is None:
-        directory = tried("the folder of the best models", lambda: open_run_folder(directory.path), directory)
-    options: dict[str, Any] = tried("the config", lambda: run_options(directory), {})
-    manifest: dict[str, Any] = tried("the manifest", lambda: read_manifest(directory), {})
-    rows = tried("the metrics", lambda: [*read_metrics(directory.metrics), *read_metrics(directory.evaluations)], [])
-    best = tried("the best model", lambda: list_best(directory.best), [])
-    saved = tried("the checkpoints", lambda: list_saved(directory.checkpoints, directory.best), {})
-    state: dict[str, Any] = {}
+        opened = tried("the folder of the best models", lambda: open_run_folder(directory.path), lambda: directory)
+    rows: list[dict[str, Any]] = tried("the metrics", lambda: _rows(opened), list)
+    options: dict[str, Any] = tried("the config", lambda: run_options(opened), dict)
+    manifest: dict[str, Any] = tried("the manifest", lambda: read_manifest(opened), dict)
+    best: list[Path] = tried("the best model", lambda: list_best(opened.best), list)
+    saved: dict[int, Path] = tried("the checkpoints", lambda: list_saved(opened.checkpoints, opened.best), dict)
+    summary: dict[str, Any] = tried("the status", lambda: summarize(opened), dict)
+    state: Mapping[str, Any] = {}
     if saved:
-        state = tried("the state of the newest checkpoint", lambda: read_loop_state(saved[max(saved)]), {})
-    summary = tried("the status", lambda: summarize(directory), {})
+        state = tried("the state of the newest checkpoint", lambda: read_loop_state(saved[max(saved)]), dict)
+    best_state: Mapping[str, Any] = {}
+    if best:
+        of_best: dict[str, Any] = tried("the best metric", lambda: read_loop_state(best[0]), dict)
+        best_state = _mapping(of_best.get("best"))
+    scores: dict[str, dict[str, float]] = tried("the scores", lambda: _scores(rows, best), dict)
+    shown: list[Option] = tried("the options", lambda: _options(options, config, manifest), list)
     data, model = _mapping(manifest.get("dataset")), _mapping(manifest.get("model"))
     curves = curves_of(rows)
     steps = [step for splits in curves.values() for curve in splits.values() for step in curve.steps]
-    scores = tried("the scores", lambda: {s: metrics_of(row) for s, row in rows_of_best(rows, best).items()}, {})
     classes = data.get("classes") or _mapping(manifest.get("data")).get("classes") or []
     classes = [text(name) for name in classes[:MOST_CLASSES]] if isinstance(classes, list) else []
     dataset = text(options.get("dataset", ""))
     starts = [_mapping(start) for start in manifest.get("starts") or []]
-    best_state: dict[str, Any] = {}
-    if best:
-        best_state = _mapping(tried("the best metric", lambda: read_loop_state(best[0]), {}).get("best"))
     total = state.get("total_steps")
     return RunFacts(
-        name=text(directory.name),
-        address=text(directory.address, 1000),
+        name=text(opened.name),
+        address=text(opened.address, 1000),
         status=text(summary.get("status", "")),
         model=text(options.get("model", "")),
         dataset=(Path(dataset.rstrip("/")).name or dataset) if is_path(dataset) else dataset,
@@ -89,7 +92,7 @@ def read_run_facts(directory: RunDirectory, config: Config | None = None) -> Run
         looks=len({row.get("step") for row in rows if row.get("split") == "validation"}),
         sizes={text(split): size for split, size in _mapping(data.get("sizes")).items() if isinstance(size, int)},
         counts=_counts(_mapping(data.get("splits")), len(classes)),
-        options=tuple(tried("the options", lambda: _options(options, config, manifest), [])),
+        options=tuple(shown),
         starts=tuple(_start(start) for start in starts),
         machine=_machine(starts[-1]) if starts else {},
         parameters=_whole(model.get("parameters")),
@@ -99,6 +102,15 @@ def read_run_facts(directory: RunDirectory, config: Config | None = None) -> Run
         modes={text(name): text(mode) for name, mode in _mapping(manifest.get("metrics")).items()},
         missing=tuple(missing),
     )
+
+
+def _rows(directory: RunDirectory) -> list[dict[str, Any]]:
+    return [*read_metrics(directory.metrics), *read_metrics(directory.evaluations)]
+
+
+def _scores(rows: Sequence[Mapping[str, Any]], best: Sequence[Path]) -> dict[str, dict[str, float]]:
+    """Returns the metrics of each evaluated split, of the best model if there is one."""
+    return {split: metrics_of(row) for split, row in rows_of_best(rows, best).items()}
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
@@ -147,17 +159,14 @@ def _machine(start: Mapping[str, Any]) -> dict[str, str]:
 
 def _options(options: Mapping[str, Any], config: Config | None, manifest: Mapping[str, Any]) -> list[Option]:
     """Returns the options that differ from their defaults."""
-    if config is not None:
-        defaults = config.defaults()
-        names = [name for name in config.changed() if name in recorded_options(config)]
-    else:
-        defaults = {name: info.default for name, info in CORE_FIELDS.items()}
-        names = [n for n, value in options.items() if n in defaults and inline(value) != inline(_plain(defaults[n]))]
+    core = {name: info.default for name, info in CORE_FIELDS.items()}
+    defaults = core if config is None else config.defaults()  # those of the model and of the dataset, too
+    names = [n for n, value in options.items() if n in defaults and inline(value) != inline(_yaml(defaults[n]))]
     words, recipe = _command(manifest), _recipe(options.get("recipe"))
     script = started_by(dict(manifest))
     found = []
     for name in names:
-        if name in _NOT_SHOWN or name not in options:
+        if name in _NOT_SHOWN:
             continue
         source = "a file, or Python"
         if name in words:
@@ -166,13 +175,20 @@ def _options(options: Mapping[str, Any], config: Config | None, manifest: Mappin
             source = f"Python: {text(script)}"
         elif name in recipe:
             source = f"recipe {text(options['recipe'])}"
-        default = inline(_plain(defaults.get(name)))
-        found.append(Option(text(name), text(inline(options[name])), text(default), source))
+        found.append(Option(text(name), _typed(options[name]), _typed(_yaml(defaults[name])), source))
     return found
 
 
-def _plain(value: Any) -> Any:
+def _yaml(value: Any) -> Any:
+    """Returns a default as YAML has it."""
     return list(value) if isinstance(value, tuple) else value
+
+
+def _typed(value: Any) -> str:
+    """Returns a value as it was typed: 6 and not 6.0."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        value = int(value)
+    return text(inline(value))
 
 
 def _command(manifest: Mapping[str, Any]) -> set[str]:

@@ -14,7 +14,7 @@ from modelyard.charts.axes import with_unit
 from modelyard.charts.curves import Curves, chart_style
 from modelyard.charts.draw import Series, draw
 from modelyard.comparison.plots import templates
-from modelyard.reporting.calibration import Calibration
+from modelyard.reporting.calibration import BINS, Calibration
 from modelyard.reporting.facts import Facts, Regression, SplitFacts, number, text
 from modelyard.reporting.pictures import Pictures, matrix_picture
 from modelyard.reporting.scores import THRESHOLDS, ClassScore
@@ -91,7 +91,7 @@ def _matrix(split: SplitFacts | None) -> dict[str, Any]:
         (
             name, int(line.sum()),
             [
-                {"count": int(count), "share": float(share), "right": a == b, "title": f"{name} predicted as {names[b]}"}
+                {"count": int(count), "share": float(share), "right": a == b, "title": f"{name} as {names[b]}"}
                 for b, (count, share) in enumerate(zip(line, parts, strict=True))
             ],
         )
@@ -111,10 +111,13 @@ def _class_columns(rows: Sequence[ClassScore], split: SplitFacts | None) -> list
 
 
 def _reliability(found: Calibration) -> str:
-    bars = Series("right", [one.probability for one in found.bins], [one.right for one in found.bins], "line", 0)
+    total = sum(one.count for one in found.bins)
+    middles = [(np.ceil(one.probability * BINS) - 0.5) / BINS for one in found.bins]
+    bars = Series("share of predictions", middles, [one.count / total for one in found.bins], "bars", 7)
+    line = Series("right", [one.probability for one in found.bins], [one.right for one in found.bins], "line", 0)
     words = "; ".join(f"said {one.probability:.2f}: right {one.right:.2f} of {one.count}" for one in found.bins)
     return draw(
-        [bars], "probability", f"Reliability. {words}", y_name="fraction that is right", x_ends=(0, 1), y_ends=(0, 1),
+        [bars, line], "probability", f"Reliability. {words}", x_ends=(0, 1), y_ends=(0, 1),
         diagonal=True,
     )  # fmt: skip
 
@@ -154,7 +157,7 @@ def _regression(found: Regression) -> list[dict[str, Any]]:
                     y_name="prediction − label",
                 ),
                 "histogram": draw(
-                    [Series("", centres, counts, "bars", 0)], "prediction − label", f"Distribution of the residuals of {one.name}",
+                    [Series("", centres, counts, "bars", 0)], "prediction − label", f"Residuals of {one.name}",
                     y_name="examples",
                 ),
             }

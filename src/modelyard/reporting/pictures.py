@@ -14,12 +14,12 @@ from PIL import Image
 
 from modelyard.data.sheet import as_bytes
 
-_LARGEST, _SMALL = 176, 64
+_LARGEST, _SMALL, _SHOWN = 160, 64, 144
 _QUALITY = 80
 _MOST_BYTES = 2_000_000
 """All pictures of a page together, as text."""
 _MAP_SIDE = 56
-_HEAT = (214, 40, 40)
+_DARKEST = 205
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Picture:
 class Pictures:
     """The pictures of a report.
 
-    ``training`` are images of a training batch; ``mistakes`` and ``maps`` are by the number of the example; ``layer`` is
-    the one that the maps are of; ``values`` are in place of pictures for examples that are no images.
+    ``training`` are images of a training batch. ``mistakes`` and ``maps`` are by the number of the example. ``layer``
+    is what the maps are of. ``values`` are in words, in place of pictures for examples that are no images.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Pictures:
         for row, each in zip(rows, maps, strict=True):
             below = self.mistakes.get(row)
             if below is not None:
-                self._keep(self.maps, row, heat(each, below.width, below.height))
+                self._keep(self.maps, row, shade(each, below.width, below.height))
 
     def _keep(self, kept: dict[int, Picture], row: int, made: Picture) -> None:
         if self._takes(made):
@@ -83,21 +83,21 @@ def picture(image: NDArray[np.uint8], caption: str = "") -> Picture:
     """Returns an image of height × width × channels as a picture."""
     pixels = Image.fromarray(np.ascontiguousarray(image[..., 0] if image.shape[2] == 1 else image))
     if max(pixels.size) <= _SMALL:
-        factor = max(1, (_LARGEST - 16) // max(pixels.size))
+        factor = max(1, _SHOWN // max(pixels.size))
         return Picture(_uri(pixels, "PNG"), factor * pixels.width, factor * pixels.height, True, caption)
     pixels.thumbnail((_LARGEST, _LARGEST), Image.Resampling.LANCZOS, reducing_gap=3)
-    return Picture(
-        _uri(pixels.convert("RGB") if pixels.mode == "RGBA" else pixels, "JPEG"), *pixels.size, False, caption
-    )
+    uri = _uri(pixels.convert("RGB") if pixels.mode == "RGBA" else pixels, "JPEG")
+    enlarged = max(1.0, _SHOWN / max(pixels.size))
+    return Picture(uri, round(enlarged * pixels.width), round(enlarged * pixels.height), False, caption)
 
 
-def heat(values: NDArray[np.float32], width: int, height: int) -> Picture:
-    """Returns a map from 0 to 1 as red of that opacity."""
-    alpha = Image.fromarray(np.rint(np.nan_to_num(values) * 190).clip(0, 255).astype(np.uint8))
-    alpha = alpha.resize((_MAP_SIDE, _MAP_SIDE), Image.Resampling.BICUBIC)
-    red = Image.new("RGB", alpha.size, _HEAT)
-    red.putalpha(alpha)
-    return Picture(_uri(red, "PNG"), width, height)
+def shade(values: NDArray[np.float32], width: int, height: int) -> Picture:
+    """Returns a map from 0 to 1 as a shadow to lay over an image: what is 1 stays light. It suits all colours."""
+    dark = Image.fromarray(np.rint((1 - np.nan_to_num(values)) * _DARKEST).clip(0, 255).astype(np.uint8))
+    dark = dark.resize((_MAP_SIDE, _MAP_SIDE), Image.Resampling.BICUBIC)
+    shadow = Image.new("RGB", dark.size)
+    shadow.putalpha(dark)
+    return Picture(_uri(shadow, "PNG"), width, height)
 
 
 def matrix_picture(shares: NDArray[np.float64]) -> Picture:

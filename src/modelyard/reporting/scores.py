@@ -26,7 +26,7 @@ SEED = 0
 _MOST_WORK = 40_000_000
 """Of more examples × resamples, fewer resamples are drawn."""
 _AT_ONCE = 50
-_SURE, _EXCLUDED = 0.8, 0.05
+_SURE, _EXCLUDED = 0.95, 0.01
 """A label is doubtful if another class has at least the first probability, and the label at most the second."""
 _ORDERED_BEST = 200
 """Of more classes, the order is that of the clusters, without the search for the best one."""
@@ -127,7 +127,8 @@ def _functionals(found: Predictions) -> dict[str, _Functional]:
         every = found.task == MULTI_LABEL
 
         def f1(mean: Array) -> float:
-            return class_average(*np.split(mean, 3), f1_ratio, "macro", every)
+            hits, found, true = np.split(mean, 3)
+            return class_average(hits, found, true, f1_ratio, "macro", every)
 
         functionals |= {name: (statistics, f1) for name in ("macro_f1", "f1") if name in found.metrics}
         if every and "binary_accuracy" in found.metrics:
@@ -248,12 +249,12 @@ def by_class(found: Predictions, train_counts: Sequence[int] | None) -> list[Cla
     else:
         matrix = confusion(found)
         hits, said, there = matrix.diagonal(), matrix.sum(axis=0), matrix.sum(axis=1)
-        true = found.labels[:, None] == np.arange(count) if count <= _ORDERED_BEST else None
+        true = found.labels[:, None] == np.arange(count) if count <= _ORDERED_BEST else np.zeros((0, 0), bool)
     ranking = AveragePrecision(Options())
     scores = []
     for n in range(count):
         precise = None
-        if true is not None and 0 < there[n] < len(found):
+        if len(true) and 0 < there[n] < len(found):
             precise = ranking.of_class(probabilities[:, n], true[:, n])
         threshold, best = (None, None)
         if found.task == MULTI_LABEL and there[n]:

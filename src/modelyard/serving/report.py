@@ -85,6 +85,7 @@ class Report:
     def __str__(self) -> str:
         marks = {"problem": "✖", "warning": "▲", "note": "●"}
         lines = [f"{marks[one['level']]} {one['text']}" for one in self.findings if one["level"] in marks]
+        lines += [f"no {one['what']}: {one['why']}" for one in self.facts["missing"]]
         return "\n".join([self.facts["verdict"], *lines, f"written: {self.path}"])
 
 
@@ -194,12 +195,12 @@ def verdict(run: RunFacts, split: SplitFacts | None) -> str:
     words = f"{score.name} {number(score.value)} {of}"
     if score.low is not None:
         words += f", 95 % interval {number(score.low)} to {number(score.high)}"
-    words = f"{words[0].upper()}{words[1:]}."
+    words = f"{words[0].upper() if score.name in ('accuracy', 'loss') else words[0]}{words[1:]}."
     if score.baseline is not None:
         verb = "scores" if split.task != CLASSIFICATION else "is right for"
         words += f" A model that always says {split.baseline} {verb} {number(score.baseline)}."
     if split.split == VALIDATION and run.best_step == split.step and run.looks > 1:
-        words += f" The model was chosen on these examples, as the best of {run.looks} evaluations, so the score flatters it."
+        words += f" The model was chosen on these examples, the best of {run.looks} evaluations: the score flatters it."
     return words
 
 
@@ -305,8 +306,14 @@ def _predicted(engine: Engine, dataset: Dataset, split: str, config: Config) -> 
     wanted = {CLASSIFICATION: "class", MULTI_LABEL: "flags", REGRESSION: "values"}
     if kind and label_kind(dataset.features.get(LABEL)) != wanted[kind]:  # of a task of one's own
         kind = ""
-    classes = [text(name) for name in dataset.classes]
+    classes = [text(name) for name in dataset.classes] or _label_names(config)
     return Predictions(kind, labels, outputs, result.metrics, result.examples, classes)
+
+
+def _label_names(config: Config) -> list[str]:
+    """Returns the names of the columns of labels, if the data is a table."""
+    column = getattr(config.options_of("dataset"), "label_column", None)
+    return [text(name.strip()) for name in column.split(",")] if isinstance(column, str) else []
 
 
 def _analysed(found: Predictions, split: str, step: int, run: RunFacts, dataset: Dataset) -> SplitFacts:
@@ -354,14 +361,11 @@ def _scores(
     first = [run.best_metric] if run.best_metric not in ("", "loss", "accuracy") else []
     usual = {CLASSIFICATION: ("accuracy",), MULTI_LABEL: ("macro_f1",), REGRESSION: ("r2", "mae", "rmse")}
     names = [*first, *usual.get(task, ()), "accuracy", *(name for name in metrics if name != "loss"), "loss"]
-    return tuple(
-        Score(
-            text(name), metrics[name], *intervals.get(name, (None, None)), levels.get(name),
-            run.lower_is_better(name),
-        )
-        for name in dict.fromkeys(names)
-        if name in metrics
-    )  # fmt: skip
+    found = []
+    for name in dict.fromkeys(name for name in names if name in metrics):
+        low, high = intervals.get(name, (None, None))
+        found.append(Score(text(name), metrics[name], low, high, levels.get(name), run.lower_is_better(name)))
+    return tuple(found)
 
 
 def _recorded(directory: RunDirectory, split: str, run: RunFacts) -> SplitFacts | None:
@@ -414,7 +418,7 @@ def _recorded_classes(values: Mapping[str, NDArray[Any]], run: RunFacts) -> tupl
 def _regression(found: Predictions) -> Regression:
     values, labels = analysis.numbers(found)
     names = found.classes if len(found.classes) == values.shape[1] else [str(n + 1) for n in range(values.shape[1])]
-    names = ["value"] if values.shape[1] == 1 and not found.classes else names
+    names = ["value"] if names == ["1"] else names
     rows = np.arange(len(values))
     if len(rows) > _MOST_SAMPLED:
         rows = np.sort(np.random.default_rng(analysis.SEED).choice(rows, _MOST_SAMPLED, replace=False))
@@ -440,30 +444,21 @@ def _mistake(found: Predictions, row: int, doubtful: bool, dataset: Dataset, spl
     loss = found.values.get("loss")
     own_loss = float(loss[row]) if loss is not None and loss.ndim == 1 else None
     if found.task == CLASSIFICATION:
-        probabilities, label, said = (
-            found.outputs["probabilities"][row],
-            int(found.labels[row]),
-            int(found.outputs["class"][row]),
-        )
-        return Mistake(
-            row, name, found.classes[label], found.classes[said], float(probabilities[said]),
-            float(probabilities[label]), doubtful, own_loss,
-        )  # fmt: skip
+        probabilities = found.outputs["probabilities"][row]
+        label, said = int(found.labels[row]), int(found.outputs["class"][row])
+        own, best = float(probabilities[label]), float(probabilities[said])
+        return Mistake(row, name, found.classes[label], found.classes[said], best, own, doubtful, own_loss)
     if found.task == MULTI_LABEL:
-        flags = [found.labels[row], found.outputs["labels"][row]]
-        label, said = (
-            ", ".join(n for n, on in zip(found.classes, each, strict=False) if on) or "none" for each in flags
+        true, found_here = (
+            ", ".join(name for name, on in zip(found.classes, flags[row], strict=False) if on) or "none"
+            for flags in (found.labels, found.outputs["labels"])
         )
-        return Mistake(row, name, text(label), text(said), loss=own_loss)
+        return Mistake(row, name, text(true), text(found_here), loss=own_loss)
     if found.task == REGRESSION:
-        values, labels = analysis.numbers(
-            replace(
-                found, labels=found.labels[row : row + 1], outputs={"values": found.outputs["values"][row : row + 1]}
-            )
-        )
-        shown = [", ".join(f"{value:.6g}" for value in each[0][:_MOST_VALUES]) for each in (labels, values)]
+        values, labels = (array[row] for array in analysis.numbers(found))
+        true, found_here = (", ".join(f"{value:.6g}" for value in each[:_MOST_VALUES]) for each in (labels, values))
         worst = int(np.argmax(np.abs(values - labels)))
-        return Mistake(row, name, shown[0], shown[1], loss=own_loss, error=float((values - labels)[0, worst]))
+        return Mistake(row, name, true, found_here, loss=own_loss, error=float((values - labels)[worst]))
     return Mistake(row, name, "", "", loss=own_loss)
 
 
@@ -543,10 +538,11 @@ def _values(examples: Mapping[str, NDArray[Any]], rows: Sequence[int], work: _Wo
     feature = work.dataset.features.get(IMAGE)
     if feature is None or len(feature.shape) != 1:
         return {}
-    names = OpenRun(work.directory, work.config, work.path, work.checkpoint).value_columns
+    columns = getattr(work.config.options_of("dataset"), "value_columns", ())
+    names = OpenRun(work.directory, work.config, work.path, work.checkpoint).value_columns or columns
     found = {}
     for row, values in zip(rows, np.asarray(examples[IMAGE]), strict=True):
-        named = names if len(names) == len(values) else [str(n + 1) for n in range(len(values))]
-        listed = [f"{text(n, 40)} {value:.4g}" for n, value in list(zip(named, values, strict=True))[:_MOST_VALUES]]
+        named = [f"{text(name, 40)}=" for name in names] if len(names) == len(values) else [""] * len(values)
+        listed = [f"{name}{value:.4g}" for name, value in list(zip(named, values, strict=True))[:_MOST_VALUES]]
         found[row] = ", ".join(listed) + (" …" if len(values) > _MOST_VALUES else "")
     return found
