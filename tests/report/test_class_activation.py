@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from conftest import engine_name
+from conftest import compiled, engine_name
 from modelyard.config.backend import select_engine
 
 pytestmark = pytest.mark.usefixtures("two_devices")
@@ -17,7 +17,7 @@ def gradient(head: keras.Model, activations: np.ndarray, classes: np.ndarray) ->
     if engine_name() == "jax":
         import jax
 
-        return np.asarray(jax.grad(lambda x: head(x)[np.arange(len(classes)), classes].sum())(activations))
+        return np.asarray(jax.jit(jax.grad(lambda x: head(x)[np.arange(len(classes)), classes].sum()))(activations))
     import tensorflow as tf
 
     x = tf.constant(activations)
@@ -54,7 +54,7 @@ def test_maps_are_those_of_a_network_in_two_parts() -> None:
 
     images = np.random.default_rng(0).integers(0, 256, (3, 12, 10, 3)).astype(np.uint8)
     classes = np.array([2, 0, 3])
-    activations = np.asarray(keras.ops.convert_to_numpy(body(images)))
+    activations = np.asarray(compiled(body)(images))
     weights = gradient(head, activations, classes).mean(axis=(1, 2), keepdims=True)
     expected = np.maximum((weights * activations).sum(axis=-1), 0)
     largest = expected.max(axis=(1, 2), keepdims=True)

@@ -31,7 +31,13 @@ HOSTILE = ["<script>alert(1)</script>", "x" * 100_000, '"><img src=x onerror=ale
 NAMES = np.array(HOSTILE, object)[LABELS]
 PARTS = {"train": slice(0, 200), "validation": slice(200, 300), "test": slice(300, 400)}
 GIVEN = {name: (IMAGES[part], NAMES[part].tolist()) for name, part in PARTS.items()}
-OPTIONS: dict[str, Any] = {"model": "tiny_norm", "engine": engine_name(), "train_batch_size": 20, "log_every": 5, "eval_every": 5}
+OPTIONS: dict[str, Any] = {
+    "model": "tiny_norm",
+    "engine": engine_name(),
+    "train_batch_size": 20,
+    "log_every": 5,
+    "eval_every": 5,
+}
 ENGINE = {"engine": engine_name()}
 
 
@@ -87,7 +93,7 @@ def test_scores_are_those_of_evaluate_predict_and_scikit_learn(home: Path, made:
     facts = made.facts["split"]
     evaluated = modelyard.evaluate(home / "run", split="test", dataset=GIVEN, **ENGINE).metrics
     assert {one["name"]: one["value"] for one in facts["scores"]} == evaluated
-    assert list(evaluated)[0] == "loss"
+    assert next(iter(evaluated)) == "loss"
     for value in evaluated.values():
         assert f"<td>{number(value)}</td>" in page
     test = GIVEN["test"]
@@ -149,7 +155,9 @@ def test_the_page_has_what_is_to_be_seen(made: modelyard.Report, page: str) -> N
     parsed = Page(page)
     pictures = [attributes for tag, attributes in parsed.tags if tag == "img"]
     assert all(attributes.get("alt") is not None for attributes in pictures)
-    assert sum("shade" in (attributes.get("class") or "") for attributes in pictures) == min(9, made.facts["split"]["wrong"])
+    assert sum("shade" in (attributes.get("class") or "") for attributes in pictures) == min(
+        9, made.facts["split"]["wrong"]
+    )
     charts = [attributes for tag, attributes in parsed.tags if tag == "svg"]
     assert len(charts) >= 5
     assert all(attributes["role"] == "img" and attributes["aria-label"] for attributes in charts)
@@ -165,8 +173,10 @@ def test_the_page_has_what_is_to_be_seen(made: modelyard.Report, page: str) -> N
     assert str(made).startswith(made.facts["verdict"])
 
 
-def test_without_the_data_the_page_has_what_the_run_recorded(home: Path, made: modelyard.Report, tmp_path: Path) -> None:
-    gone = modelyard.report(home / "run", tmp_path / "gone.html", **ENGINE)
+def test_without_the_data_the_page_has_what_the_run_recorded(
+    home: Path, made: modelyard.Report, tmp_path: Path
+) -> None:
+    gone = modelyard.report(home / "run", output=tmp_path / "gone.html", **ENGINE)
     whole, recorded = (one.facts["split"] for one in (made, gone))
     assert [one["why"] for one in gone.facts["missing"] if "only a Python program can give" in one["why"]]
     assert recorded["from_records"]
@@ -185,14 +195,23 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
+ODD_ROWS = "\n".join(
+    [
+        '{"step": 3, "split": "train", "loss": "<script>", "accuracy": [1]}',
+        '{"step": 4, "split": "validation", "loss": null}',
+        '{"step": 1e3}',
+        "[]",
+        '{"step": 5, "split": "test", "accuracy": 1e400, "loss": -1e308}',
+        '{"half',
+    ]
+)
 DAMAGES: dict[str, Callable[[Path], None]] = {
     "config": lambda run: cut(run / "config.yaml"),
     "manifest": lambda run: cut(run / "manifest.json"),
-    "manifest of other types": lambda run: (run / "manifest.json").write_text('{"dataset": [1], "starts": 7, "model": "x"}'),
-    "metrics": lambda run: (run / "metrics.jsonl").write_text(
-        '{"step": 3, "split": "train", "loss": "<script>", "accuracy": [1]}\n{"step": 4, "split": "validation", "loss": null}\n'
-        '{"step": 1e3}\n[]\n{"step": 5, "split": "test", "accuracy": 1e400, "loss": -1e308}\n{"half'
+    "manifest of other types": lambda run: (run / "manifest.json").write_text(
+        '{"dataset": [1], "starts": 7, "model": "x"}'
     ),
+    "metrics": lambda run: (run / "metrics.jsonl").write_text(ODD_ROWS),
     "no checkpoints": lambda run: [shutil.rmtree(run / name) for name in ("checkpoints", "best")],  # type: ignore[dict-item,return-value]
     "weights": lambda run: [cut(path) for path in run.rglob("weights.safetensors")],  # type: ignore[dict-item,return-value]
     "states": lambda run: [path.write_text("{") for path in run.rglob("state.json")],  # type: ignore[dict-item,return-value]
@@ -230,21 +249,21 @@ def test_other_files_are_not_replaced_and_mistakes_are_told_first(home: Path, tm
     mine = tmp_path / "mine.html"
     mine.write_text("<p>mine")
     with pytest.raises(UserError, match="exists and is no report"):
-        modelyard.report(home / "run", mine)
+        modelyard.report(home / "run", output=mine)
     (tmp_path / "other.json").write_text("[1]")
     with pytest.raises(UserError, match=r"other\.json exists and is no report"):
-        modelyard.report(home / "run", tmp_path / "other.html")
-    with pytest.raises(UserError, match="must end in .html"):
-        modelyard.report(home / "run", tmp_path / "other.pdf")
+        modelyard.report(home / "run", output=tmp_path / "other.html")
+    with pytest.raises(UserError, match=r"must end in \.html"):
+        modelyard.report(home / "run", output=tmp_path / "other.pdf")
     with pytest.raises(UserError, match="no folder"):
-        modelyard.report(home / "run", tmp_path / "no" / "other.html")
+        modelyard.report(home / "run", output=tmp_path / "no" / "other.html")
     with pytest.raises(DataError, match="tset"):
         modelyard.report(home / "run", split="tset")
     with pytest.raises(UserError, match="7777"):
         modelyard.report(home / "run", checkpoint=7777)
     with pytest.raises(UserError, match="eval_batch_size"):
         modelyard.report(home / "run", eval_batch_size="many")
-    with pytest.raises(UserError, match="not a run folder|does not exist"):
+    with pytest.raises(UserError, match=r"not a run folder|does not exist"):
         modelyard.report(tmp_path / "nothing")
     assert mine.read_text() == "<p>mine"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.html", "other.json"]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score, f1_score, log_loss, r2_score
 
+from modelyard.charts.curves import curves_of
 from modelyard.models.metric_types import CLASSIFICATION, MULTI_LABEL, REGRESSION
 from modelyard.reporting.calibration import calibration
 from modelyard.reporting.facts import Finding, RunFacts, Score, SplitFacts
@@ -22,7 +23,6 @@ from modelyard.reporting.scores import (
     order_of_confusions,
     threshold_curves,
 )
-from modelyard.charts.curves import curves_of
 
 RANDOM = np.random.default_rng(1)
 

@@ -207,6 +207,6 @@ def report(
     from modelyard.serving.report import report as make_report
 
     made = make_report(
-        run, output, checkpoint=checkpoint, split=split, source=COMMAND_LINE, **keywords(options, make_report)
+        run, output=output, checkpoint=checkpoint, split=split, source=COMMAND_LINE, **keywords(options, make_report)
     )
     show(made.facts, [prose(line) for line in str(made).splitlines()], as_json=json, text_too=True)

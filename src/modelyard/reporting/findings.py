@@ -6,6 +6,7 @@ A rule returns a `Finding`, also if all is well (``fine``), or None if the run d
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Sequence
 from statistics import median
 
@@ -59,7 +60,7 @@ def _completeness(run: RunFacts, split: SplitFacts | None) -> Finding | None:
         return Finding("completeness", NOTE, text, "Make the report again at the end.", numbers)
     if run.status in ("interrupted", "not begun"):
         text = f"The run did not finish: it ended at step {run.step:,}{goal}."
-        return Finding("completeness", WARNING, text, "Resume it: modelyard resume RUN.", numbers)
+        return Finding("completeness", WARNING, text, f"Resume it: {_resume(run)}", numbers)
     if run.status.startswith("damaged"):
         return Finding("completeness", PROBLEM, f"The run folder is {run.status}.", "", numbers)
     if run.status == "stopped early":
@@ -71,6 +72,11 @@ def _completeness(run: RunFacts, split: SplitFacts | None) -> Finding | None:
         if run.status
         else None
     )
+
+
+def _resume(run: RunFacts) -> str:
+    """Returns the command that resumes a run."""
+    return f"modelyard resume {shlex.quote(run.address)}"
 
 
 def _values(curve: Curve | None) -> list[tuple[int, float]]:
@@ -156,7 +162,9 @@ def _progress(run: RunFacts, split: SplitFacts | None) -> Finding | None:
             f"{number(sign * best)} in the last quarter, {percent(late / whole)} of all progress."
         )
         advice = "Train longer: more --train_epochs."
-        if decayed:
+        if run.status == "interrupted":
+            advice = f"Resume it: {_resume(run)}"
+        elif decayed:
             advice = (
                 "Start a run with more --train_epochs: the learning rate of this one has already fallen to its end."
             )
@@ -390,7 +398,7 @@ def _labels(run: RunFacts, split: SplitFacts | None) -> Finding | None:
         "labels",
         WARNING,
         text,
-        "See below. modelyard data check --run RUN looks through all splits.",
+        "See below. modelyard data check DATA --run RUN looks through all splits.",
         numbers,
     )
 

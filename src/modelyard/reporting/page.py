@@ -23,7 +23,9 @@ from modelyard.tuning.page import duration
 MARKER = '<meta name="generator" content="Modelyard report">'
 """The first lines of every page have it."""
 _MATRIX_WITH_NUMBERS, _MATRIX_CLASSES = 25, 1000
-_MOST_ROWS = 300
+_MOST_ROWS = 150
+_MOST_COUNTED = 40
+"""Of more classes, only the table of their scores has the number of examples."""
 _MOST_NUMBERS = 4
 _LEVELS = {"problem": ("✖", "Problem"), "warning": ("▲", "Warning"), "note": ("●", "Note"), "fine": ("✔", "Fine")}
 
@@ -168,7 +170,7 @@ def _regression(found: Regression) -> list[dict[str, Any]]:
 def _data_rows(facts: Facts) -> list[tuple[str, list[int], float]]:
     """Returns each class with its number of examples in the splits that are known, and its share of the largest."""
     counts = facts.run.counts
-    if not counts:
+    if not counts or (len(facts.run.classes) > _MOST_COUNTED and facts.split is not None and facts.split.classes):
         return []
     first = next(iter(counts.values()))
     largest = max(max(first, default=1), 1)

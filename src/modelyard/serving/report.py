@@ -92,8 +92,8 @@ class Report:
 @random_state_kept()
 def report(
     model_dir: str | os.PathLike[str],
-    output: str | os.PathLike[str] | None = None,
     *,
+    output: str | os.PathLike[str] | None = None,
     checkpoint: str | int | None = None,
     split: str | None = None,
     source: str = "Python",
