@@ -18,10 +18,12 @@ from sklearn.metrics import average_precision_score, confusion_matrix, precision
 
 import modelyard
 from conftest import engine_name
+from modelyard import storage
 from modelyard.cli.app import main
 from modelyard.errors import DataError, UserError
 from modelyard.reporting.facts import number
 from modelyard.reporting.page import MARKER
+from object_store import BUCKET, object_store
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 RANDOM = np.random.default_rng(0)
@@ -315,3 +317,15 @@ def test_a_regression_and_several_labels(tmp_path: Path) -> None:
     assert np.mean(f1) == pytest.approx(evaluated["macro_f1"])
     assert all(one["threshold_f1"] >= (one["f1"] or 0) for one in split["classes"])
     assert "Thresholds" in Path(made.path).read_text()
+
+
+def test_a_run_on_an_object_store_has_its_report_there(home: Path, made: modelyard.Report, tmp_path: Path) -> None:
+    with object_store():
+        url = f"s3://{BUCKET}/runs/one"
+        storage.upload_folder(home / "run", url)
+        storage.remove(f"{url}/report.html")
+        found = modelyard.report(url, dataset=GIVEN, cache_dir=str(tmp_path), **ENGINE)
+        assert found.path == f"{url}/report.html"
+        assert json.loads(storage.read_bytes(f"{url}/report.json")) == found.facts
+        assert found.facts["split"] == made.facts["split"]
+        assert MARKER in storage.read_bytes(found.path).decode()

@@ -298,16 +298,21 @@ def _predicted(engine: Engine, dataset: Dataset, split: str, config: Config) -> 
             progress(min(total.count, size))
     result = total.result()
     outputs = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    labels = dataset.labels(split)
-    if labels is None:
-        rows = np.array_split(np.arange(size), max(1, size // 1024))
-        labels = np.concatenate([np.asarray(dataset.read(split, part)[LABEL]) for part in rows])
     kind = TASK_OF_OUTPUT[output_type(outputs)]
     wanted = {CLASSIFICATION: "class", MULTI_LABEL: "flags", REGRESSION: "values"}
     if kind and label_kind(dataset.features.get(LABEL)) != wanted[kind]:  # of a task of one's own
         kind = ""
+    labels = _labels(dataset, split) if kind else np.zeros(size, np.int32)
     classes = [text(name) for name in dataset.classes] or _label_names(config)
     return Predictions(kind, labels, outputs, result.metrics, result.examples, classes)
+
+
+def _labels(dataset: Dataset, split: str) -> NDArray[Any]:
+    labels = dataset.labels(split)
+    if labels is not None:
+        return labels
+    parts = np.array_split(np.arange(dataset.size(split)), max(1, dataset.size(split) // 1024))
+    return np.concatenate([np.asarray(dataset.read(split, part)[LABEL]) for part in parts])
 
 
 def _label_names(config: Config) -> list[str]:
