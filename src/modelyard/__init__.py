@@ -54,7 +54,8 @@ if TYPE_CHECKING:
     from modelyard.serving.loaded_run import Predicted, Rows, Run, load
     from modelyard.serving.prediction.predict import Predictions, predict
     from modelyard.serving.report import Report, report
-    from modelyard.tuning.search import TuneResult, tune
+    from modelyard.tuning.search import tune
+    from modelyard.tuning.trials import TuneResult
 
 # Imported on first use: `import modelyard` must be quick and must not choose Keras's backend.
 _HOMES = {
@@ -73,7 +74,8 @@ _HOMES = {
     "modelyard.loop.run": ("Result",),
     "modelyard.comparison.leaderboard": ("Leaderboard", "leaderboard"),
     "modelyard.comparison.matrix": ("MatrixResult", "matrix"),
-    "modelyard.tuning.search": ("TuneResult", "tune"),
+    "modelyard.tuning.search": ("tune",),
+    "modelyard.tuning.trials": ("TuneResult",),
     "modelyard.models.catalog": ("ClassifierOptions", "RegressorOptions"),
     "modelyard.models.task_types": ("Classifier", "MultiLabel", "Regressor"),
     "modelyard.models.data_info": ("DataInfo",),

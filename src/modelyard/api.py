@@ -194,7 +194,7 @@ def run(config: Config, evaluates: bool) -> Result:
         from modelyard.distributed import run as distributed
 
         result = distributed.run(config, evaluates, cluster)
-    if not formats or result.role not in (CHIEF, EVALUATOR) or result.evaluates_elsewhere:
+    if not formats or result.role not in (CHIEF, EVALUATOR) or result.evaluates_elsewhere or result.paused:
         return result
     return _exported(result, formats, config.given_dataset, in_subprocess=not cluster.is_alone)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,14 +94,24 @@ def test_the_samplers_of_optuna_have_their_names() -> None:
 
 
 def test_a_journal_has_the_trials_for_optunas_dashboard(tmp_path: Path) -> None:
-    known: list[Any] = [*search("tpe", 3), Known(3, {"x": 0.5, "y": 2}, FAILED), Known(4, {"x": 0.4, "y": 2}, RUNNING)]
-    for _ in range(2):  # it is written anew
-        journal = Journal(tmp_path / "optuna.log", space_of(), maximize=False)
+    known: list[Any] = [*search("tpe", 3), Known(4, {"x": 0.4, "y": 2}, RUNNING)]
+    known[1] = replace(known[1], started="2026-01-01T10:00:00+00:00", seconds=90.0)
+    known.insert(3, Known(3, {"x": 0.5, "y": 2}, FAILED, reason="the disk is full"))
+    sizes = []
+    for _ in range(2):  # the second time, nothing is added
+        journal = Journal(tmp_path / "optuna.log", space_of(), [False], ["loss"])
         journal.add(known[:2])
         journal.add(known)
+        sizes.append((tmp_path / "optuna.log").stat().st_size)
+    assert sizes[0] == sizes[1]
     storage = JournalStorage(JournalFileBackend(str(tmp_path / "optuna.log")))
     (study,) = optuna.get_all_study_summaries(storage)
-    trials = optuna.load_study(study_name=study.study_name, storage=storage).trials
+    loaded = optuna.load_study(study_name=study.study_name, storage=storage)
+    trials = loaded.trials
+    assert loaded.metric_names == ["loss"]
+    assert trials[1].duration is not None
+    assert trials[1].duration.total_seconds() == 90
+    assert trials[3].user_attrs == {"trial": 3, "reason": "the disk is full"}
     assert [trial.state.name for trial in trials] == ["COMPLETE"] * 3 + ["FAIL"]
     assert [trial.value for trial in trials[:3]] == [one.score for one in known[:3]]
 

@@ -30,7 +30,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from modelyard.config.calls import Call
-from modelyard.config.durations import InSteps
+from modelyard.config.durations import InSteps, RunLength
 from modelyard.config.schema import Config, edit_hooks
 from modelyard.data.dataset import VALIDATION
 from modelyard.errors import Problem, UserError, unknown
@@ -190,7 +190,7 @@ class SaveCheckpoints(Hook):
 
     def __init__(self, options: BaseOptions) -> None:
         super().__init__(options)
-        self._saved: tuple[int, int | None] = (-1, None)
+        self._saved: tuple[int, int | None, bool] = (-1, None, False)
 
     def on_begin(self, loop: Trainer) -> None:
         """Saves a new run before its first step."""
@@ -199,7 +199,7 @@ class SaveCheckpoints(Hook):
         self._saved_at = time.monotonic()
         loop.save_pace.begin(loop.evaluated_step)
         if loop.step in list_checkpoints(loop.directory.checkpoints):
-            self._saved = (loop.step, loop.evaluated_step)
+            self._saved = (loop.step, loop.evaluated_step, loop.was_paused)
         else:
             self._save(loop)
         loop.save_pace.forget_cost()  # the first save may take longer than all others
@@ -222,11 +222,12 @@ class SaveCheckpoints(Hook):
         return self.cadence is not None and self.cadence.fires_at(loop.step)
 
     def _save(self, loop: Trainer) -> None:
-        if self._saved == (loop.step, loop.evaluated_step):
+        what = (loop.step, loop.evaluated_step, loop.is_paused)
+        if self._saved == what:
             return
         loop.save_pace.begin(loop.evaluated_step)
         checkpoint = loop.snapshot()
-        self._saved, self._saved_at = (loop.step, loop.evaluated_step), time.monotonic()
+        self._saved, self._saved_at = what, time.monotonic()
         directory, keep = loop.directory, loop.config.keep_checkpoints
 
         def write() -> None:
@@ -242,6 +243,12 @@ def stopped_by(state: Mapping[str, Any], config: Config, total_steps: int) -> st
     """Returns why a hook has stopped the run; it stays stopped until the hooks or the number of steps change."""
     unchanged = state.get("total_steps") == total_steps and state.get("stopped_under") == stop_rules(config)
     return state.get("stopped") if unchanged else None
+
+
+def pause_step(config: Config, run: RunLength) -> int | None:
+    """Returns the step at which this start of a run pauses; None if it trains to the end."""
+    step = run.total_steps if config.stop_at is None else config.stop_at.steps(run)
+    return step if step < run.total_steps else None
 
 
 def stop_rules(config: Config) -> list[str]:

@@ -40,8 +40,10 @@ EVENTS, CHECKPOINTS, BEST, LOGS, PROFILE, EVALUATOR, EXPORT, EXAMPLES = (
 )  # fmt: skip
 JOURNAL = "training_log.md"
 """The journal is beside the run folders."""
-_NOT_IN_CONFIG = ("model_dir", "resume", "config_file", "config_set", "hyperparameter_file", "hyperparameter_set")
-"""Options that say where a run is and how its config was found."""
+_NOT_IN_CONFIG = (
+    "model_dir", "resume", "config_file", "config_set", "hyperparameter_file", "hyperparameter_set", "stop_at",
+)  # fmt: skip
+"""Options that say where a run is, how its config was found, and how far this start trains."""
 CONFIG_COPY = "config"
 """The copy of the options of a run in the state of the loop in every checkpoint."""
 _SHOWN_PROBLEMS = 8

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from modelyard.comparison.matrix import CellResult
 from modelyard.comparison.matrix_folder import MatrixFolder
 from modelyard.comparison.plots import templates
-from modelyard.comparison.results import RunResult, metrics_of, read_run, rows_of_best
+from modelyard.comparison.results import RunResult, Unfinished, metrics_of, read_run, rows_of_best
+from modelyard.comparison.scheduler import WAITING, CellResult
 from modelyard.errors import UserError
 from modelyard.loop.metric_hooks import Ranking
 from modelyard.run.checkpoint import list_best
@@ -46,6 +46,7 @@ from modelyard.tuning.plots import (
     shown,
     slices,
 )
+from modelyard.tuning.record import costs_of
 from modelyard.tuning.samplers import DONE, FAILED, RUNNING, Known, importances
 
 PAGE = "search.html"
@@ -67,6 +68,8 @@ _LEGEND = {
     PAUSED: "paused, score so far",
     FAILED: "failed",
 }
+_STATES = (DONE, INFEASIBLE, PAUSED, RUNNING, FAILED)
+"""The order in which they are counted."""
 _ENDED = ("done", "failed", "paused")
 log = logging.getLogger("modelyard")
 
@@ -100,14 +103,15 @@ def page_text(search: ShownSearch, folder: Path, output: Path) -> str:
             return ""
 
     best = best_trials(search)
-    states = Counter(kind_of(one) for one in search.trials)
+    found = Counter(kind_of(one) for one in search.trials)
+    states = {state: found[state] for state in (*_STATES, *found) if found[state]}
     script = files("modelyard.tuning").joinpath("templates/search.js").read_text(encoding="utf-8")
     names = list(dict.fromkeys([*search.space, *(name for one in search.trials for name in one.values)]))
     context = {
         "search": search,
         "best": best,
         "most_named": _MOST_NAMED,
-        "states": ", ".join(f"{count} {state}" for state, count in states.most_common()),
+        "states": ", ".join(f"{count} {state}" for state, count in states.items()),
         "seconds": sum(one.seconds or 0 for one in search.trials),
         "steps": sum(one.steps or 0 for one in search.trials),
         "aims": ", ".join(
@@ -220,7 +224,9 @@ def _read_trial(
     folder: MatrixFolder, name: str, number: int, values: Mapping[str, Any], failure: str
 ) -> tuple[ShownTrial, dict[str, str]]:
     directory = folder.run(name)
-    found = read_run(str(directory.path), name, failure)
+    found: RunResult | Unfinished = Unfinished(name, WAITING)
+    if directory.exists():
+        found = read_run(str(directory.path), name, failure)
     rows: list[Any] = []
     with contextlib.suppress(UserError, OSError, ValueError):
         rows = read_metrics(directory.metrics)
@@ -239,12 +245,16 @@ def _read_trial(
                 scores = metrics_of(rows_of_best(rows, list_best(directory.best)).get("validation", {}))
                 modes = read_manifest(directory).get("metrics") or {}
             state = PAUSED
+    costs: Mapping[str, float] = {}
+    if directory.exists():
+        with contextlib.suppress(UserError, OSError, ValueError, TypeError, AttributeError, KeyError):
+            costs = costs_of(read_manifest(directory), rows)
     if failure:
         state, reason = (RUNNING, "") if is_running(directory) else (FAILED, failure)
     trial = ShownTrial(
         number=number, values={str(key): value for key, value in values.items()}, state=str(state), scores=scores,
         steps=max(steps, default=None), seconds=max(times, default=None), reason=str(reason),
-        model_dir=str(directory.path) if directory.path.exists() else "",
+        model_dir=str(directory.path) if directory.path.exists() else "", costs=costs,
     )  # fmt: skip
     return trial, {str(key): str(mode) for key, mode in modes.items()}
 

@@ -20,7 +20,7 @@ SHADES = 5
 """The number of colours for scores."""
 _SINGLE = 200
 """Of more trials, the marks of one kind are a single shape, without the name of each."""
-_FAR, _KEPT = 50.0, 10.0
+_FAR, _KEPT = 30.0, 4.0
 """If a score is so many times as far from the best as most are, an axis ends at the second number."""
 _MAX_TEXT = 300
 _TICK_LETTER, _NAME_LETTERS = 6.4, 17
@@ -50,6 +50,7 @@ class ShownTrial:
         reason: why it failed.
         model_dir: its run folder; empty if there is none yet.
         feasible: whether it meets all constraints.
+        costs: parameters, seconds and so on, as far as they are known.
     """
 
     number: int
@@ -61,6 +62,7 @@ class ShownTrial:
     reason: str = ""
     model_dir: str = ""
     feasible: bool = True
+    costs: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,9 +216,8 @@ def score_axis(search: ShownSearch, metric: str) -> tuple[Axis, int]:
         limit = keys[0] + _KEPT * usual
     inside = [score for score in scores if search.key(metric, score) <= limit] or [0.0]
     low, high, found = linear_range(min(inside), max(inside))
-    better = "higher" if search.metrics[metric] == "max" else "lower"
     ticks = tuple(((tick - low) / (high - low), f"{tick:.6g}") for tick in found)
-    return Axis(f"{metric} ({better} is better)", low, high, ticks=ticks), len(scores) - len(inside)
+    return Axis(metric, low, high, ticks=ticks), len(scores) - len(inside)
 
 
 def _plain_axis(name: str, values: Sequence[float]) -> Axis:
@@ -235,18 +236,19 @@ def _number(value: float) -> str:
 
 @dataclass(frozen=True)
 class Mark:
-    """A mark of a plot: its position, from 0 to 1, its kind, and its trial in words. Without a score, y is None."""
+    """A mark of a plot: its position, from 0 to 1, its kind, and its trial. Without a score, y is None."""
 
     x: float
     y: float | None
     kind: str
-    title: str
+    trial: ShownTrial
 
 
 @dataclass(frozen=True)
 class Chart:
     """A plot of marks, with a line from left to right. ``beyond`` scores are drawn at the end of the axis."""
 
+    metrics: tuple[str, ...]
     x: Axis
     y: Axis
     marks: tuple[Mark, ...]
@@ -273,7 +275,7 @@ def history(search: ShownSearch, metric: str) -> Chart:
     for one in search.trials:
         at = x.place(places[one.number])
         assert at is not None
-        marks += _marks(one, at, y, metric, tops, search.metrics)
+        marks += _marks(one, at, y, metric, tops)
         if one.state != DONE or not one.feasible or metric not in one.scores:
             continue
         score = one.scores[metric]
@@ -283,7 +285,7 @@ def history(search: ShownSearch, metric: str) -> Chart:
             line.append((at, _at(y, best)))
     if best is not None:
         line.append((x.place(max(places.values())) or 0.0, _at(y, best)))
-    return Chart(x, y, tuple(marks), tuple(line), beyond)
+    return Chart(tuple(search.metrics), x, y, tuple(marks), tuple(line), beyond)
 
 
 def slices(search: ShownSearch, metric: str) -> list[Chart]:
@@ -300,8 +302,8 @@ def slices(search: ShownSearch, metric: str) -> list[Chart]:
             if at is not None:
                 # Within a category, trials are beside each other, in an order that does not look like one.
                 shift = ((one.number * 0.618034) % 1 - 0.5) * 0.5 / len(x.categories) if x.categories else 0.0
-                marks += _marks(one, at + shift, y, metric, tops, search.metrics)
-        charts.append(Chart(x, y, tuple(marks), beyond=beyond))
+                marks += _marks(one, at + shift, y, metric, tops)
+        charts.append(Chart(tuple(search.metrics), x, y, tuple(marks), beyond=beyond))
     return charts
 
 
@@ -315,7 +317,7 @@ def front(search: ShownSearch) -> list[Chart]:
         marks: list[Mark] = []
         for one in search.trials:
             if first in one.scores and other in one.scores:
-                marks += _marks(one, _at(x, one.scores[first]), y, other, {top.number for top in tops}, search.metrics)
+                marks += _marks(one, _at(x, one.scores[first]), y, other, {top.number for top in tops})
         corners = sorted((_at(x, one.scores[first]), _at(y, one.scores[other])) for one in tops)
         line = [] if len(others) > 1 else [*corners[:1]]
         for before, after in itertools.pairwise(corners) if len(others) == 1 else ():
@@ -323,7 +325,7 @@ def front(search: ShownSearch) -> list[Chart]:
             worse = min(before[0], after[0]) if search.metrics[first] == "max" else max(before[0], after[0])
             corner = (worse, after[1] if worse == before[0] else before[1])
             line += [corner, after]
-        charts.append(Chart(x, y, tuple(marks), tuple(line), left_out + beyond))
+        charts.append(Chart(tuple(search.metrics), x, y, tuple(marks), tuple(line), left_out + beyond))
     return charts
 
 
@@ -331,12 +333,12 @@ def _at(axis: Axis, value: float) -> float:
     return axis.place(value) or 0.0
 
 
-def _marks(trial: ShownTrial, x: float, y: Axis, metric: str, tops: set[int], metrics: Iterable[str]) -> list[Mark]:
+def _marks(trial: ShownTrial, x: float, y: Axis, metric: str, tops: set[int]) -> list[Mark]:
     """Returns the mark of a trial; none if it has neither a score nor failed."""
     kind = BEST if trial.number in tops else kind_of(trial)
     if kind == FAILED or metric not in trial.scores or trial.state not in (DONE, PAUSED):
-        return [Mark(x, None, FAILED, named(trial, ()))] if kind == FAILED else []
-    return [Mark(x, y.place(trial.scores[metric]), kind, named(trial, metrics))]
+        return [Mark(x, None, FAILED, trial)] if kind == FAILED else []
+    return [Mark(x, y.place(trial.scores[metric]), kind, trial)]
 
 
 @dataclass(frozen=True)
@@ -346,13 +348,14 @@ class Line:
     positions: tuple[float | None, ...]
     shade: int | None
     is_best: bool
-    title: str
+    trial: ShownTrial
 
 
 @dataclass(frozen=True)
 class Parallel:
     """Parallel coordinates: the metrics and the parameters as axes, and each trial as a line; the best come last."""
 
+    metrics: tuple[str, ...]
     axes: tuple[Axis, ...]
     lines: tuple[Line, ...]
 
@@ -373,21 +376,12 @@ def parallel(search: ShownSearch) -> Parallel:
         positions = tuple(
             axis.place(value) if known else None for axis, (known, value) in zip(axes, given, strict=True)
         )
-        lines.append(Line(positions, colours.get(one.number), one.number in tops, named(one, search.metrics)))
+        lines.append(Line(positions, colours.get(one.number), one.number in tops, one))
     lines.sort(key=lambda line: (line.is_best, -1 if line.shade is None else line.shade))
-    return Parallel(tuple(axes), tuple(lines))
+    return Parallel(tuple(search.metrics), tuple(axes), tuple(lines))
 
 
 # -- SVG ------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A path of a plot: the names of its styles, its outline, and its title if it is of a single trial."""
-
-    style: str
-    outline: str
-    title: str = ""
 
 
 def draw(chart: Chart, label: str) -> str:
@@ -404,14 +398,15 @@ def draw(chart: Chart, label: str) -> str:
 
     ordered = sorted(chart.marks, key=lambda mark: list(_SHAPES).index(mark.kind) if mark.kind != BEST else 9)
     found = [
-        Shape(f"mark {mark.kind}", _SHAPES[mark.kind].format(x=across(mark.x), y=down(mark.y)), mark.title)
+        (f"mark {mark.kind}", _SHAPES[mark.kind].format(x=across(mark.x), y=down(mark.y)), mark.trial)
         for mark in ordered
     ]
     line = "M" + "L".join(f"{across(x)} {down(y)}" for x, y in chart.line) if len(chart.line) > 1 else ""
     x_ticks = [(across(at), text) for at, text in _fitting(chart.x.ticks, right - left)]
     y_ticks = [(down(at), text) for at, text in chart.y.ticks]
     return _rendered(
-        "chart.svg", chart=chart, label=label, shapes=_joined(found), line=line, x_ticks=x_ticks, y_ticks=y_ticks,
+        "chart.svg", chart=chart, label=label, shapes=_shapes(found, chart.metrics), many=len(found) > _SINGLE,
+        line=line, x_ticks=x_ticks, y_ticks=y_ticks,
         width=WIDTH, height=HEIGHT, left=left, right=right, top=top, bottom=bottom, failures=failures,
     )  # fmt: skip
 
@@ -429,27 +424,32 @@ def draw_parallel(plot: Parallel, label: str) -> str:
     for line in plot.lines:
         points = [f"{left + _GAP * number} {down(y)}" for number, y in enumerate(line.positions)]
         shade = "unscored" if line.shade is None else f"s{line.shade}"
-        found.append(Shape(f"way {BEST if line.is_best else shade}", "M" + "L".join(points), line.title))
+        found.append((f"way {BEST if line.is_best else shade}", "M" + "L".join(points), line.trial))
     gaps = [any(line.positions[number] is None for line in plot.lines) for number in range(len(plot.axes))]
+    nothing = ["no score" if number < len(plot.metrics) else "not set" for number in range(len(plot.axes))]
     axes = [
-        (left + _GAP * number, _short(axis.name, _NAME_LETTERS), axis.name, gap,
+        (left + _GAP * number, _short(axis.name, _NAME_LETTERS), axis.name, nothing[number] if gap else "",
          [(down(at), _short(text, 13)) for at, text in axis.ticks])
         for number, (axis, gap) in enumerate(zip(plot.axes, gaps, strict=True))
     ]  # fmt: skip
     return _rendered(
-        "parallel.svg", axes=axes, label=label, shapes=_joined(found), width=width, height=_TALL, top=top,
+        "parallel.svg", axes=axes, label=label, shapes=_shapes(found, plot.metrics), many=len(found) > _SINGLE,
+        width=width, height=_TALL, top=top,
         bottom=bottom, below=below,
     )  # fmt: skip
 
 
-def _joined(found: Sequence[Shape]) -> list[Shape]:
-    """Returns the shapes; of many, those of one style as a single shape, so that a page of many trials stays small."""
+def _shapes(found: Sequence[tuple[str, str, ShownTrial]], metrics: Sequence[str]) -> list[tuple[str, str, str]]:
+    """Returns the style, outline and title of each shape.
+
+    Of many, those of one style are a single shape without a title, so that a page of many trials stays small.
+    """
     if len(found) <= _SINGLE:
-        return list(found)
+        return [(style, outline, named(trial, metrics)) for style, outline, trial in found]
     joined: dict[str, list[str]] = {}
-    for shape in found:
-        joined.setdefault(shape.style, []).append(shape.outline)
-    return [Shape(style, "".join(outlines)) for style, outlines in joined.items()]
+    for style, outline, _ in found:
+        joined.setdefault(style, []).append(outline)
+    return [(style, "".join(outlines), "") for style, outlines in joined.items()]
 
 
 def _fitting(ticks: Sequence[tuple[float, str]], width: float) -> list[tuple[float, str]]:
