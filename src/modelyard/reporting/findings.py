@@ -58,6 +58,9 @@ def _completeness(run: RunFacts, split: SplitFacts | None) -> Finding | None:
     if run.status == "running":
         text = f"The run is training: step {run.step:,}{goal}. The report shows what there is so far."
         return Finding("completeness", NOTE, text, "Make the report again at the end.", numbers)
+    if run.status.startswith("paused"):
+        text = f"The run is {run.status}. The report shows what there is so far."
+        return Finding("completeness", NOTE, text, f"Resume it: {_resume(run)}", numbers)
     if run.status in ("interrupted", "not begun"):
         text = f"The run did not finish: it ended at step {run.step:,}{goal}."
         return Finding("completeness", WARNING, text, f"Resume it: {_resume(run)}", numbers)
@@ -162,7 +165,7 @@ def _progress(run: RunFacts, split: SplitFacts | None) -> Finding | None:
             f"{number(sign * best)} in the last quarter, {percent(late / whole)} of all progress."
         )
         advice = "Train longer: more --train_epochs."
-        if run.status == "interrupted":
+        if run.status == "interrupted" or run.status.startswith("paused"):
             advice = f"Resume it: {_resume(run)}"
         elif decayed:
             advice = (
