@@ -173,6 +173,21 @@ def test_rules_of_training() -> None:
         assert rules(history(FALLING, FALLING, status=status))["completeness"].level == "note"
 
 
+@pytest.mark.parametrize(
+    ("seen", "unseen", "named"),
+    [(0.99, 0.7, "overfitting"), (0.6, 0.58, "underfitting"), (0.7, 0.95, None), (0.97, 0.96, None)],
+)
+def test_accuracy_in_training_says_whether_more_data_or_a_larger_model_helps(
+    seen: float, unseen: float, named: str | None
+) -> None:
+    rows = [{"step": n, "split": "train", "loss": 1 / n, "accuracy": seen * n / 12} for n in range(1, 13)]
+    rows += [{"step": n, "split": "validation", "loss": 1 / n, "accuracy": unseen * n / 12} for n in range(1, 13)]
+    rows[9:12] = [{**row, "accuracy": seen} for row in rows[9:12]]
+    run = RunFacts("run", "run", curves=curves_of(rows), sizes={"validation": 1000})
+    found = {rule for rule, one in rules(run).items() if one.level != "fine"} - {"progress"}
+    assert found == ({named} if named else set())
+
+
 def test_rules_of_scores() -> None:
     score = Score("accuracy", 0.31, 0.25, 0.37, 0.3)
     split = SplitFacts("test", CLASSIFICATION, 10, 200, (score,), "the most frequent class")

@@ -94,8 +94,9 @@ def _curve(run: RunFacts, metric: str, split: str) -> list[tuple[int, float]]:
 
 
 def _near(curve: Sequence[tuple[int, float]], step: int) -> float:
-    """Returns the mean of the three values that end at a step, or of the first."""
-    before = [value for at, value in curve if at <= step][-3:] or [curve[0][1]]
+    """Returns the mean of the last values up to a step: three, of a short curve fewer."""
+    count = max(1, min(3, len(curve) // 4))
+    before = [value for at, value in curve if at <= step][-count:] or [curve[0][1]]
     return sum(before) / len(before)
 
 
@@ -181,9 +182,9 @@ def _underfitting(run: RunFacts, split: SplitFacts | None) -> Finding | None:
     if not trained or not tested:
         return None
     seen, unseen = _near(trained, trained[-1][0]), tested[-1][1]
-    if seen >= 0.9 or seen - unseen > _GAP:
+    if max(seen, unseen) >= 0.9 or seen - unseen > _GAP:
         return None
-    text = f"It gets only {number(seen)} of the training examples right, as on validation ({number(unseen)})."
+    text = f"It gets only {number(seen)} of the training examples right, and {number(unseen)} on validation."
     advice = "Longer training, a larger model or pretrained weights can help; more data or regularization hardly."
     return Finding("underfitting", NOTE, text, advice, {"training_accuracy": seen, "validation_accuracy": unseen})
 
