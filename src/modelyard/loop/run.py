@@ -15,6 +15,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from modelyard import faults
+from modelyard.charts.curves import Curves
 from modelyard.cluster.description import CHIEF, EVALUATOR, Cluster
 from modelyard.config import Config, resolve
 from modelyard.config.backend import choose_engine, import_engine, select_engine
@@ -37,6 +38,7 @@ from modelyard.registry import ENGINES
 from modelyard.run.checkpoint import list_best, list_checkpoints, load_latest, read_loop_state, step_of
 from modelyard.run.directory import RunDirectory, open_run_folder
 from modelyard.run.manifest import log_result, read_manifest
+from modelyard.run.metrics import read_metrics
 from modelyard.system.activity import report
 from modelyard.system.interrupt import check_interrupted
 from modelyard.system.machine import gpus
@@ -91,6 +93,17 @@ class Result:
     def __fspath__(self) -> str:
         """Returns the run folder: where a function takes a run, it takes its result, too."""
         return self.model_dir
+
+    def plot(self) -> Curves:
+        """Returns the curves of the run, which a notebook shows as charts: loss, metrics, learning rate, speed.
+
+        Example:
+            >>> result.plot()
+            >>> result.plot().save("curves.svg")
+        """
+        directory = open_run_folder(self.model_dir)
+        rows = [*read_metrics(directory.metrics), *read_metrics(directory.evaluations)]
+        return Curves(rows, self.best.get("step"), directory.name)
 
     def as_json(self) -> dict[str, Any]:
         """Returns plain values."""
