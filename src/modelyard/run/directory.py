@@ -40,6 +40,8 @@ EVENTS, CHECKPOINTS, BEST, LOGS, PROFILE, EVALUATOR, EXPORT, EXAMPLES = (
 )  # fmt: skip
 JOURNAL = "training_log.md"
 """The journal is beside the run folders."""
+BIN = ".bin"
+"""Runs that were deleted in the dashboard, in a folder beside the others."""
 _NOT_IN_CONFIG = ("model_dir", "resume", "config_file", "config_set", "hyperparameter_file", "hyperparameter_set")
 """Options that say where a run is and how its config was found."""
 CONFIG_COPY = "config"
