@@ -31,6 +31,7 @@ ORDER = [
     "comparison",
     "tuning",
     "serving",
+    "dashboard",
     "api",
     "cli",
 ]

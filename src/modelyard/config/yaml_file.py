@@ -221,7 +221,7 @@ def parse_value(text: str) -> Any:
         ValueError: if it is no YAML, or stands for too many values.
     """
     try:
-        return yaml.load(text, _Loader)  # noqa: S506 - a safe loader
+        return yaml.load(text, _Loader)
     except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(str(error)) from None
 

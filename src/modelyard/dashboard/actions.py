@@ -68,9 +68,7 @@ class Actions:
         self._reap()
         self._refuse_running(run, "resumed")
         if run.row["state"] == "finished":
-            raise RunError(
-                f"{run.name} is finished. To train it longer: modelyard resume {run.path} --train_epochs 20"
-            )
+            raise RunError(f"{run.name} is finished. To train it longer: modelyard resume {run.path} --train_epochs 20")
         output = self._log(run)
         try:
             process = subprocess.Popen(

@@ -39,7 +39,13 @@ _READ_SECONDS = 1.0
 """Of one request for curves. What is not read by then comes with the next one."""
 _LOG_BYTES = 100_000
 _PAGE_FOLDER = Path(__file__).parent / "page"
-_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".txt": "text/plain"}
+_TYPES = {
+    ".html": "text/html",
+    ".js": "text/javascript",
+    ".css": "text/css",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain",
+}
 _HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -51,7 +57,9 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-_STRANGERS_PAGE = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+_STRANGERS_PAGE = (
+    "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+)
 """The policy of a page out of a run folder: it may have been written by anyone, so nothing in it runs."""
 _Handler = Callable[[Request], Any]
 
@@ -89,7 +97,9 @@ class Access:
         if not self.may_view(request):
             raise RequestError(401, "this needs the token. Open the address that `modelyard dashboard` printed.")
         if request.method not in ("GET", "HEAD") and not self.is_token(request.headers.get(TOKEN_HEADER)):
-            raise RequestError(403, "changes need the token. Open the address that `modelyard dashboard` printed again.")
+            raise RequestError(
+                403, "changes need the token. Open the address that `modelyard dashboard` printed again."
+            )
 
     def set_cookie(self, response: Response) -> None:
         """Gives the browser the cookie."""

@@ -18,7 +18,9 @@ def details(index: Index, run: FoundRun) -> dict[str, Any]:
     manifest = read_object(f"{run.path}/{MANIFEST}")
     data = _object(manifest.get("dataset"))
     starts = manifest.get("starts")
-    shown = [_start(one) for one in (starts if isinstance(starts, list) else [])[-_MOST_STARTS:] if isinstance(one, dict)]
+    shown = [
+        _start(one) for one in (starts if isinstance(starts, list) else [])[-_MOST_STARTS:] if isinstance(one, dict)
+    ]
     classes = data.get("classes")
     sizes = {str(split)[:40]: plain(count) for split, count in list(_object(data.get("sizes")).items())[:10]}
     best = run.row["best"]

@@ -300,7 +300,9 @@ class Index:
             for name in sorted(os.listdir(path)):
                 one = f"{path}/{name}"
                 if _is_plain(f"{one}/{CONFIG}") and not os.path.islink(one):
-                    deleted[_id(one)] = Deleted(_id(one), one, _name("", f"{path[: -len(BIN)]}{original_name(name)}", self.folders))
+                    deleted[_id(one)] = Deleted(
+                        _id(one), one, _name("", f"{path[: -len(BIN)]}{original_name(name)}", self.folders)
+                    )
 
     def _read(self, run: FoundRun) -> bool:
         """Reads a run if its files changed; False if it is none."""

@@ -178,7 +178,7 @@ def _parse(part: str) -> dict[str, Any]:
         if _FLOAT.fullmatch(value):
             return {key: plain(float(value))}
         if _WORD.fullmatch(value) and value.lower() not in _AMBIGUOUS:
-            return {key: value}
+            return {key: plain(value)}
     read = parse_value(part)
     if not isinstance(read, dict):
         raise ValueError("not an option")
@@ -279,7 +279,8 @@ def read_row(path: str, seen: Signature) -> Row | None:
     state = _newest_state(path, CHECKPOINTS)
     best_folder = options.get("best_model_dir")
     best = _best(path) if best_folder is None else {}
-    step = max([row["step"] for row in rows.values()] + [_count(state.get("step"))])
+    saved = max(_count(state.get("step")), best.get("step", 0))
+    step = max([row["step"] for row in rows.values()] + [saved])
     loop = state.get(LOOP_STATE) if isinstance(state.get(LOOP_STATE), dict) else {}
     total = _count(loop.get("total_steps")) or _count(options.get("train_steps"))
     times = [mark[0] / 1e9 for mark in (seen[2], seen[3], seen[6]) if mark is not None]
@@ -300,7 +301,7 @@ def read_row(path: str, seen: Signature) -> Row | None:
     size = manifest.get("model") if isinstance(manifest.get("model"), dict) else {}
     for name in ("parameters", "flops"):
         row[name] = plain(size.get(name)) if isinstance(size.get(name), int) else None
-    row["state"], row["reason"] = _state(path, seen, loop, step, total)
+    row["state"], row["reason"] = _state(path, seen, loop, saved, total)
     row["since"] = last if row["state"] == "running" and last else row["changed"] or first
     if not is_unchanged(text):
         row["problem"] = f"{CONFIG} is not as the run wrote it"
@@ -346,24 +347,22 @@ def _best(path: str) -> dict[str, Any]:
     return min(found, key=lambda item: item[:2])[2] if found else {}
 
 
-def _state(
-    path: str, seen: Signature, loop: Mapping[str, Any], step: int, total: int
-) -> tuple[str, str]:
-    """Returns the state of a run in a word, and its reason if one is known."""
+def _state(path: str, seen: Signature, loop: Mapping[str, Any], saved: int, total: int) -> tuple[str, str]:
+    """Returns the state of a run in a word, and its reason if one is known. ``saved`` is the newest step in a checkpoint."""
     if seen[-1]:
         return "running", ""
     if seen[7] is not None and read_holder(Path(path, CHIEF_PID)) is not None:
         return "running", "starting or ending"
     if loop.get("stopped"):
         return "finished", "stopped early"
-    if total and _count(loop.get("total_steps")) and step >= total:
+    if total and _count(loop.get("total_steps")) and saved >= total:
         return "finished", ""
     reason = _failure(path)
     if reason:
         return "failed", reason
     if seen[7] is not None:  # a process that exits removes it
         return "killed", "its process ended without a word"
-    if not loop and not step:
+    if not loop and not saved:
         return "not begun", ""
     return "interrupted", ""
 

@@ -180,9 +180,11 @@ def read_journal(text: str) -> dict[str, list[dict[str, str]]]:
             said, settings = line.removeprefix(_FIRST_HYPOTHESIS), False
             entry = {"kind": "Hypothesis", "time": "", "text": "" if said == "–" else said}
             found.setdefault(run, []).append(entry)
-        elif entry is not None and (line.startswith((">", "- ")) or (entry["kind"] == "Hypothesis" and line)):
+        elif entry is not None and (line.startswith((">", "- ")) or (line and not entry["time"])):
             entry["text"] += ("\n" if entry["text"] else "") + line.removeprefix(">").removeprefix(" ")
-        elif line.strip() and run and not settings and not line.startswith("**"):
+        elif not line.strip():
+            entry = entry if entry is not None and entry["time"] else None  # one without a time ends with its paragraph
+        elif run and not settings and not line.startswith("**"):
             entry = None
             found.setdefault(run, []).append({"kind": "Text", "time": "", "text": line})
     return found

@@ -201,7 +201,9 @@ def log_to(folder: Path, role: str) -> Iterator[None]:
 def _record_error(handler: logging.Handler, error: BaseException) -> None:
     """Writes why the process ends into its log file only: the terminal shows the error itself."""
     known = isinstance(error, UserError)
-    text, trace = (str(error), None) if known else (f"{type(error).__name__}: {error}", (type(error), error, error.__traceback__))
+    text, trace = (
+        (str(error), None) if known else (f"{type(error).__name__}: {error}", (type(error), error, error.__traceback__))
+    )
     handler.handle(logging.LogRecord(log.name, logging.ERROR, __file__, 0, text, None, trace))
 
 

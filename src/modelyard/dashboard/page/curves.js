@@ -170,7 +170,7 @@ export class Curves {
     const style = getComputedStyle(document.documentElement);
     const [ink, line] = [style.getPropertyValue("--faint"), style.getPropertyValue("--line")];
     const tables = [];
-    const series = [{ label: x === "seconds" ? "time" : x, value: (_, v) => (v === null ? "–" : x === "seconds" ? duration(v) : show(v)) }];
+    const series = [{ label: x === "seconds" ? "time" : x, value: (_, v) => (v === null ? "last" : x === "seconds" ? duration(v) : show(v)) }];
     const bands = [];
     const positive = (values) => (log ? values.map((value) => (value > 0 ? value : null)) : values);
     for (const { run, index, curve } of own) {
@@ -181,8 +181,10 @@ export class Curves {
       const axis = order.map((i) => curve[x][i]);
       const picked = (values) => positive(order.map((i) => values[i]));
       const alone = axis.length === 1;
-      const value = (_, v) => (v === null || v === undefined ? "–" : show(v));
       const raw = picked(curve.mean);
+      const end = raw.findLast((each) => each !== null);
+      // Without a pointer, the last value.
+      const value = (_, v, __, at) => (at === null || at === undefined ? show(end) : v === null || v === undefined ? "–" : show(v));
       if (smooth > 0 && own.length <= MOST_FAINT) {
         tables.push([axis, raw]);
         series.push({ label: "", stroke: `${colour}55`, width: 1, points: { show: false }, spanGaps: true, faint: true });

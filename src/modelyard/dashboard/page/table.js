@@ -50,7 +50,7 @@ export class RunTable {
     const most = narrow ? 20 : 34;
     let total = 0;
     const widths = this.columns.map((shown, index) => {
-      let longest = shown.label.length * (narrow ? 0.7 : 0.9) + 2;
+      let longest = Math.max(shown.label.length * (narrow ? 0.8 : 1.05) + 3, shown.key === "progress" ? 12 : 0);
       for (let i = 0; i < this.rows.length; i += step) {
         longest = Math.max(longest, shown.text(shown.value(this.rows[i])).length);
       }

@@ -32,9 +32,7 @@ class Hosts:
         command: the command that has the option for them, for messages.
     """
 
-    def __init__(
-        self, listens_on: str, address: str, allowed: Sequence[str] = (), command: str = "serve"
-    ) -> None:
+    def __init__(self, listens_on: str, address: str, allowed: Sequence[str] = (), command: str = "serve") -> None:
         self._option = f"{command} --allowed_host"
         self._allowed = {_lower(name) for name in allowed}
         self.accepts_all_names = not (_is_loopback(address) or self._allowed)
