@@ -1,10 +1,10 @@
-"""The dashboard over 2,000 runs of 1,000 points: how long until the table is there, to sort and to filter, and its memory.
+"""The dashboard over 2,000 runs of 1,000 points: seconds until the table is there, to sort and to filter, and memory.
 
     python benchmarks/dashboard.py --folder /tmp/many [--runs 2000] [--rows 1000]
 
-The runs are made without training. A browser measures (`pip install playwright`, and Chromium at --chromium). TensorBoard
-reads the same folders in the same run: the time until its API lists as many runs as it finds event files, and its memory.
-Each is measured --times times, in turn; files are in the page cache, since they were just written or read.
+The runs are made without training. A browser measures (`pip install playwright`, and Chromium at --chromium).
+TensorBoard reads the same folders in the same run: the time until its API lists as many runs, and its memory. Each is
+measured --times times, in turn. Files are in the page cache: they were just written or read.
 """
 
 from __future__ import annotations
@@ -137,7 +137,13 @@ def measure_dashboard(folder: Path, runs: int, chromium: str) -> dict[str, float
 # From the event to the frame that shows its effect.
 _INTERACTIONS = """async () => {
   const frame = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done, 0)));
-  const measured = async (act) => { await frame(); const t = performance.now(); act(); await frame(); return (performance.now() - t) / 1000; };
+  const measured = async (act) => {
+    await frame();
+    const began = performance.now();
+    act();
+    await frame();
+    return (performance.now() - began) / 1000;
+  };
   const heads = () => [...document.querySelectorAll("thead th button")];
   const found = {};
   for (const name of ["run", "validation accuracy", "learning_rate"]) {
@@ -174,7 +180,7 @@ def measure_tensorboard(folder: Path, runs: int) -> dict[str, float]:
     ]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(command, **quiet) as server:  # type: ignore[call-overload]
-        found = {}
+        found: dict[str, float] = {}
         listed, memory = 0, 0
         try:
             while listed < runs and time.monotonic() - began < PATIENCE:

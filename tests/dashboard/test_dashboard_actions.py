@@ -48,7 +48,7 @@ def stand_in(run: Path) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
-# -- what changes is seen -----------------------------------------------------------------------------------------------
+# -- what changes is seen -------------------------------------------------------------------------------------------
 
 
 def test_only_what_changed_is_sent_and_new_and_removed_runs_are_found(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_two_folders_that_overlap_show_each_run_once(tmp_path: Path) -> None:
         assert list(rows_of(client)) == ["one"]
 
 
-# -- stop and resume ----------------------------------------------------------------------------------------------------
+# -- stop and resume ------------------------------------------------------------------------------------------------
 
 
 def test_a_run_that_is_stopped_gets_sigterm(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_finished_run_is_not_resumed(tmp_path: Path) -> None:
         assert "--train_epochs" in answer.json()["error"]
 
 
-# -- the bin ------------------------------------------------------------------------------------------------------------
+# -- the bin --------------------------------------------------------------------------------------------------------
 
 
 def test_a_deleted_run_is_in_the_bin_and_can_be_restored(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_the_cells_of_a_matrix_have_its_failures_and_pages(tmp_path: Path) -> No
         assert "<h1>" in client.get(f"/files/{group['id']}/leaderboard.html").text
 
 
-# -- notes --------------------------------------------------------------------------------------------------------------
+# -- notes ----------------------------------------------------------------------------------------------------------
 
 
 def test_notes_are_added_to_the_journal_and_read_from_it(tmp_path: Path) -> None:

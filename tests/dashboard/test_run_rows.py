@@ -157,7 +157,7 @@ def test_links_pipes_and_folders_in_place_of_files_are_left_out(tmp_path: Path) 
             assert '"curves":{}' in answers[-1]
 
 
-# -- curves -------------------------------------------------------------------------------------------------------------
+# -- curves ---------------------------------------------------------------------------------------------------------
 
 
 def test_metrics_are_read_on_from_where_reading_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,7 +111,7 @@ class Actions:
         log_note(journal, name, kind, text)
         return "noted in the journal"
 
-    # -- the bin --------------------------------------------------------------------------------------------------------
+    # -- the bin ----------------------------------------------------------------------------------------------------
 
     def delete(self, run: FoundRun) -> str:
         """Moves a run into the bin beside it.
@@ -131,7 +131,7 @@ class Actions:
                 if target.parent.is_symlink():
                     raise RunError(f"{target.parent} is a link; the bin must be a folder.")
                 target.parent.mkdir(exist_ok=True)
-                os.rename(run.path, target)
+                Path(run.path).rename(target)
         except BlockingIOError:
             raise RunError(f"{run.name} is running. Stop it before it is deleted.") from None
         finally:
@@ -147,11 +147,11 @@ class Actions:
             UserError: if there is another folder of its name now.
         """
         folder, name = os.path.split(deleted.path)
-        target = Path(os.path.dirname(folder), original_name(name))
+        target = Path(folder).parent / original_name(name)
         with explain(target, "restore"):
             if target.exists() or target.is_symlink():
                 raise RunError(f"{target} exists. Rename or delete it, then restore the run.")
-            os.rename(deleted.path, target)
+            Path(deleted.path).rename(target)
         self.index.wake()
         return "restored"
 

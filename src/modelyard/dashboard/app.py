@@ -1,8 +1,8 @@
 """The HTTP paths of the dashboard, and who may use them.
 
-Whoever knows the token may: the address that is printed has it. Its first request sets a cookie, with which pages are seen.
-A request that changes something must be a POST with the token itself in a header, which no page of another site knows, and
-no form can send. Runs are named by ids that the server made; no request holds a path.
+Whoever knows the token may: the address that is printed has it. The first request sets a cookie, with which pages are
+seen. A request that changes something must be a POST with the token itself in a header, which no page of another site
+knows, and no form can send. Runs are named by ids that the server made; no request holds a path.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import hashlib
 import hmac
 import json
 import logging
-import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
@@ -61,7 +60,7 @@ _STRANGERS_PAGE = (
     "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 )
 """The policy of a page out of a run folder: it may have been written by anyone, so nothing in it runs."""
-_Handler = Callable[[Request], Any]
+_Handler = Callable[..., Response]
 
 
 class Access:
@@ -187,8 +186,7 @@ class Dashboard:
                     await run_in_threadpool(self._ready.wait)
                 body = await _body(request) if request.method == "POST" else None
                 arguments = (request,) if body is None else (request, body)
-                response: Response = await run_in_threadpool(handler, *arguments)
-                return response
+                return await run_in_threadpool(handler, *arguments)
             except RequestError as error:
                 return JsonResponse({"error": error.message}, error.status, error.headers)
             except UserError as error:
@@ -203,7 +201,7 @@ class Dashboard:
         assert isinstance(error, HTTPException)
         return JsonResponse({"error": f"{error.detail}."}, error.status_code, dict(error.headers or {}))
 
-    # -- pages ----------------------------------------------------------------------------------------------------------
+    # -- pages ------------------------------------------------------------------------------------------------------
 
     def _page(self, request: Request) -> Response:
         knows = self._access.is_token(request.query_params.get("token"))
@@ -235,7 +233,7 @@ class Dashboard:
         headers = {**_HEADERS, "Content-Security-Policy": _STRANGERS_PAGE, "Cache-Control": "no-store"}
         return Response(data, 200, headers, "text/html")
 
-    # -- what the pages read --------------------------------------------------------------------------------------------
+    # -- what the pages read ----------------------------------------------------------------------------------------
 
     def _runs(self, request: Request) -> Response:
         return JsonResponse(self._index.changes(_number(request, "since", 0)))
@@ -255,7 +253,7 @@ class Dashboard:
         from modelyard.dashboard.run_files import CHIEF_LOG, read_end
 
         path, after = f"{self._run(request).path}/{CHIEF_LOG}", _number(request, "after", 0)
-        if os.path.islink(os.path.dirname(path)):
+        if Path(path).parent.is_symlink():
             return JsonResponse({"text": "", "start": 0, "end": 0})
         data, start = read_end(path, _LOG_BYTES)
         end = start + len(data)
@@ -284,7 +282,7 @@ class Dashboard:
             found[run.id] = {"curves": curves, "read": read, "size": size}
         return JsonResponse(found)
 
-    # -- what the pages change ------------------------------------------------------------------------------------------
+    # -- what the pages change --------------------------------------------------------------------------------------
 
     def _act(self, request: Request, body: Mapping[str, Any]) -> Response:
         kind, key, action = (request.path_params[name] for name in ("kind", "id", "action"))
@@ -297,9 +295,7 @@ class Dashboard:
             if action == "note":
                 done = self._actions.note(run, str(body.get("kind", "")), str(body.get("text", "")))
             else:
-                done = {"stop": self._actions.stop, "resume": self._actions.resume, "delete": self._actions.delete}[
-                    action
-                ](run)
+                done = getattr(self._actions, action)(run)  # one of the names above
         else:
             raise RequestError(404, "there is nothing to do that with; it may have been moved or deleted.")
         log.info("%s %s %s: %s", action, kind, key, done)

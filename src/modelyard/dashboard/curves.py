@@ -1,7 +1,7 @@
-"""The curves of a run: metrics.jsonl, read once and from then on where reading stopped, with at most some thousand points.
+"""The curves of a run: metrics.jsonl, read once and from then on where reading stopped.
 
-A file may have gigabytes. When a split has more points than `MOST_POINTS`, two of them become one, which keeps the mean and
-the extremes of both. So memory has a limit, and no spike disappears.
+A file may have gigabytes. When a split has `MOST_POINTS`, two of them become one, which keeps the mean and the extremes
+of both. So memory has a limit, and no spike disappears.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class MetricsReader:
             self._start_over(status.st_ino)
         while self.read < self.size:
             data = os.pread(handle, _PIECE, self.read)
-            whole, newline, rest = data.rpartition(b"\n")
+            whole, newline, _ = data.rpartition(b"\n")
             if not newline:
                 if len(data) < _LONGEST_LINE:
                     return  # it is being written

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from modelyard.config.schema import CORE_FIELDS
-from modelyard.dashboard.index import REPORT, FoundRun, Index
-from modelyard.dashboard.run_files import LONGEST_TEXT, plain, read_object, read_options
-from modelyard.run.directory import MANIFEST
+from modelyard.dashboard.index import REPORT, FoundRun, Index, is_plain
+from modelyard.dashboard.run_files import LONGEST_TEXT, object_of, plain, read_object, read_options
+from modelyard.run.directory import CONFIG, MANIFEST
 
 _MOST_STARTS = 20
 
@@ -16,19 +15,19 @@ _MOST_STARTS = 20
 def details(index: Index, run: FoundRun) -> dict[str, Any]:
     """Returns what the page of one run shows."""
     manifest = read_object(f"{run.path}/{MANIFEST}")
-    data = _object(manifest.get("dataset"))
+    data = object_of(manifest.get("dataset"))
     starts = manifest.get("starts")
     shown = [
         _start(one) for one in (starts if isinstance(starts, list) else [])[-_MOST_STARTS:] if isinstance(one, dict)
     ]
     classes = data.get("classes")
-    sizes = {str(split)[:40]: plain(count) for split, count in list(_object(data.get("sizes")).items())[:10]}
+    sizes = {str(split)[:40]: plain(count) for split, count in list(object_of(data.get("sizes")).items())[:10]}
     best = run.row["best"]
     return {
         "id": run.id,
         "name": run.name,
         "path": run.path.encode("utf-8", "replace").decode(),
-        "options": read_options(run.path + "/config.yaml") or {},
+        "options": read_options(f"{run.path}/{CONFIG}") or {},
         "defaults": _defaults(),
         "starts": shown,
         "sizes": sizes,
@@ -36,7 +35,7 @@ def details(index: Index, run: FoundRun) -> dict[str, Any]:
         "class_count": len(classes) if isinstance(classes, list) else None,
         "best": {key: best[key] for key in ("metric", "value", "step")} if best else None,
         "notes": index.notes(run),
-        "report": os.path.isfile(f"{run.path}/{REPORT}") and not os.path.islink(f"{run.path}/{REPORT}"),
+        "report": is_plain(f"{run.path}/{REPORT}"),
         "problem": run.row.get("problem", ""),
         "reason": run.row["reason"],
     }
@@ -52,7 +51,7 @@ def _start(start: dict[str, Any]) -> dict[str, Any]:
     """Returns when, where and with which versions a run was started."""
     command = start.get("command")
     words = [str(word) for word in command] if isinstance(command, list) else []
-    hardware, engine = _object(start.get("hardware")), _object(start.get("engine"))
+    hardware, engine = object_of(start.get("hardware")), object_of(start.get("engine"))
     return {
         "time": str(start.get("time"))[:40],
         "step": plain(start.get("step")),
@@ -66,8 +65,4 @@ def _start(start: dict[str, Any]) -> dict[str, Any]:
 
 
 def _texts(values: Any) -> dict[str, str]:
-    return {str(key)[:100]: str(plain(value))[:1000] for key, value in list(_object(values).items())[:100]}
-
-
-def _object(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
+    return {str(key)[:100]: str(plain(value))[:1000] for key, value in list(object_of(values).items())[:100]}

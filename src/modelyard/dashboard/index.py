@@ -1,6 +1,7 @@
-"""The runs below some folders, kept in memory and brought up to date from their files. Nothing else is stored.
+"""The runs below some folders, kept in memory and brought up to date from their files.
 
-A run is read again when the time or the size of one of its files changes. One thread reads; it rests while nobody looks.
+Nothing else is stored. A run is read again when the time or the size of one of its files changes. One thread reads; it
+rests while nobody looks.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ class Index:
         self._now = threading.Event()
         self._looks = 0
 
-    # -- what requests ask ----------------------------------------------------------------------------------------------
+    # -- what requests ask ------------------------------------------------------------------------------------------
 
     def changes(self, since: int) -> dict[str, Any]:
         """Returns what changed after a version: rows of runs, and ids of those that are gone; and all groups."""
@@ -141,7 +142,7 @@ class Index:
             self._now.set()
         with self._guard:
             changed = [run for run in self.runs.values() if run.version > since]
-            base = next((run.row["options"] for run in self.runs.values()), {})
+            base: dict[str, Any] = next((run.row["options"] for run in self.runs.values()), {})
             return {
                 "version": self._version,
                 "complete": self.is_complete,
@@ -187,7 +188,7 @@ class Index:
         entries = known[1].get(" ".join(name.split()), [])
         return [{**entry, "text": entry["text"][:LONGEST_TEXT]} for entry in entries[-200:]]
 
-    # -- reading --------------------------------------------------------------------------------------------------------
+    # -- reading ----------------------------------------------------------------------------------------------------
 
     def watch(self, stopped: threading.Event) -> None:
         """Reads and keeps up to date, until ``stopped`` is set and `wake` is called. Call it in a thread."""
@@ -289,7 +290,7 @@ class Index:
         return listing
 
     def _group(self, key: str, path: str, name: str) -> Group:
-        pages = tuple(page for page in PAGES if _is_plain(f"{path}/{page}"))
+        pages = tuple(page for page in PAGES if is_plain(f"{path}/{page}"))
         logs = Path(path, LOGS)
         running = not logs.is_symlink() and bool(holders(logs))
         failures = {str(k): str(v)[:300] for k, v in list(read_object(f"{path}/{FAILED}").items())[:10_000]}
@@ -299,7 +300,7 @@ class Index:
         with contextlib.suppress(OSError):
             for name in sorted(os.listdir(path)):
                 one = f"{path}/{name}"
-                if _is_plain(f"{one}/{CONFIG}") and not os.path.islink(one):
+                if is_plain(f"{one}/{CONFIG}") and not os.path.islink(one):
                     deleted[_id(one)] = Deleted(
                         _id(one), one, _name("", f"{path[: -len(BIN)]}{original_name(name)}", self.folders)
                     )
@@ -357,7 +358,8 @@ def _name(top: str, path: str, folders: Sequence[str]) -> str:
     return name.encode("utf-8", "replace").decode()
 
 
-def _is_plain(path: str) -> bool:
+def is_plain(path: str) -> bool:
+    """Returns whether there is a regular file, not a link."""
     try:
         return stat.S_ISREG(os.stat(path, follow_symlinks=False).st_mode)
     except OSError:

@@ -1,7 +1,7 @@
 """Reads what the table shows of one run folder: little, fast, and whatever a stranger wrote there.
 
-Nothing here is cached or checked as it is to resume a run: a folder that is half written or damaged is shown with what can be
-read. Links are not followed, only regular files are read, and no more of them than the limits below.
+Files are not checked as they are to resume a run: of a folder that is half written or damaged, what can be read is
+shown. Links are not followed, only regular files are read, and no more of them than the limits below.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _WATCHED = (CONFIG, MANIFEST, METRICS, f"{EVALUATOR}/{METRICS}", CHECKPOINTS, BE
 Signature = tuple[Any, ...]
 
 
-# -- files --------------------------------------------------------------------------------------------------------------
+# -- files ----------------------------------------------------------------------------------------------------------
 
 
 def open_plain(path: str) -> int | None:
@@ -132,7 +132,7 @@ def is_locked(path: str) -> bool:
     return False
 
 
-# -- options ------------------------------------------------------------------------------------------------------------
+# -- options --------------------------------------------------------------------------------------------------------
 
 _OPTION = re.compile(r"\n(?=[^\s#-])")
 """Between two options of a config.yaml as Modelyard writes it: lists and long texts go on with a dash or a space."""
@@ -198,7 +198,7 @@ def plain(value: Any) -> str | int | float | bool | None:
     return str(value)[:LONGEST_TEXT].encode("utf-8", "replace").decode()
 
 
-# -- metrics ------------------------------------------------------------------------------------------------------------
+# -- metrics --------------------------------------------------------------------------------------------------------
 
 
 def parse_row(line: bytes) -> Row | None:
@@ -251,7 +251,7 @@ def metrics_of(row: Mapping[str, Any]) -> dict[str, float]:
     return {key: value for key, value in row.items() if key not in _BESIDES}
 
 
-# -- the row of the table -----------------------------------------------------------------------------------------------
+# -- the row of the table -------------------------------------------------------------------------------------------
 
 _RECORD = re.compile(rb"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (DEBUG|INFO|WARNING|ERROR|CRITICAL) *(.*)", re.MULTILINE)
 _ERROR_LINE = re.compile(rb"^error: (.*)", re.MULTILINE)
@@ -277,11 +277,10 @@ def read_row(path: str, seen: Signature) -> Row | None:
         rows |= last_rows(f"{path}/{EVALUATOR}/{METRICS}")
     starts = [start for start in _list(manifest.get("starts")) if isinstance(start, dict)]
     state = _newest_state(path, CHECKPOINTS)
-    best_folder = options.get("best_model_dir")
-    best = _best(path) if best_folder is None else {}
+    best = _best(path) if options.get("best_model_dir") is None else {}
     saved = max(_count(state.get("step")), best.get("step", 0))
     step = max([row["step"] for row in rows.values()] + [saved])
-    loop = state.get(LOOP_STATE) if isinstance(state.get(LOOP_STATE), dict) else {}
+    loop = object_of(state.get(LOOP_STATE))
     total = _count(loop.get("total_steps")) or _count(options.get("train_steps"))
     times = [mark[0] / 1e9 for mark in (seen[2], seen[3], seen[6]) if mark is not None]
     first, last = (_time(starts[index].get("time")) if starts else None for index in (0, -1))
@@ -298,7 +297,7 @@ def read_row(path: str, seen: Signature) -> Row | None:
     row |= {key: rows["train"][key] for key in ("epoch",) if key in rows.get("train", {})}
     seconds = [each["seconds"] for each in rows.values() if "seconds" in each]
     row["seconds"] = max(seconds, default=None)
-    size = manifest.get("model") if isinstance(manifest.get("model"), dict) else {}
+    size = object_of(manifest.get("model"))
     for name in ("parameters", "flops"):
         row[name] = plain(size.get(name)) if isinstance(size.get(name), int) else None
     row["state"], row["reason"] = _state(path, seen, loop, saved, total)
@@ -310,7 +309,7 @@ def read_row(path: str, seen: Signature) -> Row | None:
 
 def _metrics(rows: Mapping[str, Row], best: Mapping[str, Any]) -> dict[str, float]:
     """Returns the last metrics of every split; those of validation are of the best model, if there is one."""
-    found = {}
+    found: dict[str, float] = {}
     for split, row in rows.items():
         shown = metrics_of(row)
         if split == "validation" and isinstance(best.get("metrics"), dict):
@@ -337,18 +336,18 @@ def _best(path: str) -> dict[str, Any]:
         return {}
     found = []
     for folder in list(saved.values())[-10:]:
-        loop = read_object(f"{folder}/{STATE}").get(LOOP_STATE)
-        best = loop.get("best") if isinstance(loop, dict) else None
-        if isinstance(best, dict) and (value := _number(best.get("value"))) is not None:
+        loop = object_of(read_object(f"{folder}/{STATE}").get(LOOP_STATE))
+        best = object_of(loop.get("best"))
+        if (value := _number(best.get("value"))) is not None:
             sign = -1 if best.get("mode") == "max" else 1
-            metrics = loop.get("metrics") if isinstance(loop.get("metrics"), dict) else {}
+            metrics = object_of(loop.get("metrics"))
             shown = {"metric": str(best.get("metric"))[:100], "value": value, "step": _count(best.get("step"))}
             found.append((sign * value, shown["step"], shown | {"metrics": metrics}))
     return min(found, key=lambda item: item[:2])[2] if found else {}
 
 
 def _state(path: str, seen: Signature, loop: Mapping[str, Any], saved: int, total: int) -> tuple[str, str]:
-    """Returns the state of a run in a word, and its reason if one is known. ``saved`` is the newest step in a checkpoint."""
+    """Returns the state of a run in a word, and its reason if one is known. ``saved`` is the newest step that is saved."""
     if seen[-1]:
         return "running", ""
     if seen[7] is not None and read_holder(Path(path, CHIEF_PID)) is not None:
@@ -381,6 +380,11 @@ def _failure(path: str) -> str:
 
 def _short(value: Any) -> Any:
     return f"{value[:_SHORT_TEXT]}…" if isinstance(value, str) and len(value) > _SHORT_TEXT else value
+
+
+def object_of(value: Any) -> dict[str, Any]:
+    """Returns a JSON object; empty if the value is none."""
+    return value if isinstance(value, dict) else {}
 
 
 def _count(value: Any) -> int:
