@@ -83,7 +83,7 @@ def running(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def opened(*folders: Path, program: list[str] | None = None, token: bool = True) -> Iterator[TestClient]:
+def opened(*folders: Path | str, program: list[str] | None = None, token: bool = True) -> Iterator[TestClient]:
     """A browser at the dashboard, with the cookie if it knew the token, when all runs have been read once."""
     hosts = Hosts("127.0.0.1", "127.0.0.1", command="dashboard")
     app = Dashboard([str(folder) for folder in folders], Access(TOKEN, 8600), hosts, program).app()

@@ -12,7 +12,8 @@ from modelyard.errors import COMMAND_LINE
 
 def dashboard(
     folders: Annotated[
-        list[str] | None, typer.Argument(metavar="FOLDER", help="folders with runs, at any depth (default: runs)")
+        list[str] | None,
+        typer.Argument(metavar="FOLDER", help="folders with runs, at any depth, or their URLs (default: runs)"),
     ] = None,
     port: Annotated[int, typer.Option(help="port to listen on; 0: the system chooses")] = 8600,
     host: Annotated[str, typer.Option(help="address to listen on; by default only this machine can connect")] = (

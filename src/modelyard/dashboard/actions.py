@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -37,7 +38,6 @@ class Actions:
     def __init__(self, index: Index, program: Sequence[str] | None = None) -> None:
         self.index = index
         self._program = [sys.executable, "-m", "modelyard"] if program is None else list(program)
-        self._processes: list[subprocess.Popen[bytes]] = []
 
     def stop(self, place: FoundRun | Group) -> str:
         """Stops a run, a matrix or a search as ``modelyard stop`` does, and returns what happened.
@@ -48,7 +48,7 @@ class Actions:
         from modelyard.launcher.local import stop
         from modelyard.launcher.supervise import LaunchError
 
-        self._reap()
+        self._refuse_remote(place)
         try:
             stopped = stop(place.path, timeout_secs=_STOP_SECONDS)
         except LaunchError:
@@ -65,7 +65,6 @@ class Actions:
         Raises:
             UserError: if it runs, or has nothing left to train.
         """
-        self._reap()
         self._refuse_running(run, "resumed")
         if run.row["state"] == "finished":
             raise RunError(f"{run.name} is finished. To train it longer: modelyard resume {run.path} --train_epochs 20")
@@ -79,7 +78,7 @@ class Actions:
             raise RunError(f"{run.name} could not be resumed: {error.strerror or error}.") from error
         finally:
             os.close(output)
-        self._processes.append(process)
+        threading.Thread(target=process.wait, daemon=True).start()  # until it ends, or the dashboard does
         log.info("resuming %s: process %d", run.path, process.pid)
         self.index.wake()
         return f"started: process {process.pid}"
@@ -101,6 +100,7 @@ class Actions:
         """
         if kind not in NOTE_KINDS:
             raise UserError(f"a note is a {', '.join(NOTE_KINDS)}, not {kind[:40]!r}.")
+        self._refuse_remote(run)
         text = text.strip()
         if not text or len(text) > LONGEST_NOTE:
             raise UserError(f"a note has 1 to {LONGEST_NOTE:,} characters; this one has {len(text):,}.")
@@ -119,7 +119,6 @@ class Actions:
         Raises:
             UserError: if it runs, or is a cell of a matrix that runs.
         """
-        self._reap()
         self._refuse_running(run, "deleted")
         folder, name = os.path.split(run.path)
         target = Path(folder, BIN, name_in_bin(name, datetime.now()))
@@ -146,6 +145,7 @@ class Actions:
         Raises:
             UserError: if there is another folder of its name now.
         """
+        self._refuse_remote(deleted)
         folder, name = os.path.split(deleted.path)
         target = Path(folder).parent / original_name(name)
         with explain(target, "restore"):
@@ -155,7 +155,15 @@ class Actions:
         self.index.wake()
         return "restored"
 
+    def _refuse_remote(self, place: FoundRun | Group | Deleted) -> None:
+        if self.index.is_remote(place.path):
+            url = self.index.address(place.path)
+            raise RunError(
+                f"{url} is on an object store, where the dashboard only reads. Use the commands with its URL."
+            )
+
     def _refuse_running(self, run: FoundRun, done: str) -> None:
+        self._refuse_remote(run)
         logs = Path(run.path, LOGS)
         if is_locked(run.path) or (not logs.is_symlink() and holders(logs)):
             raise RunError(f"{run.name} is running. Stop it before it is {done}.")
@@ -165,7 +173,3 @@ class Actions:
         group = next((group for group in around if holders(Path(group.path, LOGS))), None)
         if group is not None:
             raise RunError(f"{run.name} is a cell of {group.name}, which is running. Stop that before it is {done}.")
-
-    def _reap(self) -> None:
-        """Lets the system forget the processes that were resumed here and have ended."""
-        self._processes = [process for process in self._processes if process.poll() is None]

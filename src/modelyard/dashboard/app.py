@@ -222,7 +222,7 @@ class Dashboard:
 
     def _strangers_page(self, request: Request) -> Response:
         """A page that Modelyard wrote beside runs: a leaderboard, a search, a report."""
-        from modelyard.dashboard.index import PAGES, REPORT
+        from modelyard.dashboard.remote import PAGES, REPORT
         from modelyard.dashboard.run_files import read_plain
 
         name, key = request.path_params["name"], request.path_params["id"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from modelyard.config.schema import CORE_FIELDS
-from modelyard.dashboard.index import REPORT, FoundRun, Index, is_plain
+from modelyard.dashboard.index import FoundRun, Index, is_plain
+from modelyard.dashboard.remote import REPORT
 from modelyard.dashboard.run_files import LONGEST_TEXT, object_of, plain, read_object, read_options
 from modelyard.run.directory import CONFIG, MANIFEST
 
@@ -26,7 +27,7 @@ def details(index: Index, run: FoundRun) -> dict[str, Any]:
     return {
         "id": run.id,
         "name": run.name,
-        "path": run.path.encode("utf-8", "replace").decode(),
+        "path": index.address(run.path).encode("utf-8", "replace").decode(),
         "options": read_options(f"{run.path}/{CONFIG}") or {},
         "defaults": _defaults(),
         "starts": shown,

@@ -20,8 +20,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from modelyard import storage
 from modelyard.comparison.matrix_folder import FAILED, PLAN
 from modelyard.dashboard.curves import MetricsReader
+from modelyard.dashboard.remote import PAGES, RemoteFolder
 from modelyard.dashboard.run_files import (
     LONGEST_TEXT,
     Row,
@@ -35,9 +37,6 @@ from modelyard.run.manifest import read_journal
 from modelyard.system.process import holders
 
 log = logging.getLogger("modelyard")
-PAGES = ("leaderboard.html", "search.html")
-"""Pages that are written to the folder of a matrix or a search."""
-REPORT = "report.html"
 _PAUSE = 1.0
 """Seconds between two looks at the runs that are running."""
 _PARTS = 5
@@ -112,11 +111,13 @@ class Index:
     """The runs below some folders.
 
     Args:
-        folders: absolute paths; they need not exist yet.
+        folders: absolute paths, and URLs on object stores.
     """
 
     def __init__(self, folders: Sequence[str]) -> None:
-        self.folders = [folder.rstrip("/") or "/" for folder in folders]
+        self.remotes = [RemoteFolder(folder) for folder in folders if storage.is_remote(folder)]
+        local = [folder.rstrip("/") or "/" for folder in folders if not storage.is_remote(folder)]
+        self.folders = [*local, *(str(remote.path) for remote in self.remotes)]
         self.runs: dict[str, FoundRun] = {}
         self.groups: dict[str, Group] = {}
         self.bin: dict[str, Deleted] = {}
@@ -146,9 +147,9 @@ class Index:
             return {
                 "version": self._version,
                 "complete": self.is_complete,
-                "problem": self.problem,
+                "problem": self.problem or next((one.problem for one in self.remotes if one.problem), ""),
                 "base": base if changed else {},
-                "runs": [_sent(run, base) for run in changed],
+                "runs": [{**_sent(run, base), "remote": self.is_remote(run.path)} for run in changed],
                 "gone": [name for version, name in self._gone if version > since] if since else [],
                 "groups": [
                     {"id": g.id, "name": g.name, "pages": g.pages, "running": g.running} for g in self.groups.values()
@@ -160,6 +161,17 @@ class Index:
         """Lets all runs be read again at once."""
         self._looks = 0
         self._now.set()
+
+    def is_remote(self, path: str) -> bool:
+        """Returns whether a path is in the copy of a folder on an object store."""
+        return any(path.startswith(f"{remote.path}/") or path == str(remote.path) for remote in self.remotes)
+
+    def address(self, path: str) -> str:
+        """Returns a path as the user knows it: in a copy of an object store, its URL."""
+        for remote in self.remotes:
+            if path.startswith(f"{remote.path}/") or path == str(remote.path):
+                return remote.address(path)
+        return path
 
     def readers(self, run: FoundRun) -> list[MetricsReader]:
         """Returns what reads the metrics of a run. The readers of the runs that were asked for last are kept."""
@@ -192,6 +204,8 @@ class Index:
 
     def watch(self, stopped: threading.Event) -> None:
         """Reads and keeps up to date, until ``stopped`` is set and `wake` is called. Call it in a thread."""
+        for remote in self.remotes:
+            threading.Thread(target=remote.watch, args=(stopped, lambda: not self._rests), daemon=True).start()
         while not stopped.is_set():
             try:
                 self.refresh()

@@ -347,7 +347,7 @@ def _best(path: str) -> dict[str, Any]:
 
 
 def _state(path: str, seen: Signature, loop: Mapping[str, Any], saved: int, total: int) -> tuple[str, str]:
-    """Returns the state of a run in a word, and its reason if one is known. ``saved`` is the newest step that is saved."""
+    """Returns the state of a run in a word, and its reason if one is known. ``saved`` is the newest saved step."""
     if seen[-1]:
         return "running", ""
     if seen[7] is not None and read_holder(Path(path, CHIEF_PID)) is not None:

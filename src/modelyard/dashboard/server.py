@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from modelyard import storage
 from modelyard.errors import ConfigError, Problem, RunError, UserError
 from modelyard.serving.http.server import host_names, listen
 
@@ -29,16 +30,13 @@ def dashboard(
     """Serves pages over all runs below some folders until SIGTERM or Ctrl-C. Runs that were resumed there go on.
 
     Args:
-        *folders: folders with runs, at any depth; by default ``runs``.
+        *folders: folders with runs, at any depth, or their URLs; by default ``runs``.
         host: the address to listen on; by default only this machine can connect.
         port: 0 lets the system choose.
         allowed_host: names besides those of this machine by which browsers may call the server, such as a proxy's.
         ready: called with the address, which has the token, once the server accepts requests.
         program: the program that resumes a run; by default Modelyard itself.
         source: where the options come from, for error messages.
-
-    Example:
-        ``modelyard.dashboard("runs", port=8600)``
 
     Raises:
         UserError: if a folder does not exist, or the address is in use.
@@ -81,6 +79,10 @@ def dashboard(
 
 
 def _absolute(folder: str | os.PathLike[str]) -> str:
+    if storage.is_remote(url := os.fspath(folder)):
+        if not storage.exists(url):
+            raise RunError(f"there is nothing at {url}. Give a folder with runs, such as s3://bucket/runs")
+        return url
     path = Path(folder).expanduser()
     if not path.is_dir():
         what = "is not a folder" if path.exists() else "does not exist"

@@ -170,9 +170,9 @@ function drawChosen() {
 
 function drawActions(runs) {
   const able = {
-    Stop: runs.filter((run) => run.state === "running"),
-    Resume: runs.filter((run) => !["running", "finished"].includes(run.state)),
-    Delete: runs.filter((run) => run.state !== "running"),
+    Stop: runs.filter((run) => run.state === "running" && !run.remote),
+    Resume: runs.filter((run) => !["running", "finished"].includes(run.state) && !run.remote),
+    Delete: runs.filter((run) => run.state !== "running" && !run.remote),
   };
   const key = JSON.stringify([state.tab, Object.values(able).map((each) => each.map((run) => run.id))]);
   if (key === drawActions.known) return;
@@ -345,7 +345,7 @@ async function watch() {
       if (error.status === 401) state.version = 0;
       tell(error.status === 401 ? "The dashboard was started again. Open the address that it printed." : error.message, true);
     }
-    const pause = wasLost ? 3000 : !state.complete ? 150 : document.hidden ? 10000 : 1000;
+    const pause = wasLost ? 3000 : !state.complete ? 250 : document.hidden ? 10000 : 1000;
     await new Promise((done) => setTimeout(done, pause));
   }
 }

@@ -18,8 +18,8 @@ export class RunView {
     this.text = el("textarea", { rows: 3, maxLength: 10000, "aria-label": "Text of the note" });
     this.kind = el("select", { "aria-label": "Kind of note" }, ...["Note", "Hypothesis", "Conclusion"].map((kind) => el("option", {}, kind)));
     this.list = el("ul", { class: "notes" });
-    const form = el("form", { onsubmit: (event) => this.addNote(event) }, this.kind, this.text, el("button", { type: "submit" }, "Add to the journal"));
-    this.parts.notes.append(el("h3", {}, "Notes"), this.list, form);
+    this.form = el("form", { onsubmit: (event) => this.addNote(event) }, this.kind, this.text, el("button", { type: "submit" }, "Add to the journal"));
+    this.parts.notes.append(el("h3", {}, "Notes"), this.list, this.form);
     this.parts.log.append(el("h3", {}, "Log"), this.pre);
     place.replaceChildren(el("div", { class: "run" },
       this.parts.top,
@@ -41,6 +41,7 @@ export class RunView {
       this.parts.options.replaceChildren();
       this.parts.starts.replaceChildren();
     }
+    this.form.hidden = run.remote;
     this.drawTop();
     if (this.version === run.stamp) return;
     this.version = run.stamp;
