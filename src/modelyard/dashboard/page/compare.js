@@ -5,6 +5,9 @@ import { option, show, stateText } from "./values.js";
 
 const MOST_RUNS = 30;
 
+// A line may end after an underscore.
+const breakable = (name) => name.split("_").flatMap((part, index) => (index ? ["_", el("wbr"), part] : [part]));
+
 export function comparison(runs, onlyDifferent, change) {
   if (!runs.length) return el("p", { class: "hint" }, "Choose runs in the table to compare their options.");
   const shown = runs.slice(0, MOST_RUNS);
@@ -15,7 +18,7 @@ export function comparison(runs, onlyDifferent, change) {
     const other = differs(values);
     if (!other && onlyDifferent && marks) return null;
     const mark = other && marks ? el("span", { title: "differs" }, "≠ ", el("span", { class: "unseen" }, "differs: ")) : null;
-    return el("tr", { class: other && marks ? "differs" : "" }, el("th", { scope: "row" }, mark, name), ...values.map((value) => el("td", {}, format(value))));
+    return el("tr", { class: other && marks ? "differs" : "" }, el("th", { scope: "row" }, mark, ...breakable(name)), ...values.map((value) => el("td", {}, format(value))));
   };
   const options = keys.sort().map((key) => line(key, shown.map((run) => run.options[key]), option, true)).filter(Boolean);
   const results = [

@@ -9,7 +9,10 @@ import { duration, show } from "./values.js";
 export const MOST_RUNS = 20;
 const COLOURS = ["#3b76c4", "#d9822b", "#2c9c69", "#c9485b", "#8661c1", "#8a6d3b", "#d269a8", "#4aa3b0"];
 const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3]];
+const COMPACT = new Intl.NumberFormat("en-US", { notation: "compact", maximumSignificantDigits: 4 });
+const SECONDS = [0.1, 0.5, 1, 2, 5, 10, 15, 30, ...[1, 2, 5, 10, 15, 30, 60, 120, 360, 720].map((minutes) => 60 * minutes), ...[1, 2, 5, 10, 20, 50].map((days) => 86400 * days)];
 const MOST_FAINT = 10;
+const dark = matchMedia("(prefers-color-scheme:dark)");
 
 const look = (index) => ({
   colour: COLOURS[index % COLOURS.length],
@@ -54,7 +57,7 @@ export class Curves {
 
   close() {
     this.resized.disconnect();
-    this.charts.forEach((chart) => chart.destroy());
+    this.charts.forEach((one) => one.chart?.destroy());
     this.charts = [];
     this.place = null;
   }
@@ -142,35 +145,51 @@ export class Curves {
     if (size > 1e6 && read < 0.98 * size) notes.push(`${Math.floor((100 * read) / size)} % of the metrics are read.`);
     const merged = Math.max(1, ...Object.values(this.data).flatMap((one) => Object.values(one.curves).map((c) => c.rows)));
     if (merged > 1) notes.push(`A point is the mean of up to ${merged} rows; the band is their range.`);
-    this.note.textContent = notes.join(" ");
-    this.charts.forEach((chart) => chart.destroy());
-    this.charts = [];
+    if (this.note.textContent !== notes.join(" ")) this.note.textContent = notes.join(" ");
     const figures = this.runs.length ? metrics.map((name) => this.figure(name)) : [];
-    this.grid.replaceChildren(...figures.map((one) => one.figure));
-    figures.forEach((one) => one.plot());
+    const key = JSON.stringify([figures.map((one) => one.key), this.settings, dark.matches]);
+    if (key === this.drawn) {
+      figures.forEach((one, index) => this.renew(index, one));
+      return;
+    }
+    this.drawn = key;
+    this.charts.forEach((one) => one.chart?.destroy());
+    this.charts = figures.map((one) => {
+      const place = el("div", { class: "plot", role: "img", "aria-label": one.label });
+      return { place, figure: el("figure", {}, el("figcaption", {}, one.name), place), last: one.last };
+    });
+    this.grid.replaceChildren(...this.charts.map((one) => one.figure));
+    figures.forEach((one, index) => {
+      const { place } = this.charts[index];
+      if (one.series) this.charts[index].chart = this.plot(place, one, this.charts[index]);
+      else place.append(el("p", { class: "hint" }, "No values yet."));
+    });
   }
 
+  // New values in a chart that is there: what is zoomed stays so, and the pointer keeps its place.
+  renew(index, { data, label, last }) {
+    const { chart, place } = this.charts[index];
+    place.setAttribute("aria-label", label);
+    if (!chart) return;
+    const [before, { min, max }] = [chart.data[0], chart.scales.x];
+    const isZoomed = min > before[0] || max < before[before.length - 1];
+    this.charts[index].last = last;
+    chart.setData(data, !isZoomed);
+    if (isZoomed) chart.redraw();
+  }
+
+  // What a chart shows: its lines and bands, and the same in words.
   figure(name) {
     const own = this.runs
       .map((run, index) => ({ run, index, curve: this.data[run.id]?.curves[name] }))
       .filter((one) => one.curve?.mean.some((value) => value !== null));
-    const place = el("div", { class: "plot", role: "img" });
-    const figure = el("figure", {}, el("figcaption", {}, name), place);
-    if (!own.length) {
-      place.append(el("p", { class: "hint" }, "No values yet."));
-      return { figure, plot: () => {} };
-    }
-    const last = own.map(({ run, curve }) => `${run.name} ends at ${show(curve.mean.findLast((value) => value !== null))}`);
-    place.setAttribute("aria-label", `${name} against ${this.settings.x === "seconds" ? "time" : this.settings.x}: ${last.join("; ")}`);
-    return { figure, plot: () => this.plot(place, name, own) };
-  }
-
-  plot(place, name, own) {
+    if (!own.length) return { name, label: `${name}: no values yet`, key: [name], last: [] };
     const { x, log, smooth } = this.settings;
-    const style = getComputedStyle(document.documentElement);
-    const [ink, line] = [style.getPropertyValue("--faint"), style.getPropertyValue("--line")];
+    const ends = own.map(({ run, curve }) => `${run.name} ends at ${show(curve.mean.findLast((value) => value !== null))}`);
+    const label = `${name} against ${x === "seconds" ? "time" : x}: ${ends.join("; ")}`;
+    const last = [null];
     const tables = [];
-    const series = [{ label: x === "seconds" ? "time" : x, value: (_, v) => (v === null ? "last" : x === "seconds" ? duration(v) : show(v)) }];
+    const series = [{ label: x === "seconds" ? "time" : x }];
     const bands = [];
     const positive = (values) => (log ? values.map((value) => (value > 0 ? value : null)) : values);
     for (const { run, index, curve } of own) {
@@ -182,40 +201,57 @@ export class Curves {
       const picked = (values) => positive(order.map((i) => values[i]));
       const alone = axis.length === 1;
       const raw = picked(curve.mean);
-      const end = raw.findLast((each) => each !== null);
-      // Without a pointer, the last value.
-      const value = (_, v, __, at) => (at === null || at === undefined ? show(end) : v === null || v === undefined ? "–" : show(v));
       if (smooth > 0 && own.length <= MOST_FAINT) {
         tables.push([axis, raw]);
         series.push({ label: "", stroke: `${colour}55`, width: 1, points: { show: false }, spanGaps: true, faint: true });
+        last.push(null);
       }
       if (curve.low && smooth === 0 && own.length <= MOST_FAINT) {
         tables.push([axis, picked(curve.high)], [axis, picked(curve.low)]);
         const edge = { label: "", stroke: "transparent", points: { show: false }, spanGaps: true, faint: true };
         series.push(edge, { ...edge });
+        last.push(null, null);
         bands.push({ series: [series.length - 2, series.length - 1], fill: `${colour}33` });
       }
       tables.push([axis, smooth > 0 ? smoothed(raw, smooth) : raw]);
-      series.push({ label: run.name, stroke: colour, dash, width: 2, spanGaps: true, points: { show: alone, size: 8, fill: colour }, value });
+      series.push({ label: run.name, stroke: colour, dash, width: 2, spanGaps: true, points: { show: alone, size: 8, fill: colour } });
+      last.push(raw.findLast((each) => each !== null));
     }
-    const data = uPlot.join(tables);
-    const format = (_, splits) => splits.map((value) => (value === null ? "" : x === "seconds" ? duration(value) : value >= 1e5 ? value.toExponential(0) : String(value)));
-    const values = (_, splits) => splits.map((value) => (value === null ? "" : Math.abs(value) >= 1e5 || (value !== 0 && Math.abs(value) < 1e-3) ? value.toExponential(0) : String(Number(value.toPrecision(6)))));
+    const key = [name, series.map((one) => [one.label, one.stroke, one.points?.show]), bands.length];
+    return { name, label, last, series, bands, data: uPlot.join(tables), key };
+  }
+
+  plot(place, { series, bands, data }, kept) {
+    const { x, log } = this.settings;
+    const style = getComputedStyle(document.documentElement);
+    const [ink, line] = [style.getPropertyValue("--faint"), style.getPropertyValue("--line")];
+    const shown = (v) => (x === "seconds" ? duration(v) : show(v));
+    // Without a pointer, the last value.
+    const value = (_, v, index, at) => {
+      if (at === null || at === undefined) return index === 0 ? "last" : show(kept.last[index]);
+      return v === null || v === undefined ? "–" : index === 0 ? shown(v) : show(v);
+    };
+    const format = (_, splits) => splits.map((value) => (value === null ? "" : x === "seconds" ? duration(value) : value >= 1e4 ? COMPACT.format(value) : String(value)));
+    const values = (_, splits) => splits.map((value) => (value === null ? "" : Math.abs(value) >= 1e5 ? COMPACT.format(value) : value !== 0 && Math.abs(value) < 1e-3 ? value.toExponential(0) : String(Number(value.toPrecision(6)))));
+    // Of a logarithmic axis over many decades, only the decades have lines.
+    const filter = (_, splits) => (splits.length > 20 ? splits.map((v) => (Number.isInteger(Math.round(1e9 * Math.log10(v)) / 1e9) ? v : null)) : splits);
     const axis = { stroke: ink, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 }, font: "12px system-ui, sans-serif" };
+    const upright = log ? { ...axis, grid: { ...axis.grid, filter }, ticks: { ...axis.ticks, filter } } : axis;
     const chart = new uPlot({
       width: Math.max(place.clientWidth, 200), height: 240,
       scales: { x: { time: false }, y: { distr: log ? 3 : 1 } },
-      axes: [{ ...axis, values: format, space: x === "seconds" ? 80 : 60 }, { ...axis, values, size: 62 }],
+      axes: [{ ...axis, values: format, ...(x === "seconds" ? { space: 80, incrs: SECONDS } : { space: 60 }) }, { ...upright, values, size: 62 }],
       cursor: { sync: { key: `x-${x}`, setSeries: false }, points: { size: 6 } },
-      legend: { live: true }, series, bands,
+      legend: { live: true }, series: series.map((one) => ({ ...one, value })), bands,
     }, data, place);
     // The legend under a chart shows the values at the pointer; helper lines are not listed.
     [...chart.root.querySelectorAll(".u-legend .u-series")].forEach((row, index) => (row.hidden = Boolean(series[index].faint)));
-    this.charts.push(chart);
+    return chart;
   }
 
   fit() {
-    for (const chart of this.charts) {
+    for (const { chart } of this.charts) {
+      if (!chart) continue;
       const width = chart.root.parentElement.clientWidth;
       if (width > 0 && Math.abs(width - chart.width) > 2) chart.setSize({ width, height: chart.height });
     }

@@ -2,7 +2,7 @@
 
 import { el } from "./dom.js";
 import { get, post } from "./server.js";
-import { duration, option, show, stateText, time } from "./values.js";
+import { duration, names, option, show, stateText, time } from "./values.js";
 
 const LOG_LINES = 2000;
 
@@ -13,7 +13,7 @@ export class RunView {
     this.tell = tell;
     this.id = null;
     this.logEnd = 0;
-    this.parts = Object.fromEntries(["top", "results", "notes", "log", "options", "starts"].map((name) => [name, el("div")]));
+    this.parts = Object.fromEntries(["top", "path", "results", "notes", "log", "options", "starts"].map((name) => [name, el("div")]));
     this.pre = el("pre", { tabindex: 0, role: "log", "aria-label": "End of the log" });
     this.text = el("textarea", { rows: 3, maxLength: 10000, "aria-label": "Text of the note" });
     this.kind = el("select", { "aria-label": "Kind of note" }, ...["Note", "Hypothesis", "Conclusion"].map((kind) => el("option", {}, kind)));
@@ -22,7 +22,7 @@ export class RunView {
     this.parts.notes.append(el("h3", {}, "Notes"), this.list, this.form);
     this.parts.log.append(el("h3", {}, "Log"), this.pre);
     place.replaceChildren(el("div", { class: "run" },
-      this.parts.top,
+      this.parts.top, this.parts.path,
       el("div", { class: "two" }, el("div", {}, this.parts.results, this.parts.notes), this.parts.log),
       this.parts.options, this.parts.starts));
   }
@@ -38,6 +38,7 @@ export class RunView {
       [this.id, this.logEnd, this.version] = [run.id, 0, null];
       this.pre.textContent = "";
       this.list.replaceChildren();
+      this.parts.path.replaceChildren();
       this.parts.options.replaceChildren();
       this.parts.starts.replaceChildren();
     }
@@ -60,7 +61,7 @@ export class RunView {
       children.push(el("p", {}, el("progress", { max: run.total, value: Math.min(run.step, run.total), "aria-label": "Progress" }), ` ${text}`));
     }
     this.parts.top.replaceChildren(...children);
-    const metrics = Object.entries(run.metrics);
+    const metrics = names([run]).metrics.map((name) => [name, run.metrics[name]]);
     this.parts.results.replaceChildren(el("h3", {}, "Results"), metrics.length
       ? el("dl", { class: "pairs" }, ...metrics.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, show(value))]))
       : el("p", { class: "hint" }, "No metrics yet."));
@@ -74,8 +75,7 @@ export class RunView {
     const top = el("p", { class: "path" }, el("code", {}, found.path));
     if (found.best) top.append(` Best model: ${found.best.metric} ${show(found.best.value)} at step ${show(found.best.step)}.`);
     if (found.report) top.append(" ", el("a", { href: `/files/${id}/report.html`, target: "_blank", rel: "noopener" }, "report"));
-    this.parts.top.querySelector(".path")?.remove();
-    this.parts.top.append(top);
+    this.parts.path.replaceChildren(top);
     const rows = Object.entries(found.options).sort(([a], [b]) => a.localeCompare(b)).map(([name, value]) => {
       const known = Object.hasOwn(found.defaults, name);
       const changed = known && String(value) !== String(found.defaults[name]);
