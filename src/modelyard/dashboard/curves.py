@@ -140,6 +140,7 @@ class MetricsReader:
             handle = open_plain(self.path)
             if handle is None:
                 self._start_over(0)
+                self.size = 0
                 return
             try:
                 self._advance(handle, time.monotonic() + seconds)

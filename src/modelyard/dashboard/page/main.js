@@ -178,13 +178,14 @@ function drawActions(runs) {
   if (key === drawActions.known) return;
   drawActions.known = key;
   const texts = {
-    Stop: "They save and exit.", Resume: "Each one goes on in a process of its own, also without this dashboard.",
-    Delete: "They are moved to the bin, from where they can be restored.",
+    Stop: ["It saves and exits.", "They save and exit."],
+    Resume: ["It goes on in a process of its own, also without this dashboard.", "Each goes on in a process of its own, also without this dashboard."],
+    Delete: ["It is moved to the bin, from where it can be restored.", "They are moved to the bin, from where they can be restored."],
   };
   const buttons = Object.entries(able).map(([name, own]) => {
     const listed = own.slice(0, 5).map((run) => run.name).join(", ") + (own.length > 5 ? ` and ${own.length - 5} more` : "");
     const title = `${name} ${own.length === 1 ? listed : `${own.length} runs`}?`;
-    const run = () => confirmed(title, `${listed}. ${texts[name]}`, name, () => act(own.map((each) => [`/api/runs/${each.id}/${name.toLowerCase()}`, each.name])));
+    const run = () => confirmed(title, own.length === 1 ? texts[name][0] : `${listed}. ${texts[name][1]}`, name, () => act(own.map((each) => [`/api/runs/${each.id}/${name.toLowerCase()}`, each.name])));
     return el("button", { type: "button", disabled: !own.length, class: name === "Delete" ? "danger" : "", onclick: run }, own.length > 1 ? `${name} (${own.length})` : name);
   });
   byId("actions").replaceChildren(...buttons);
