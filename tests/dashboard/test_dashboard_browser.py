@@ -110,6 +110,10 @@ def test_keys_move_through_rows_that_are_not_in_the_document(page: Any) -> None:
     page.keyboard.press("Home")
     page.keyboard.press("ArrowDown")
     assert page.evaluate("document.activeElement.textContent") == "run-00"
+    page.keyboard.press("Space")
+    page.get_by_text("1 chosen", exact=True).wait_for()
+    assert page.get_by_role("checkbox", name="Choose run-00").is_checked()
+    assert page.evaluate("document.activeElement.textContent") == "run-00", "the focus stays"
     page.keyboard.press("Enter")
     page.get_by_role("heading", name="run-00").wait_for()
 

@@ -36,6 +36,7 @@ def test_remote_runs_are_shown_and_not_changed(store: str, tmp_path: Path) -> No
     with opened(store) as client:
         row = wait_until(lambda: rows_of(client).get("one"))
         assert (row["state"], row["remote"], row["metrics"]["validation accuracy"]) == ("interrupted", True, 0.5)
+        assert client.get("/api/runs").json()["problem"] == ""
         details = client.get(f"/api/runs/{row['id']}").json()
         assert details["path"] == f"{URL}/one"
         assert details["notes"][0]["text"] == "from afar"

@@ -20,7 +20,7 @@ from typing import IO
 
 from modelyard import storage
 from modelyard.comparison.matrix_folder import FAILED, PLAN
-from modelyard.errors import StorageError, UserError
+from modelyard.errors import RunError, StorageError, UserError
 from modelyard.run.checkpoint import STATE, is_folder_name
 from modelyard.run.directory import BEST, CHECKPOINTS, CONFIG, EVALUATOR, JOURNAL, LOCK, LOGS, MANIFEST, METRICS
 from modelyard.run.remote_lock import RemoteLock, is_alive
@@ -122,7 +122,12 @@ class RemoteFolder:
         """Locks the copies of the locks that a living process holds, and no others."""
         held = set()
         for name in names:
-            holder = RemoteLock(storage.join(self.url, name), self.url).holder()
+            try:
+                holder = RemoteLock(storage.join(self.url, name), self.url).holder()
+            except StorageError:
+                raise
+            except RunError:  # of a run that was copied from a local folder
+                continue
             if holder is not None and is_alive(holder):
                 held.add(name)
         for name in self._held.keys() - held:

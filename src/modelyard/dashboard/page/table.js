@@ -129,20 +129,24 @@ export class RunTable {
     });
     return el(
       "tr",
-      { "data-id": run.id, "aria-rowindex": index + 2, class: `${chosen ? "chosen" : ""} ${run.id === this.open ? "open" : ""}`, "aria-selected": chosen },
+      { "data-id": run.id, "aria-rowindex": index + 2, class: `${chosen ? "chosen" : ""} ${run.id === this.open ? "open" : ""}` },
       el("td", {}, box), ...cells,
     );
   }
 
   press(event) {
-    const keys = { ArrowDown: 1, ArrowUp: -1, PageDown: 10, PageUp: -10, Home: -1e9, End: 1e9 };
-    if (!(event.key in keys) && !(event.target === this.place && (event.key === " " || event.key === "Enter"))) return;
-    event.preventDefault();
-    if (event.key in keys) {
-      const current = this.rows.findIndex((run) => run.id === event.target.closest?.("tr")?.dataset.id);
-      const from = current >= 0 ? current : this.focused;
-      this.focus(Math.max(0, Math.min(this.rows.length - 1, from + keys[event.key])), event.target.dataset?.kind);
+    const id = event.target.closest?.("tr")?.dataset.id;
+    if (event.key === " " && event.target.dataset?.kind === "open") {
+      event.preventDefault();
+      this.actions.choose(id, !this.chosen.has(id));
+      return;
     }
+    const keys = { ArrowDown: 1, ArrowUp: -1, PageDown: 10, PageUp: -10, Home: -1e9, End: 1e9 };
+    if (!(event.key in keys)) return;
+    event.preventDefault();
+    const current = this.rows.findIndex((run) => run.id === id);
+    const from = current >= 0 ? current : this.focused;
+    this.focus(Math.max(0, Math.min(this.rows.length - 1, from + keys[event.key])), event.target.dataset?.kind);
   }
 
   focus(index, kind = "open") {
