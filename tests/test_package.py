@@ -33,6 +33,7 @@ ORDER = [
     "tuning",
     "reporting",
     "serving",
+    "dashboard",
     "api",
     "cli",
 ]

@@ -337,6 +337,15 @@ def names_below(url: str) -> list[str]:
     return sorted(name[len(path) :].lstrip("/") for name in files)
 
 
+def list_versions(url: str) -> dict[str, tuple[str, int]]:
+    """Returns for each file below a remote folder a text that changes with its content, and its length."""
+    with _remote(url, "list") as (system, path):
+        path = path.rstrip("/")
+        found = system.find(path, detail=True)
+    files = ((name, info) for name, info in found.items() if name.startswith(f"{path}/") and not name.endswith("/"))
+    return {name[len(path) + 1 :]: _version_of(info) for name, info in sorted(files)}
+
+
 def remove_stale(folder: Path) -> None:
     """Removes temporary files in ``folder`` that killed processes left more than a day ago.
 
@@ -466,6 +475,10 @@ def _version(url: str) -> tuple[str, int]:
         info = system.info(path)
     if info.get("type") == "directory":
         raise StorageError(f"{url} is a folder, but must be a file.")
+    return _version_of(info)
+
+
+def _version_of(info: dict[str, Any]) -> tuple[str, int]:
     marks = [info.get(key) for key in ("ETag", "etag", "generation", "LastModified", "updated", "mtime", "created")]
     return repr([info.get("size"), *(str(mark) for mark in marks if mark is not None)]), int(info.get("size") or 0)
 

@@ -25,7 +25,7 @@ from sklearn.datasets import load_digits
 import modelyard
 from conftest import COMMAND, environment, on_engine
 from modelyard.errors import CheckpointError, ConfigError, RunError
-from modelyard.serving.http.server import _listen
+from modelyard.serving.http.server import listen
 from waiting import PATIENCE
 
 
@@ -170,7 +170,7 @@ def test_what_can_not_be_served_is_a_sentence(run_folder: Path, tmp_path: Path) 
 
 
 def test_of_two_servers_on_one_port_the_second_is_refused(run_folder: Path) -> None:
-    with _listen("127.0.0.1", 0) as first:
+    with listen("127.0.0.1", 0) as first:
         with pytest.raises(RunError, match="Give another --port"):
             modelyard.serve(run_folder, port=first.getsockname()[1])
         with socket.create_connection(first.getsockname(), timeout=PATIENCE):
@@ -189,7 +189,7 @@ def test_of_servers_that_start_at_the_same_moment_one_gets_the_port(run_folder: 
         def start(port: int = port, together: threading.Barrier = together, outcomes: list[str] = outcomes) -> None:
             together.wait()
             try:
-                with _listen("127.0.0.1", port):
+                with listen("127.0.0.1", port):
                     outcomes.append("listens")
                     together.wait()
             except RunError as error:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from modelyard.cli import cluster, comparison, components, data, doctor, serving, training
+from modelyard.cli import cluster, comparison, components, dashboard, data, doctor, serving, training
 from modelyard.cli.output import program, writing_stdout
 from modelyard.errors import ConfigError, UntrustedPluginError, UserError
 from modelyard.system.interrupt import note_interrupts
@@ -95,6 +95,7 @@ COMMANDS = {
     "metrics": Command(components.metrics, "Information"),
     "runs": Command(comparison.runs, "Information"),
     "leaderboard": Command(comparison.leaderboard, "Information"),
+    "dashboard": Command(dashboard.dashboard, "Information"),
     "doctor": Command(doctor.doctor, "Information"),
 }
 """By name; two words are a command of a group."""

@@ -23,7 +23,7 @@ from modelyard.config.yaml_file import inline, is_run_config
 from modelyard.errors import RunError, UserError
 from modelyard.registry import DATASETS
 from modelyard.run.checkpoint import list_best, step_of
-from modelyard.run.directory import CONFIG, RunDirectory, find_run_folder, open_run_folder, run_options
+from modelyard.run.directory import BIN, CONFIG, RunDirectory, find_run_folder, open_run_folder, run_options
 from modelyard.run.examples import read_example_values
 from modelyard.run.manifest import read_manifest
 from modelyard.run.metrics import read_metrics
@@ -151,7 +151,7 @@ def _find_runs(folder: Path) -> tuple[list[Path], list[Path]]:
     """Returns the run folders and the folders of matrices; does not search inside run folders."""
     runs, matrices = [], []
     for path, folders, files in os.walk(folder):
-        folders.sort()
+        folders[:] = sorted(name for name in folders if name != BIN)
         if CONFIG in files and is_run_config(Path(path) / CONFIG):
             folders.clear()
             runs.append(Path(path))

@@ -215,6 +215,18 @@ def read_sections(path: Path | str, problems: list[Problem]) -> dict[str, Value]
     return found
 
 
+def parse_value(text: str) -> Any:
+    """Returns the value in a short text of YAML, read as in a file of options.
+
+    Raises:
+        ValueError: if it is no YAML, or stands for too many values.
+    """
+    try:
+        return yaml.load(text, _Loader)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+
+
 def dump(values: dict[str, Any]) -> str:
     """Plain values as YAML, in the given order."""
     text: str = yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000)

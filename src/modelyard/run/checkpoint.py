@@ -33,11 +33,11 @@ from modelyard.system.untrusted import read_regular
 FORMAT_VERSION = 1
 WEIGHTS, OPTIMIZER, STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
 DAMAGED = "damaged-"
-_LOOP_STATE = "memory"  # part of the file format
+LOOP_STATE = "memory"  # part of the file format
 _NAME = re.compile(r"step-(\d{8,})")
 _NOT_A_FILE = (errno.EISDIR, errno.ENOTDIR, errno.ELOOP)
 _LISTINGS = 10  # of the best models, while a run replaces them
-_WITHOUT_CHECKSUM = {"format_version", "step", "sha256", _LOOP_STATE}
+_WITHOUT_CHECKSUM = {"format_version", "step", "sha256", LOOP_STATE}
 """All fields of a state.json that an earlier Modelyard wrote. With any other, a checksum is missing or misspelled."""
 log = logging.getLogger("modelyard")
 
@@ -86,7 +86,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
             "format_version": FORMAT_VERSION,
             "step": checkpoint.step,
             "sha256": checksums,
-            _LOOP_STATE: checkpoint.loop_state,
+            LOOP_STATE: checkpoint.loop_state,
         }
         state[CHECKSUM] = json_checksum(state)
         faults.reach(faults.SAVE)
@@ -111,7 +111,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
             arrays[name] = unpack_tensors(data, str(path / name))
         except CheckpointError as error:
             raise DamagedError(str(error)) from error
-    return Checkpoint(state["step"], arrays[WEIGHTS], arrays[OPTIMIZER], state[_LOOP_STATE])
+    return Checkpoint(state["step"], arrays[WEIGHTS], arrays[OPTIMIZER], state[LOOP_STATE])
 
 
 def read_state(path: Path) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def _problem_of(state: dict[str, Any], path: Path) -> str | None:
         )
     if given != json_checksum(state) and (given is not None or not state.keys() <= _WITHOUT_CHECKSUM):
         return "its content does not have the checksum that it was written with"
-    step, checksums, loop_state = (state.get(key) for key in ("step", "sha256", _LOOP_STATE))
+    step, checksums, loop_state = (state.get(key) for key in ("step", "sha256", LOOP_STATE))
     if not _is_count(step):
         return f"its step is {_shown(step)}"
     if is_folder_name(path.name) and step != step_of(path):
@@ -220,7 +220,7 @@ def _read(path: Path) -> bytes:
 
 def read_loop_state(path: Path) -> dict[str, Any]:
     """The state of the loop and the hooks in a checkpoint, without its weights."""
-    return dict(read_state(path)[_LOOP_STATE])
+    return dict(read_state(path)[LOOP_STATE])
 
 
 def list_checkpoints(folder: Path) -> dict[int, Path]:
@@ -283,7 +283,7 @@ def is_resumable(state: dict[str, Any], run_id: str | None = None) -> bool:
         state: the content of state.json.
         run_id: the run; None for any.
     """
-    loop_state = state[_LOOP_STATE]
+    loop_state = state[LOOP_STATE]
     return bool(loop_state.get("resumable")) and run_id in (None, loop_state.get("run"))
 
 

@@ -40,6 +40,8 @@ EVENTS, CHECKPOINTS, BEST, LOGS, PROFILE, EVALUATOR, EXPORT, EXAMPLES, TRACKERS 
 )  # fmt: skip
 JOURNAL = "training_log.md"
 """The journal is beside the run folders."""
+BIN = ".bin"
+"""Runs that were deleted in the dashboard, in a folder beside the others."""
 _NOT_IN_CONFIG = (
     "model_dir", "resume", "config_file", "config_set", "hyperparameter_file", "hyperparameter_set", "pause_at",
 )  # fmt: skip

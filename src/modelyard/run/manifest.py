@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Mapping
 from datetime import datetime
@@ -23,6 +24,8 @@ from modelyard.system.untrusted import read_regular
 JOURNAL_TITLE = (
     "# Training log\n\nEvery run adds its settings, its hypothesis and its results. Add your own notes anywhere.\n"
 )
+NOTE_KINDS = ("Hypothesis", "Conclusion", "Note")
+"""What users add to the journal about a run."""
 _FIELDS: dict[str, type] = {
     "run_id": str, "evaluates": bool, "seeds": dict, "dataset": dict, "model": dict, "data": dict, "metrics": dict,
     "starts": list,
@@ -139,6 +142,56 @@ def log_result(journal: Path, run: str, result: Mapping[str, Any]) -> None:
     """Adds the results of a run to the journal."""
     now = datetime.now().strftime("%Y-%m-%d %H:%M:%S")
     _append(journal, f"\n**Results of {run}**, {now}:\n\n{_bullets(result)}\n")
+
+
+def log_note(journal: Path, run: str, kind: str, text: str) -> None:
+    """Adds a note of the user to the journal. What was there stays: a later hypothesis follows an earlier one.
+
+    Args:
+        journal: the journal.
+        run: the name of the run.
+        kind: one of `NOTE_KINDS`.
+        text: the note; its lines are quoted, so that none is taken for an entry of another run.
+    """
+    now = datetime.now().strftime("%Y-%m-%d %H:%M:%S")
+    quoted = "\n".join(f"> {line}".rstrip() for line in text.splitlines())
+    _append(journal, f"\n**{kind} of {_one_line(run)}**, {now}:\n\n{quoted}\n")
+
+
+_ENTRY = re.compile(r"\*\*(Hypothesis|Conclusion|Note|Results) of (.*)\*\*, (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d):")
+_FIRST_HYPOTHESIS = "**Hypothesis:** "
+
+
+def read_journal(text: str) -> dict[str, list[dict[str, str]]]:
+    """Returns the entries of every run in a journal, in their order: their kind, time and text.
+
+    The kind is one of `NOTE_KINDS`, ``Results``, or ``Text`` for what users wrote among the entries themselves.
+    """
+    found: dict[str, list[dict[str, str]]] = {}
+    run, entry, settings = "", None, False
+    for line in text.splitlines():
+        head = _ENTRY.fullmatch(line)
+        if line.startswith("## "):
+            run, entry, settings = line[3:].strip(), None, True
+        elif head is not None:
+            entry, settings = {"kind": head[1], "time": head[3], "text": ""}, False
+            found.setdefault(head[2], []).append(entry)
+        elif line.startswith(_FIRST_HYPOTHESIS) and settings:
+            said, settings = line.removeprefix(_FIRST_HYPOTHESIS), False
+            entry = {"kind": "Hypothesis", "time": "", "text": "" if said == "–" else said}
+            found.setdefault(run, []).append(entry)
+        elif entry is not None and (line.startswith((">", "- ")) or (line and not entry["time"])):
+            entry["text"] += ("\n" if entry["text"] else "") + line.removeprefix(">").removeprefix(" ")
+        elif not line.strip():
+            entry = entry if entry is not None and entry["time"] else None  # one without a time ends with its paragraph
+        elif run and not settings and not line.startswith("**"):
+            entry = None
+            found.setdefault(run, []).append({"kind": "Text", "time": "", "text": line})
+    return found
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _bullets(values: Mapping[str, Any]) -> str:

@@ -24,7 +24,7 @@ import numpy as np
 import psutil
 
 from modelyard import faults
-from modelyard.errors import RunError
+from modelyard.errors import Interrupted, RunError, UserError
 from modelyard.system.files import explain
 from modelyard.system.machine import pid_space
 
@@ -184,12 +184,27 @@ def log_to(folder: Path, role: str) -> Iterator[None]:
         faults.announce()
         try:
             yield
+        except (Interrupted, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            if not replaced:  # else the error itself goes there
+                _record_error(handler, error)
+            raise
         finally:
             log.removeFilter(recorder)
             log.setLevel(level)
             handler.close()
             for other in replaced:
                 log.addHandler(other)
+
+
+def _record_error(handler: logging.Handler, error: BaseException) -> None:
+    """Writes why the process ends into its log file only: the terminal shows the error itself."""
+    known = isinstance(error, UserError)
+    text, trace = (
+        (str(error), None) if known else (f"{type(error).__name__}: {error}", (type(error), error, error.__traceback__))
+    )
+    handler.handle(logging.LogRecord(log.name, logging.ERROR, __file__, 0, text, None, trace))
 
 
 class _Recorder(logging.Filter):

@@ -29,9 +29,11 @@ class Hosts:
         listens_on: the name or address that the server was told to listen on.
         address: its address.
         allowed: more names, of proxies for example; `ANY` accepts all requests.
+        command: the command that has the option for them, for messages.
     """
 
-    def __init__(self, listens_on: str, address: str, allowed: Sequence[str] = ()) -> None:
+    def __init__(self, listens_on: str, address: str, allowed: Sequence[str] = (), command: str = "serve") -> None:
+        self._option = f"{command} --allowed_host"
         self._allowed = {_lower(name) for name in allowed}
         self.accepts_all_names = not (_is_loopback(address) or self._allowed)
         self._known = {"localhost", _lower(listens_on), *self._allowed}
@@ -51,13 +53,13 @@ class Hosts:
         name = _name(host)
         if host and not (self.accepts_all_names or name in self._known or _is_address(name)):
             shown = name[:100]
-            message = f"this server is not called {shown!r}. If it is, allow the name: serve --allowed_host {shown}"
+            message = f"this server is not called {shown!r}. If it is, allow the name: {self._option} {shown}"
             raise RequestError(403, message, close=True)
         origin = headers.get("origin")
         if origin is not None and not self._is_own(origin, host):
             message = (
                 f"a web page of {origin[:100]!r} may not use this server, which was asked for {host[:100]!r}. If that "
-                "is its own page behind a proxy, allow the name of the proxy: serve --allowed_host NAME"
+                f"is its own page behind a proxy, allow the name of the proxy: {self._option} NAME"
             )
             raise RequestError(403, message, close=True)
 

@@ -108,13 +108,13 @@ def serve(
             "Give another --name."
         )
         raise ConfigError([Problem(source, "name", message)])
-    allowed = _host_names(allowed_host or (), source)
+    allowed = host_names(allowed_host or (), source)
     version_source: VersionSource
     if export is not None:
         version_source = ExportSource(export)
     else:
         version_source = RunSource(str(model_dir), None if checkpoint is None else str(checkpoint), options, source)
-    with _listen(host, port) as listener:
+    with listen(host, port) as listener:
         metrics = Metrics()
         batching = BatchingOptions(max_batch, max_delay_ms / 1000, max_queue)
         versions = ModelVersions(version_source, batching, metrics.batch_done, poll_secs)
@@ -178,7 +178,7 @@ def _check_options(
         raise ConfigError(problems)
 
 
-def _host_names(given: str | Sequence[str], source: str) -> list[str]:
+def host_names(given: str | Sequence[str], source: str) -> list[str]:
     """Returns the names in --allowed_host, which may be separated by commas."""
     from modelyard.serving.http.hosts import is_valid
 
@@ -205,7 +205,7 @@ def _possible_connections(wanted: int) -> int:
 
 
 @contextmanager
-def _listen(host: str, port: int) -> Iterator[socket.socket]:
+def listen(host: str, port: int) -> Iterator[socket.socket]:
     """Listens before the model is loaded: a port in use is an error at once."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
