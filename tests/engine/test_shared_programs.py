@@ -90,7 +90,7 @@ def test_cells_in_one_process_have_the_bits_of_each_alone_and_compile_once() -> 
 def test_the_starts_of_a_run_that_is_paused_share_programs() -> None:
     from modelyard.engine.jax_programs import _options
 
-    starts = [modelyard.load_config(**COMMON, **stop) for stop in ({"stop_at": "10 %"}, {"stop_at": "30 %"}, {})]
+    starts = [modelyard.load_config(**COMMON, **stop) for stop in ({"pause_at": "10 %"}, {"pause_at": "30 %"}, {})]
     first, *others = [_options(start, []) for start in starts]
     assert others == [first, first]
 
