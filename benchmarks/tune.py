@@ -2,16 +2,17 @@
 
     python benchmarks/tune.py [--data fashion_mnist.npz] [--seeds 5] [--total_steps 20000] [--quick]
 
-Three searches with the same steps of training in all:
+Three rules with the same steps of training in all:
 
-- promotion: `modelyard tune --halving 3`. A trial pauses at its rung, and is resumed when it is among the best third.
-- stopping: the rule of Optuna's SuccessiveHalvingPruner. A trial that comes to a rung goes on at once if it is among
-  the best third of those that came there before, and is stopped for good if not; the next trial is a new one. Its
-  trials are runs with the same rungs, paused by ``pause_at``.
+- promotion: that of `modelyard tune --halving 3`. A trial pauses at its rung, and is resumed when it is among the best
+  third.
+- stopping: that of Optuna's SuccessiveHalvingPruner. A trial that comes to a rung goes on at once if it is among the
+  best third of those that came there before, and is stopped for good if not; the next trial is a new one.
 - random: every trial is trained to its end.
 
-All draw the same trials at random, in the same order, so that only the rule differs. A score counts from the step at
-which it was measured. The plot has the mean over the seeds and its standard error.
+All draw the same trials at random, in the same order, so that only the rule differs. Each trial is trained once, to its
+end, and the rules are replayed on its evaluations: a run that pauses and goes on has the same, bit for bit. The plot
+has the mean over the seeds and its standard error.
 """
 
 from __future__ import annotations
@@ -20,50 +21,55 @@ import argparse
 import json
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import modelyard
 from modelyard.run.metrics import read_metrics
+from modelyard.tuning.halving import Standing, next_promotion
 from modelyard.tuning.samplers import propose
 from modelyard.tuning.space import read_space
 
 SPACE = (
-    "learning_rate=log(1e-4, 1), optimizer=[sgd, momentum, adam], train_batch_size=[32, 64, 128], "
-    "l2_regularization=log(1e-6, 1e-2), dropout_rate=uniform(0, 0.5), hidden_units=[[32], [64], [128], [64, 64]]"
+    "learning_rate=log(1e-4, 1), momentum=uniform(0.5, 0.99), weight_decay=log(1e-6, 1e-2), "
+    "label_smoothing=uniform(0.01, 0.2), hidden_units=[[32], [128]]"
 )
 FACTOR, RUNGS = 3, 3
 Curve = list[tuple[int, float]]
 """The best score so far after each evaluation, by the steps that all trials have trained."""
+Scores = list[tuple[int, float]]
+"""The evaluations of a trial, by step; those after a loss that is not finite are missing."""
 COLOURS = {"promotion": "#1f77b4", "stopping": "#d62728", "random": "#7f7f7f"}
 
 
 def main() -> None:
-    """Runs the searches, prints the steps to the same score, and writes curves and a plot."""
+    """Trains the trials, replays the rules, prints the steps to the same score, and writes curves and a plot."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", help="a file of a dataset, such as fashion_mnist.npz (default: digits)")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--train_steps", type=int, default=540, help="steps of a whole trial")
     parser.add_argument("--total_steps", type=int, default=8000, help="steps of a search")
+    parser.add_argument("--engine", default="jax", help="JAX compiles two programs for all trials")
     parser.add_argument("--output", default="tune-benchmark", help="folder for the curves and the plot")
     parser.add_argument("--quick", action="store_true", help="one seed and few steps: to see that it works")
     given = parser.parse_args()
-    seeds, steps, total = (1, 54, 40) if given.quick else (given.seeds, given.train_steps, given.total_steps)
+    seeds, steps, total = (1, 54, 200) if given.quick else (given.seeds, given.train_steps, given.total_steps)
     steps = max(FACTOR**RUNGS, steps - steps % FACTOR**RUNGS)
     options: dict[str, Any] = {
-        "model": "mlp", "dataset": given.data or "digits", "train_steps": steps, "threads": 1,
-        "eval_every": f"{steps // FACTOR**RUNGS} steps", "hooks": "-tensorboard", "save_every": "1 h",
+        "model": "mlp", "dataset": given.data or "digits", "train_steps": steps, "threads": 1, "engine": given.engine,
+        "optimizer": "sgd", "eval_every": f"{steps // FACTOR**RUNGS} steps", "hooks": "-tensorboard",
+        "save_every": "100 %",
     }  # fmt: skip
     output = Path(given.output)
     output.mkdir(parents=True, exist_ok=True)
     found: dict[str, list[Curve]] = {name: [] for name in COLOURS}
+    rungs = [steps // FACTOR ** (RUNGS - at) for at in range(RUNGS + 1)]
     for seed in range(seeds):
-        with tempfile.TemporaryDirectory() as folder:
-            found["promotion"].append(promotion(Path(folder), options, total, seed))
-        for name, stops in (("stopping", True), ("random", False)):
-            with tempfile.TemporaryDirectory() as folder:
-                found[name].append(in_turn(Path(folder), options, total, seed, stops))
+        trial = trials(options, seed)
+        found["promotion"].append(promotion(trial, rungs, total))
+        found["stopping"].append(in_turn(trial, rungs, total, stops=True))
+        found["random"].append(in_turn(trial, rungs, total, stops=False))
         for name, curves in found.items():
             print(f"seed {seed}  {name:<10} best {curves[-1][-1][1]:.4f} after {curves[-1][-1][0]:,} steps", flush=True)
         (output / "curves.json").write_text(json.dumps(found) + "\n")
@@ -71,69 +77,78 @@ def main() -> None:
     write_plot(found, total, output / "tune")
 
 
-def promotion(folder: Path, options: dict[str, Any], total: int, seed: int) -> Curve:
-    """Searches with promotion; the order in which trials were trained is that of their logs."""
-    output = folder / "search"
-    modelyard.tune(
-        SPACE, output=output, sampler="random", search_seed=seed, halving=FACTOR, first_rung=f"1/{FACTOR**RUNGS}",
-        total_steps=total, seeds=0, **options,
-    )  # fmt: skip
-    parts = []
-    for run in sorted((output / "cells").glob("trial-*")):
-        rows = evaluations(run)
-        starts = json.loads((run / "manifest.json").read_text())["starts"]
-        ends = [start["step"] for start in starts[1:]] + [options["train_steps"]]
-        for start, end in zip(starts, ends, strict=True):
-            part = [row for row in rows if start["step"] < row["step"] <= end]
-            parts.append((start["time"], start["step"], part))
-    return curve(parts)
+def trials(options: dict[str, Any], seed: int) -> Callable[[int], Scores]:
+    """Returns a function of the number of a trial, which trains it when it is needed."""
+    space, known = read_space(SPACE, "benchmark")[0], dict[int, Scores]()
+
+    def trial(number: int) -> Scores:
+        if number not in known:
+            proposed = propose(space, [], number, "random", seed, True)
+            assert proposed is not None
+            with tempfile.TemporaryDirectory() as folder:
+                run = Path(folder) / "run"
+                try:
+                    modelyard.train_and_evaluate(model_dir=str(run), **options, **proposed[0])
+                except modelyard.UserError:  # the loss became infinite
+                    print(f"seed {seed}  trial {number} failed", flush=True)
+                rows = read_metrics(run / "metrics.jsonl")
+                known[number] = [(row["step"], row["accuracy"]) for row in rows if row["split"] == "validation"]
+        return known[number]
+
+    return trial
 
 
-def in_turn(folder: Path, options: dict[str, Any], total: int, seed: int, stops: bool) -> Curve:
+class Search:
+    """What a search has spent, and its best score.
+
+    Args:
+        trial: the evaluations of each trial.
+    """
+
+    def __init__(self, trial: Callable[[int], Scores]) -> None:
+        self.trial, self.spent, self.best = trial, 0, 0.0
+        self.curve: Curve = []
+
+    def train(self, number: int, start: int, end: int) -> float | None:
+        """Trains a trial from one step to another; returns its score there, or None if it has failed before."""
+        found = [(step, score) for step, score in self.trial(number) if start < step <= end]
+        for step, score in found:
+            self.best = max(self.best, score)
+            self.curve.append((self.spent + step - start, self.best))
+        self.spent += found[-1][0] - start if found else 1
+        return found[-1][1] if found and found[-1][0] == end else None
+
+
+def promotion(trial: Callable[[int], Scores], rungs: Sequence[int], total: int) -> Curve:
+    """Pauses trials at rungs, and resumes the best."""
+    search, standings = Search(trial), dict[int, Standing]()
+    while search.spent < total:
+        number = next_promotion(standings, FACTOR)
+        scores = list(standings[number].scores) if number is not None else []
+        number = len(standings) if number is None else number
+        at = len(scores)
+        score = search.train(number, rungs[at - 1] if at else 0, rungs[at])
+        if score is not None:
+            scores.append([-score])
+        standings[number] = Standing(0, scores, score is not None and at + 1 < len(rungs))
+    return search.curve
+
+
+def in_turn(trial: Callable[[int], Scores], rungs: Sequence[int], total: int, stops: bool) -> Curve:
     """Trains one trial after the other; if it ``stops``, only as far as its rungs let it."""
-    space = read_space(SPACE, "benchmark")[0]
-    steps = options["train_steps"]
-    rungs = [steps // FACTOR ** (RUNGS - at) for at in range(RUNGS)] if stops else []
+    search, number = Search(trial), 0
     reached: dict[int, list[float]] = {rung: [] for rung in rungs}
-    parts: list[tuple[str, int, list[dict[str, Any]]]] = []
-    spent, number = 0, 0
-    while spent < total:
-        proposed = propose(space, [], number, "random", seed, True)
-        assert proposed is not None
-        run, before = folder / f"trial-{number}", 0
-        for rung in (*rungs, steps):
-            pause = {"pause_at": rung} if rung < steps else {}
-            try:
-                modelyard.train_and_evaluate(model_dir=str(run), **options, **proposed[0], **pause)
-            except modelyard.UserError:  # the loss became infinite
+    while search.spent < total:
+        for start, rung in zip([0, *rungs], rungs, strict=False):
+            score = search.train(number, start, rung)
+            if score is None:
                 break
-            part = [row for row in evaluations(run) if before < row["step"] <= rung]
-            parts.append((str(len(parts)).zfill(6), before, part))
-            spent, before = spent + rung - before, rung
-            if rung in reached:
-                reached[rung].append(part[-1]["accuracy"])
-                best = sorted(reached[rung], reverse=True)[: max(1, len(reached[rung]) // FACTOR)]
-                if part[-1]["accuracy"] < best[-1]:
-                    break
+            reached[rung].append(score)
+            best = sorted(reached[rung], reverse=True)[: max(1, len(reached[rung]) // FACTOR)]
+            if stops and score < best[-1]:
+                break
         number += 1
-    return curve(parts)
-
-
-def evaluations(run: Path) -> list[dict[str, Any]]:
-    """Returns the evaluations of a run on validation."""
-    return [row for row in read_metrics(run / "metrics.jsonl") if row["split"] == "validation"]
-
-
-def curve(parts: Sequence[tuple[str, int, list[dict[str, Any]]]]) -> Curve:
-    """Returns the best score so far by steps spent. A part is when it began, at which step, and its evaluations."""
-    found: Curve = []
-    spent, best = 0, 0.0
-    for _, begun, rows in sorted(parts, key=lambda part: part[0]):
-        for row in rows:
-            best = max(best, row["accuracy"])
-            found.append((spent + row["step"] - begun, best))
-        spent += rows[-1]["step"] - begun if rows else 0
-    return found
+    return search.curve
 
 
 def score_at(one: Curve, steps: float) -> float:
