@@ -288,8 +288,8 @@ class Dashboard:
 
     def _act(self, request: Request, body: Mapping[str, Any]) -> Response:
         kind, key, action = (request.path_params[name] for name in ("kind", "id", "action"))
-        known = {"runs": self._index.runs, "groups": self._index.groups, "bin": self._index.bin}.get(kind, {})
-        place: Any = known.get(key)
+        known: dict[str, Any] = {"runs": self._index.runs, "groups": self._index.groups, "bin": self._index.bin}
+        place = known[kind].get(key) if kind in known else None
         if place is None or action not in _ACTIONS[kind]:
             raise RequestError(404, "there is nothing to do that with; it may have been moved or deleted.")
         if action == "note":
