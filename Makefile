@@ -19,7 +19,7 @@ train: install  ## train the default model on the embedded digits
 
 # What is promised of every engine, once more on JAX: Keras has one backend for a process.
 ON_JAX := tests/engine tests/loop/test_kill.py tests/models/test_schedules.py tests/data/test_draws_and_augment.py \
-	tests/data/test_crop_box.py
+	tests/data/test_crop_box.py tests/loop/test_pause.py::test_a_pause_between_evaluations_adds_one_and_changes_nothing_else
 # Several processes: what they learn, and what becomes of those that are killed.
 CLUSTER := tests/distributed/test_cluster.py tests/distributed/test_cluster_kill.py tests/distributed/test_cluster_shards.py
 CLUSTER_QUICK := tests/distributed/test_cluster.py::test_one_two_and_four_workers_learn_the_same

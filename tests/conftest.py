@@ -78,7 +78,14 @@ def pytest_configure(config: pytest.Config) -> None:
     importlib.import_module("modelyard")  # before them: it sets what TensorFlow reads when it is imported
 
 
-_FIRST = ("test_docs.py", "test_kill.py", "test_portable.py", "test_cluster.py", "test_data_commands.py")
+_FIRST = (
+    "test_docs.py",
+    "test_kill.py",
+    "test_portable.py",
+    "test_cluster.py",
+    "test_data_commands.py",
+    "test_trackers.py",
+)
 """Files with tests of half a minute and more: begun last, one would keep a core busy while the others have nothing."""
 
 

@@ -15,7 +15,7 @@ if "tensorflow" not in sys.modules:
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
 if TYPE_CHECKING:
-    from modelyard.api import ExportFailedError, evaluate, resume, train, train_and_evaluate
+    from modelyard.api import ExportFailedError, evaluate, resume, runs, train, train_and_evaluate
     from modelyard.cli.app import main
     from modelyard.comparison.leaderboard import Leaderboard, leaderboard
     from modelyard.comparison.matrix import MatrixResult, matrix
@@ -53,7 +53,9 @@ if TYPE_CHECKING:
     from modelyard.serving.http.server import serve
     from modelyard.serving.loaded_run import Predicted, Rows, Run, load
     from modelyard.serving.prediction.predict import Predictions, predict
-    from modelyard.tuning.search import TuneResult, tune
+    from modelyard.serving.report import Report, report
+    from modelyard.tuning.search import tune
+    from modelyard.tuning.trials import TuneResult
 
 # Imported on first use: `import modelyard` must be quick and must not choose Keras's backend.
 _HOMES = {
@@ -72,7 +74,8 @@ _HOMES = {
     "modelyard.loop.run": ("Result",),
     "modelyard.comparison.leaderboard": ("Leaderboard", "leaderboard"),
     "modelyard.comparison.matrix": ("MatrixResult", "matrix"),
-    "modelyard.tuning.search": ("TuneResult", "tune"),
+    "modelyard.tuning.search": ("tune",),
+    "modelyard.tuning.trials": ("TuneResult",),
     "modelyard.models.catalog": ("ClassifierOptions", "RegressorOptions"),
     "modelyard.models.task_types": ("Classifier", "MultiLabel", "Regressor"),
     "modelyard.models.data_info": ("DataInfo",),
@@ -80,11 +83,12 @@ _HOMES = {
     "modelyard.models.task": ("Task", "any_input", "image_input"),
     "modelyard.run.weights.read": ("load_weights",),
     "modelyard.serving.prediction.predict": ("Predictions", "predict"),
+    "modelyard.serving.report": ("Report", "report"),
     "modelyard.serving.check_data": ("check_data",),
     "modelyard.serving.exporting.export": ("Exported", "export"),
     "modelyard.serving.http.server": ("serve",),
     "modelyard.serving.loaded_run": ("Predicted", "Rows", "Run", "load"),
-    "modelyard.api": ("ExportFailedError", "evaluate", "resume", "train", "train_and_evaluate"),
+    "modelyard.api": ("ExportFailedError", "evaluate", "resume", "runs", "train", "train_and_evaluate"),
     "modelyard.registry": (
         "Options",
         "register_augmentation",
@@ -129,6 +133,7 @@ __all__ = [
     "Predictions",
     "Regressor",
     "RegressorOptions",
+    "Report",
     "Result",
     "Rows",
     "Run",
@@ -160,7 +165,9 @@ __all__ = [
     "register_optimizer",
     "register_preprocessing",
     "register_schedule",
+    "report",
     "resume",
+    "runs",
     "serve",
     "show_data",
     "stop",

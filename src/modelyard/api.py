@@ -9,27 +9,32 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from modelyard import storage
 from modelyard.cluster.description import CHIEF, EVALUATOR
 from modelyard.cluster.environment import find_cluster
 from modelyard.config import Config
+from modelyard.config.yaml_file import inline
 from modelyard.data.dataset import VALIDATION
 from modelyard.data.sources.arrays import is_one_split
 from modelyard.errors import StorageError, UserError
 from modelyard.loop import existing_run
 from modelyard.loop.existing_run import find_checkpoint, resume_config
-from modelyard.loop.run import Result, as_config
+from modelyard.loop.run import Result, as_config, report_result
 from modelyard.loop.run import run as run_stages
 from modelyard.run.checkpoint import step_of
-from modelyard.run.directory import find_run_folder, open_run_folder
+from modelyard.run.directory import RunDirectory, find_run_folder, find_runs, open_run_folder, run_options
 from modelyard.run.directory import restore_config as restore_run_config
 from modelyard.run.manifest import read_manifest, started_by
+from modelyard.run.summary import summarize
 from modelyard.system.activity import report
 from modelyard.system.process import random_state_kept
 
-__all__ = ["ExportFailedError", "evaluate", "resume", "run", "train", "train_and_evaluate"]
+if TYPE_CHECKING:
+    from modelyard.serving.loaded_run import Rows
+
+__all__ = ["ExportFailedError", "evaluate", "resume", "run", "runs", "train", "train_and_evaluate"]
 log = logging.getLogger("modelyard")
 
 
@@ -120,6 +125,47 @@ def evaluate(
     return load(model_dir, checkpoint, **{**options, "dataset": None}).evaluate(data)
 
 
+def runs(folder: str | os.PathLike[str] = "runs") -> Rows:
+    """Returns a row for each run: model, dataset, status, results, and the options in which the runs differ.
+
+    Args:
+        folder: the folder of the runs, or its URL; or a pattern of run folders, such as ``runs/*resnet*``.
+
+    Example:
+        >>> modelyard.runs("runs/*").to_pandas().sort_values("validation_accuracy")
+    """
+    from modelyard.serving.loaded_run import Rows
+
+    where = os.fspath(folder)
+    if any(letter in where for letter in "*?[") and not storage.is_remote(where):
+        pattern = Path(where).expanduser()
+        top = Path(pattern.anchor or ".")
+        found = [
+            run for path in sorted(top.glob(str(pattern.relative_to(top)))) if (run := RunDirectory(path)).exists()
+        ]
+    else:
+        found = find_runs(where)
+    options: list[dict[str, Any]] = []
+    for directory in found:
+        try:
+            options.append(run_options(directory))
+        except UserError as error:  # one run that can't be read does not hide the others
+            log.warning("%s", error)
+            options.append({})
+    known = dict.fromkeys(name for one in options for name in one)
+    differing = [name for name in known if len({inline(one.get(name)) for one in options if one}) > 1]
+    rows = []
+    for directory, own in zip(found, options, strict=True):
+        about = summarize(directory)
+        row = {"run": about["run"], "model_dir": directory.address}
+        row |= {name: about.get(name) for name in ("model", "dataset", "status", "step", "seconds")}
+        for split in ("validation", "test"):
+            row |= {f"{split}_{name}": value for name, value in (about.get(split) or {}).items()}
+        row |= {name: own.get(name) for name in differing if name not in row}
+        rows.append(row)
+    return Rows(rows)
+
+
 @random_state_kept()
 def run(config: Config, evaluates: bool) -> Result:
     """Runs one process of a run, and makes the exports if this process knows the best model.
@@ -148,9 +194,12 @@ def run(config: Config, evaluates: bool) -> Result:
         from modelyard.distributed import run as distributed
 
         result = distributed.run(config, evaluates, cluster)
-    if not formats or result.role not in (CHIEF, EVALUATOR) or result.evaluates_elsewhere:
+    if not exports or result.role not in (CHIEF, EVALUATOR) or result.evaluates_elsewhere or result.paused:
         return result
-    return _exported(result, formats, config.given_dataset, in_subprocess=not cluster.is_alone)
+    if formats:
+        result = _exported(result, formats, config.given_dataset, in_subprocess=not cluster.is_alone)
+    report_result(config, result)
+    return result
 
 
 def _check_exports(formats: Sequence[str]) -> None:

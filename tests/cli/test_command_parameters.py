@@ -18,6 +18,7 @@ OPENED_BY = {
     "resume": "modelyard.loop.existing_run.resume_config",
     "evaluate": "modelyard.api.evaluate",
     "predict": "modelyard.serving.prediction.predict.predict",
+    "report": "modelyard.serving.report.report",
     "export": "modelyard.serving.exporting.export.export",
     "serve": "modelyard.serving.http.server.serve",
     "stop": "modelyard.launcher.local.stop",

@@ -14,8 +14,9 @@ import pytest
 from made_runs import write_run
 
 import modelyard
-from modelyard.comparison.matrix import CellResult, MatrixResult, progress
+from modelyard.comparison.matrix import MatrixResult
 from modelyard.comparison.plots import Point, _overlap, scatter
+from modelyard.comparison.scheduler import CellResult, progress
 from modelyard.errors import RunError, UserError
 
 

@@ -55,14 +55,15 @@ def start(*words: str) -> subprocess.Popen[str]:
 
 
 def at_work(folder: Path) -> list[int]:
-    """The processes that have a cell of the folder in their command."""
+    """The processes that have a cell of the folder in their command, and the workers of the folder."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = path.read_bytes()
         except OSError:
             continue
-        if f"{folder}/cells/".encode() in words:
+        is_worker = b"modelyard.cli.worker" in words and words.endswith(f"{folder}\0".encode())
+        if is_worker or f"{folder}/cells/".encode() in words:
             found.append(int(path.parent.name))
     return found
 

@@ -14,7 +14,9 @@ import pytest
 from made_runs import stand_in, write_run
 
 import modelyard
-from modelyard.comparison.matrix import CellResult, MatrixResult, cell_table, failure_reason, make_slots, progress
+from modelyard.comparison.executor import make_slots
+from modelyard.comparison.matrix import MatrixResult
+from modelyard.comparison.scheduler import CellResult, cell_table, failure_reason, progress
 from modelyard.errors import RunError
 from waiting import PATIENCE, wait_until
 

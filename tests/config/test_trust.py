@@ -79,6 +79,7 @@ RUN_COMMANDS = {
     "resume": ["resume", "theirs"],
     "evaluate": ["evaluate", "theirs"],
     "predict": ["predict", "theirs", "a.png"],
+    "report": ["report", "theirs"],
     "export": ["export", "theirs"],
     "serve": ["serve", "--model_dir", "theirs"],
     "data": ["data", "check", "digits", "--run", "theirs"],
@@ -132,6 +133,7 @@ VERBS: dict[str, Callable[[], object]] = {
     "resume": lambda: modelyard.resume("theirs"),
     "evaluate": lambda: modelyard.evaluate("theirs"),
     "predict": lambda: modelyard.predict("theirs", "a.png"),
+    "report": lambda: modelyard.report("theirs"),
     "export": lambda: modelyard.export("theirs"),
     "serve": lambda: modelyard.serve("theirs"),
     "load_config": lambda: modelyard.load_config(config_file="theirs/config.yaml"),
@@ -145,8 +147,8 @@ VERBS: dict[str, Callable[[], object]] = {
     "load": lambda: modelyard.load("theirs"),
 }
 WITHOUT_PLUGINS = {
-    "any_input", "convert", "fetch", "image_input", "launch", "leaderboard", "load_weights", "main", "show_data",
-    "stop", "submit", "verify_data",
+    "any_input", "convert", "fetch", "image_input", "launch", "leaderboard", "load_weights", "main", "runs",
+    "show_data", "stop", "submit", "verify_data",
 }  # fmt: skip
 
 

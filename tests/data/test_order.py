@@ -94,3 +94,9 @@ def test_step_ten_million_costs_what_step_ten_costs(monkeypatch: pytest.MonkeyPa
     )
     Order(seed=0, size=1000).batches(10_000_000, 2, 100)
     assert calls == [1_000_000]
+
+
+def test_equal_keys_stay_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = np.array([5, 3, 5, 3, 3, 9, 5] * 400, np.uint64)
+    monkeypatch.setattr("modelyard.data.order.raw_draws", lambda *_: keys)
+    assert permutation(0, 0, 0, len(keys)).tolist() == np.argsort(keys, kind="stable").tolist()

@@ -79,6 +79,15 @@ def test_slots_keep_their_names_and_two_of_a_kind_their_own_counters() -> None:
     assert all(np.array_equal(v, again.state().weights[name]) for name, v in engine.state().weights.items())
 
 
+def test_weight_decay_reaches_biases_and_normalization_only_in_a_group_that_names_them() -> None:
+    options = {"momentum": 0, "learning_rate": 1e-6}  # so that gradients hardly move a weight
+    group = "sgd(match='{}', learning_rate=0.1, weight_decay={}, momentum=0)"
+    plain = moved(make(group.format("*/gamma", 0), **options))["norm/gamma"]
+    for match, expected in (("*/gamma", -0.05), ("norm/*", 0.0)):  # of a scale that begins as 1
+        change = moved(make(group.format(match, 0.5), **options))["norm/gamma"]
+        np.testing.assert_allclose(change - plain, expected, atol=1e-4)
+
+
 def test_groups_train_on_two_devices_as_on_one() -> None:
     groups = "adamw(match='logits/*', weight_decay=0.1), sgd(match='*/gamma')"
     options = {"optimizer": "muon", "precision": "float64", "learning_rate": 0.01}

@@ -93,6 +93,9 @@ def test_every_format_predicts_what_the_run_predicts(
     assert about["image"] == {"shape": [16, 16, 3], "dtype": "uint8"}
     assert about["kind"] == "classification"
     assert about["outputs"] == ["class", "probabilities"]
+    card = (Path(done.path) / "MODEL_CARD.md").read_text()
+    assert card.startswith("---\nlibrary_name: keras\n")
+    assert f"The format is {form.replace('_', chr(92) + '_')}." in card
     assert 0 <= about["metrics"]["accuracy"] <= 1
 
 

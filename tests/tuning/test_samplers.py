@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,18 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 from modelyard.errors import UserError
-from modelyard.tuning.samplers import DONE, FAILED, RUNNING, Journal, Known, make_sampler, propose, sampler_names
+from modelyard.tuning.samplers import (
+    DONE,
+    FAILED,
+    PAUSED,
+    RUNNING,
+    Journal,
+    Known,
+    Proposer,
+    make_sampler,
+    propose,
+    sampler_names,
+)
 from modelyard.tuning.space import Space, read_space
 
 SPACE = "x=log(1e-3, 1), y=[1, 2, [3, 4]], z=int(1, 9) if y=1"
@@ -93,14 +105,24 @@ def test_the_samplers_of_optuna_have_their_names() -> None:
 
 
 def test_a_journal_has_the_trials_for_optunas_dashboard(tmp_path: Path) -> None:
-    known: list[Any] = [*search("tpe", 3), Known(3, {"x": 0.5, "y": 2}, FAILED), Known(4, {"x": 0.4, "y": 2}, RUNNING)]
-    for _ in range(2):  # it is written anew
-        journal = Journal(tmp_path / "optuna.log", space_of(), maximize=False)
+    known: list[Any] = [*search("tpe", 3), Known(4, {"x": 0.4, "y": 2}, RUNNING)]
+    known[1] = replace(known[1], started="2026-01-01T10:00:00+00:00", seconds=90.0)
+    known.insert(3, Known(3, {"x": 0.5, "y": 2}, FAILED, reason="the disk is full"))
+    sizes = []
+    for _ in range(2):  # the second time, nothing is added
+        journal = Journal(tmp_path / "optuna.log", space_of(), [False], ["loss"])
         journal.add(known[:2])
         journal.add(known)
+        sizes.append((tmp_path / "optuna.log").stat().st_size)
+    assert sizes[0] == sizes[1]
     storage = JournalStorage(JournalFileBackend(str(tmp_path / "optuna.log")))
     (study,) = optuna.get_all_study_summaries(storage)
-    trials = optuna.load_study(study_name=study.study_name, storage=storage).trials
+    loaded = optuna.load_study(study_name=study.study_name, storage=storage)
+    trials = loaded.trials
+    assert loaded.metric_names == ["loss"]
+    assert trials[1].duration is not None
+    assert trials[1].duration.total_seconds() == 90
+    assert trials[3].user_attrs == {"trial": 3, "reason": "the disk is full"}
     assert [trial.state.name for trial in trials] == ["COMPLETE"] * 3 + ["FAIL"]
     assert [trial.value for trial in trials[:3]] == [one.score for one in known[:3]]
 
@@ -126,3 +148,70 @@ def test_optuna_warns_of_nothing_that_the_user_can_not_change(caplog: pytest.Log
     search("qmc", 4)  # has a parameter with a condition
     search("grid", 5, space=space_of("x=[1, 2], y=[1, 2]"))
     assert not caplog.records
+
+
+def states(path: Path) -> list[str]:
+    storage = JournalStorage(JournalFileBackend(str(path)))
+    return [trial.state.name for trial in optuna.load_study(study_name=path.parent.name, storage=storage).trials]
+
+
+def test_a_journal_of_other_trials_or_another_space_is_written_anew(tmp_path: Path) -> None:
+    path, known = tmp_path / "optuna.log", search("tpe", 2)
+    paused = Known(2, {"x": 0.5, "y": 2}, PAUSED, 0.7, curve={111: 0.7})
+    journal = Journal(path, space_of(), [False], ["loss"])
+    journal.add([*known, paused])
+    assert states(path) == ["COMPLETE"] * 2, "a paused trial may be promoted"
+    journal.add([*known, paused], ended=True)
+    assert states(path) == ["COMPLETE", "COMPLETE", "PRUNED"]
+    done = Known(2, {"x": 0.5, "y": 2}, DONE, 0.6, curve={111: 0.7})
+    Journal(path, space_of(), [False], ["loss"]).add([*known, done], ended=True)
+    assert states(path) == ["COMPLETE"] * 3
+    Journal(path, space_of("x=log(1e-3, 2)"), [False], ["loss"]).add([*known, done], ended=True)
+    assert states(path) == []
+    path.write_text("cut o")
+    Journal(path, space_of(), [True, False], ["accuracy", "flops"]).add([Known(0, {"x": 0.5, "y": 2}, FAILED)])
+    assert states(path) == ["FAIL"]
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "nsgaii"])
+def test_samplers_learn_from_limits_and_from_several_metrics(sampler: str) -> None:
+    space = space_of("x=uniform(0, 1), y=uniform(0, 1)")
+
+    def trials(limited: bool) -> list[Known]:
+        known: list[Known] = []
+        proposer = Proposer(space, sampler, 0, [True, False], limited)
+        while len(known) < 90:
+            found = proposer.propose(known, len(known))
+            assert found is not None
+            values, remembered = found
+            over = (values["x"] - 0.3,) if limited else ()
+            known.append(Known(len(known), values, DONE, values["x"], remembered, (values["y"],), violations=over))
+        return known[50:]
+
+    if sampler == "nsgaii":  # whose first generation is of 50 trials
+        assert len(trials(True)) == 40
+        return
+    limited, free = (sum(one.values["x"] <= 0.3 for one in trials(is_limited)) for is_limited in (True, False))
+    assert limited > free + 5
+
+
+def test_paused_trials_count_by_their_last_rung() -> None:
+    space = space_of("x=uniform(0, 1)")
+
+    def near(curves: bool) -> int:
+        known = [
+            Known(i, {"x": i / 40}, PAUSED if curves else RUNNING, curve={100: abs(i / 40 - 0.2)} if curves else {})
+            for i in range(40)
+        ]
+        found = [propose(space, known, number, "tpe", 0, maximize=False) for number in range(40, 60)]
+        return sum(one is not None and abs(one[0]["x"] - 0.2) < 0.15 for one in found)
+
+    assert near(True) > near(False) + 3
+
+
+def test_values_of_the_user_replace_those_of_the_sampler() -> None:
+    proposer = Proposer(space_of(), "tpe", 0, [False])
+    found = proposer.propose([], 0, {"y": 1, "x": 7.0})
+    assert found is not None
+    assert found[0]["x"] == 7.0
+    assert 1 <= found[0]["z"] <= 9, "the rest is the sampler's"

@@ -19,7 +19,9 @@ from modelyard.comparison.matrix_folder import MatrixFolder
 from modelyard.comparison.plan import Cell
 from modelyard.config import resolve
 from modelyard.errors import ConfigError, Interrupted, UserError
-from modelyard.tuning.search import _remembered, _search
+from modelyard.system.process import holders
+from modelyard.tuning.search_file import Request, find_search
+from modelyard.tuning.trials import _remember, _remembered
 from waiting import PATIENCE, wait_until
 
 SPACE = "learning_rate=log(1e-3, 1), optimizer=[sgd, adam]"
@@ -44,13 +46,8 @@ def rows(run: Path) -> list[dict[str, Any]]:
 
 def trial_process(folder: Path) -> int | None:
     """The process of the trial that runs."""
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if str(folder / "cells") in path.read_bytes().decode(errors="replace"):
-                return int(path.parent.name)
-        except OSError:
-            continue
-    return None
+    running = [holder for path in folder.glob("cells/*/runlogs") for holder in holders(path)]
+    return running[0].pid if running else None
 
 
 def checkpoint_of(run: Path) -> int:
@@ -94,8 +91,10 @@ def test_a_search_is_extended_compared_with_new_seeds_and_tested() -> None:
     assert (first.final, first.test) == (None, {})
     with pytest.raises(ConfigError, match=r"(?s)train_steps: is 70 here, but 60 in the trials.*options may not"):
         modelyard.tune(SPACE, output="search", trials=3, **{**OPTIONS, "train_steps": 70})
-    with pytest.raises(ConfigError, match="metric: is loss here, but auto in this search"):
-        modelyard.tune(output="search", trials=3, metric="loss")
+    with pytest.raises(
+        ConfigError, match=r"(?s)search_seed: is 7 here, but 0 in this search.*halving: is 3 here, but not"
+    ):
+        modelyard.tune(output="search", trials=3, search_seed=7, halving=3)
     narrower = "learning_rate=log(1e-2, 1), optimizer=[sgd]".replace("[sgd]", "[sgd, rmsprop]")
     result = modelyard.tune(narrower, output="search", trials=3, top=1, seeds=2, jobs=2)
     assert [trial.number for trial in sorted(result.trials, key=lambda trial: trial.number)] == [0, 1, 2]
@@ -123,6 +122,9 @@ def test_a_trial_that_fails_counts_as_failed_and_stays_so() -> None:
     assert [trial.state for trial in result.trials] == ["done", "done", "failed", "failed"]
     assert result.trials[2:] == tuple(failed)
     assert "the loss became" in failed[0].reason
+    page = Path("search/search.html").read_text()
+    assert "4 trials: 2 done, 2 failed" in page
+    assert all(f'href="cells/trial-{trial.number:04}/"' in page for trial in result.trials)
     before = {
         trial.number: (Path("search/runlogs") / f"trial-{trial.number:04}.log").stat().st_mtime for trial in failed
     }
@@ -161,8 +163,6 @@ def test_what_is_missing_or_unknown_is_told() -> None:
         modelyard.tune(SPACE, output="", trials=0)
     with pytest.raises(UserError, match="no sampler 'tpa'"):
         modelyard.tune(SPACE, output="search", sampler="tpa", **OPTIONS)
-    with pytest.raises(UserError, match=r"(?s)the first [3-5] trials of this search failed: .*f7.*accuracy"):
-        modelyard.tune(SPACE, output="search", trials=9, metric="f7", jobs=3, **OPTIONS)
 
 
 @pytest.mark.parametrize(
@@ -187,11 +187,11 @@ def test_a_damaged_search_file_is_told_and_nothing_is_changed(old: str, new: str
 
 
 def test_a_damaged_memory_of_the_sampler_is_left_out(tmp_path: Path) -> None:
-    good = {"trial": {"a": 1}, "study": {"b": [2]}}
-    (tmp_path / "sampler.json").write_text(json.dumps({"trial-0000": good, "x": [1], "y": {"study": 3}, "z": None}))
-    assert _remembered(tmp_path / "sampler.json") == {"trial-0000": good}
-    (tmp_path / "sampler.json").write_text('{"trial-0000": {"stu')
-    assert _remembered(tmp_path / "sampler.json") == {}
+    good, path = {"trial": {"a": 1}, "study": {"b": [2]}}, tmp_path / "sampler.jsonl"
+    path.write_text('[1]\n{"x": [1]}\n{"y": {"study": 3}}\nnull\n{"trial-0001": {"stu')
+    _remember(path, "trial-0000", good)
+    assert _remembered(path) == {"trial-0000": good}
+    assert _remembered(tmp_path / "missing") == {}
 
 
 def test_a_folder_of_a_matrix_and_a_search_without_its_file_are_refused_and_stay_as_they_are() -> None:
@@ -250,7 +250,7 @@ def test_options_that_are_written_in_another_way_are_the_same() -> None:
         "weight_decay": "1e-4",
     }
     space = {"learning_rate": "log(1e-3, 1)"}
-    search = _search(folder, space, options, None, None, None, "here", False)
+    search = find_search(folder, space, options, Request(), "here", False)
     Path("search/search.yaml").write_text(search.text())
     typed = {
         "train_steps": 20,
@@ -258,14 +258,14 @@ def test_options_that_are_written_in_another_way_are_the_same() -> None:
         "augment": ["cutout", "flip_left_right"],
         "weight_decay": 0.0001,
     }
-    assert _search(folder, space, typed, None, None, None, "here", False) == search
+    assert find_search(folder, space, typed, Request(), "here", False) == search
     Path("s.yaml").write_text("space:\n  learning_rate: log(1e-3, 1)\noptions:\n  train_steps: 25\n  model: mlp\n")
     with pytest.raises(
         ConfigError,
         match=r"(?s)s.yaml:4.*train_steps: is 25 here, but 20 in the trials.*model: is mlp here, but the "
         "trials of this search do not have it",
     ):
-        _search(folder, "s.yaml", {}, None, None, None, "here", False)
+        find_search(folder, "s.yaml", {}, Request(), "here", False)
 
 
 def test_a_search_of_failures_only_tries_them_again() -> None:
@@ -300,3 +300,25 @@ def test_arguments_of_wrong_types_are_told_at_once() -> None:
     assert told == {*wrong, "space"}
     with pytest.raises(ConfigError, match=r"s\.yaml: No such file"):
         modelyard.tune(Path("s.yaml"), output="search")
+
+
+def test_a_metric_that_nothing_measures_is_told_after_the_first_trial_and_can_be_corrected() -> None:
+    options = {**OPTIONS, "train_steps": 20}
+    with pytest.raises(UserError, match=r"(?s)metric: .*f7.*accuracy.*Run the same command with another --metric"):
+        modelyard.tune(SPACE, output="search", trials=2, metric="f7", seeds=0, **options)
+    assert len(list(Path("search/configs").iterdir())) == 1
+    result = modelyard.tune(output="search", trials=1, metric="loss", seeds=1, top=1)
+    assert [(trial.number, trial.state) for trial in result.trials] == [(0, "done")]
+    assert result.final is not None
+    assert result.final.metric == "loss"
+    row = [row for row in rows(Path("search/cells/trial-0000")) if row["split"] == "validation"][-1]
+    assert result.trials[0].scores == {"loss": row["loss"]}
+
+
+def test_a_search_whose_time_is_over_saves_its_trials_and_goes_on_with_more() -> None:
+    options = {**LONG, "train_steps": 10**6}
+    result = modelyard.tune(SPACE, output="search", time="1 s", seeds=0, **options)
+    assert [trial.state for trial in result.trials] == ["stopped"]
+    assert result.best is None
+    again = modelyard.tune(output="search", time="1 s", trials=5, seeds=0)
+    assert [trial.values for trial in again.trials] == [trial.values for trial in result.trials]

@@ -76,6 +76,7 @@ COMMANDS = {
     "tune": Command(comparison.tune, "Run", _ALL),
     "find-learning-rate": Command(training.find_learning_rate, "Run", _ALL),
     "predict": Command(serving.predict, "After training", _USED),
+    "report": Command(serving.report, "After training", _USED),
     "export": Command(serving.export, "After training", ConfigFlags(_EXPORTED)),
     "serve": Command(serving.serve, "After training", ConfigFlags(_SERVED)),
     "convert": Command(data.convert, "Data", ConfigFlags((*_DATASET, "test_fraction", "split_group"), ("dataset",))),

@@ -8,13 +8,15 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from modelyard.cli.output import Json, exit_interrupted, program, program_of_processes, show
+from modelyard.cli.output import Json, exit_interrupted, keywords, program, program_of_processes, show
 from modelyard.errors import COMMAND_LINE, ConfigError, Interrupted, Problem, StorageError, UserError
+from modelyard.launcher.job import MATRIX, TUNE
 
 if TYPE_CHECKING:
     from modelyard.config import Config
@@ -216,14 +218,22 @@ def submit(
 
     if print_dockerfile and target == "slurm":
         raise UserError("--print_dockerfile has no effect with slurm: its processes use the Python of the machines.")
+    verb = (words or [""])[0]
     if print_template or print_dockerfile:
-        text = submission.template_text(target) if print_template else dockerfile(words or [], bool(gpus))
+        of_matrix = verb == MATRIX
+        text = submission.template_text(target, of_matrix) if print_template else dockerfile(words or [], bool(gpus))
         sys.stdout.write(text)
         return
+    if verb == TUNE:
+        raise UserError(
+            "the trials of a search can't be the tasks of a job: each depends on the results before it. Search on Ray "
+            "(tune --on ray), or on one machine: a job of your own with `modelyard tune --jobs N`, which resumes."
+        )
     done = submission.submit(
         target, words or [], workers=workers, ps=ps, evaluator=evaluator, name=name, resources=resources, time=time,
         gpus=gpus, partition=partition, image=image, region=region, template=template, output=output,
         dry_run=dry_run, force=force, check=_check_job,
+        matrix=partial(_matrix_job, words or [], dry_run) if verb == MATRIX else None,
     )  # fmt: skip
     if done.path is None:
         if not json:
@@ -240,6 +250,53 @@ def submit(
         if done.path is not None:
             del result["text"]
         show(result, [], as_json=True)
+
+
+def _matrix_job(words: Sequence[str], plans_nothing: bool, name: str | None, target: Target) -> Job:
+    """Returns the job of a matrix, one task for each cell.
+
+    Where the processes see this folder, the plan is written now. Else each task makes the same plan.
+
+    Raises:
+        UserError: with every mistake in the command.
+    """
+    from modelyard.cli.comparison import matrix
+    from modelyard.cli.options import as_typer_command, normalize
+    from modelyard.comparison.matrix import NAME, requested
+    from modelyard.comparison.matrix_folder import merge_plan
+    from modelyard.comparison.single_cell import write_plan
+    from modelyard.launcher.job import make_matrix_job
+
+    def keep(**given: Any) -> dict[str, Any]:
+        return given
+
+    keep.__signature__ = inspect.signature(matrix, eval_str=True)  # type: ignore[attr-defined]
+    verb, *rest = normalize(list(words))
+    app = typer.Typer(add_completion=False)
+    settings = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": ["-h", "--help"]}
+    app.command(context_settings=settings)(as_typer_command(keep, None))
+    command = typer.main.get_command(app)
+    with command.make_context(verb, rest) as context:
+        given = command.invoke(context)
+    options = given.pop("options")
+    unused = [key for key in ("jobs", "ray_address", "only", "json") if given.pop(key)]
+    unused += ["on"] if given.pop("on") != "local" else []
+    if unused:
+        message = "has no effect here: every cell is a task of the job."
+        raise ConfigError([Problem(COMMAND_LINE, key, message) for key in unused])
+    writes = target.name == "slurm"
+    if writes and given["output"]:
+        given["output"] = str(Path(given["output"]).expanduser().absolute())
+    folder, request = requested(
+        **given, source=COMMAND_LINE, check_files=target.sees_this_folder, **keywords(options, requested)
+    )
+    job = make_matrix_job((MATRIX, "--output", str(given["output"])), name, str(given["output"]), 1)
+    if not writes:
+        return replace(job, words=tuple(words), cells=len(merge_plan(folder, request)))
+    cells = merge_plan(folder, request) if plans_nothing else write_plan(folder, request, NAME)
+    # What is trusted here: the list of that is not where the job runs.
+    trusts = any(cell.config.plugins or cell.config.cache_dir for cell in cells)
+    return replace(job, words=(*job.words, *(("--trust",) if trusts else ())), cells=len(cells))
 
 
 def _check_job(job: Job, target: Target) -> Job:

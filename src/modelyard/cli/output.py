@@ -190,7 +190,9 @@ def keywords(options: Mapping[str, Any], function: Callable[..., Any]) -> dict[s
     """Returns the options of the config as keywords of a function of Python that a command calls.
 
     The function's other arguments are no options of the command line: like a word that is no option, they are reported
-    with the mistakes in the config.
+    with the mistakes in the config. Only ``trust`` may be both.
     """
-    others = inspect.signature(function).parameters
+    from modelyard.config.schema import TRUST
+
+    others = {*inspect.signature(function).parameters} - {TRUST}
     return {f"'--{name}'" if name in others else name: value for name, value in options.items()}

@@ -1,4 +1,4 @@
-"""Commands for trained models: predict, export, serve."""
+"""Commands for trained models: predict, report, export, serve."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from modelyard.cli.output import Json, keywords, show, table, width
+from modelyard.cli.output import Json, keywords, prose, show, table, width
 from modelyard.cli.training import Checkpoint
 from modelyard.errors import COMMAND_LINE, UserError
 
@@ -182,3 +182,31 @@ def serve(
         max_pixels=max_pixels, max_instances=max_instances, max_connections=max_connections,
         timeout_secs=timeout_secs, ready=tell, source=COMMAND_LINE, **keywords(options, serve_model),
     )  # fmt: skip
+
+
+def report(
+    options: dict[str, Any],
+    run: str,
+    output: Annotated[
+        str | None, typer.Option(metavar="FILE", help="the .html file to write (default: report.html in RUN)")
+    ] = None,
+    checkpoint: Checkpoint = None,
+    split: Annotated[
+        str | None,
+        typer.Option(
+            metavar="test|validation|train",
+            help="split to report on (default: test if RUN was tested, else validation)",
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Write a page that says how good a model is and what is wrong with it.
+
+    The page is one file. The facts are in a JSON file beside it.
+    """
+    from modelyard.serving.report import report as make_report
+
+    made = make_report(
+        run, output=output, checkpoint=checkpoint, split=split, source=COMMAND_LINE, **keywords(options, make_report)
+    )
+    show(made.facts, [prose(line) for line in str(made).splitlines()], as_json=json, text_too=True)

@@ -110,7 +110,8 @@ def _show_result(result: Any, as_json: bool) -> None:
         rows["best at step"] = result.best["step"]
     if result.seconds:
         rows["seconds"] = f"{result.seconds:.1f}"
-    title = f"{result.split}, model of step {result.model_step}"
+    paused = "; paused, `modelyard resume` goes on" if result.paused else ""
+    title = f"{result.split}, model of step {result.model_step}{paused}"
     results = table(("", ""), rows.items(), title=title, show_header=False)
     text = [results, f"run folder: {result.model_dir}", *(f"exported: {path}" for path in result.exports)]
     show(result.as_json(), text, as_json=as_json, text_too=True)

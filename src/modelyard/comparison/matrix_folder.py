@@ -62,11 +62,15 @@ class MatrixFolder:
 
     def create(self) -> None:
         """Creates the folders, and removes incomplete files that a killed process left."""
+        self.create_folders()
+        for folder in (self.path, self.path / CONFIGS):
+            remove_partial(folder)
+
+    def create_folders(self) -> None:
+        """Creates the folders. Other processes may be writing files in them."""
         with explain(self.path, "make the folder"):
             for folder in (self.path / CONFIGS, self.path / CELLS, self.logs):
                 folder.mkdir(parents=True, exist_ok=True)
-        for folder in (self.path, self.path / CONFIGS):
-            remove_partial(folder)
 
     def cells(self, options: Mapping[str, Any] | None = None, source: str = "", *, trust: bool = False) -> list[Cell]:
         """Reads the cells of the plan, with ``options`` changed.
@@ -113,10 +117,28 @@ class MatrixFolder:
     def write(self, cells: list[Cell]) -> None:
         """Writes the configs, and then the plan that lists them."""
         for cell in cells:
-            write_text(self.config(cell.name), config_text(cell.config))
+            self.write_config(cell)
+        # Cells keep their numbers, by which jobs of a cluster name them.
+        places = {name: number for number, name in enumerate(self.cell_axes())}
+        cells = sorted(cells, key=lambda cell: places.get(cell.name, len(places)))
         head = "# The cells of this matrix; their complete configs are in configs/, their runs in cells/.\n"
         plan = {_VERSION_KEY: _VERSION, "cells": {cell.name: cell.axes for cell in cells}}
         write_text(self.plan, head + dump(plan))
+
+    def add(self, cell: Cell) -> None:
+        """Writes the config of another cell, and adds the cell to the plan. The time hardly depends on its size.
+
+        Args:
+            cell: the cell, which is not in the plan yet.
+        """
+        self.write_config(cell)
+        text = self.plan.read_text(encoding="utf-8").replace("cells: {}\n", "cells:\n")
+        lines = dump({cell.name: cell.axes}).splitlines(keepends=True)
+        write_text(self.plan, text + "".join(f"  {line}" for line in lines))
+
+    def write_config(self, cell: Cell) -> None:
+        """Writes the config of a cell."""
+        write_text(self.config(cell.name), config_text(cell.config))
 
     def failures(self) -> dict[str, str]:
         """Reads which cells failed when they were last started, and why."""
@@ -125,6 +147,16 @@ class MatrixFolder:
     def write_failures(self, failures: Mapping[str, str]) -> None:
         """Replaces the recorded failures."""
         write_text(self.path / FAILED, json.dumps(dict(failures), indent=1) + "\n")
+
+
+def holds_cells(folder: str) -> bool:
+    """Returns whether a folder is that of a matrix or a search."""
+    return not storage.is_remote(folder) and (Path(folder).expanduser() / PLAN).is_file()
+
+
+def cells_folder(folder: str) -> Path:
+    """Returns the folder with the runs of a matrix or a search."""
+    return Path(folder).expanduser() / CELLS
 
 
 def merge_plan(folder: MatrixFolder, request: MatrixRequest) -> list[Cell]:

@@ -26,6 +26,7 @@ from modelyard.errors import COMMAND_LINE, ConfigError, Problem, nearest, unknow
 from modelyard.loop.start import with_absolute_paths
 
 MODEL, DATASET, SEED, FOLDS, FOLD = "model", "dataset", "random_seed", "folds", "fold"
+PAUSE_AT = "pause_at"
 MAX_CELLS = 5000
 CELL_NAME = re.compile(r"[A-Za-z0-9_][\w.+=,@-]*")
 """A valid name of a cell, which is also the name of its folder."""
@@ -56,6 +57,7 @@ class MatrixRequest:
         locations: file and line of single keys, if known: options, sections, ``exclude 0`` and so on.
         problems: errors found so far; they are raised together with all others.
         trust: plugins may be imported, whichever file names them.
+        check_files: whether the files that options name must exist here.
     """
 
     axes: Mapping[str, Sequence[Any]]
@@ -66,6 +68,7 @@ class MatrixRequest:
     locations: Mapping[str, str] = field(default_factory=dict)
     problems: Sequence[Problem] = ()
     trust: bool = False
+    check_files: bool = True
 
     def where(self, key: str) -> str:
         """Returns where ``key`` was set."""
@@ -110,6 +113,7 @@ def read_request(path: Path | str, overrides: MatrixRequest) -> MatrixRequest:
         locations,
         [*overrides.problems, *problems],
         overrides.trust,
+        overrides.check_files,
     )
 
 
@@ -260,7 +264,13 @@ def _located(request: MatrixRequest, problem: Problem) -> Problem:
 def _resolve_cell(request: MatrixRequest, axes: Mapping[str, Any]) -> Config:
     given = {key: value for key, value in {**request.options, **axes}.items() if key != TRUST}
     given |= {TRUST: request.trust}
-    config = resolve(given, source=request.source, pick_up_files=request.pick_up_files, shared=True)
+    config = resolve(
+        given,
+        source=request.source,
+        pick_up_files=request.pick_up_files,
+        shared=True,
+        check_files=request.check_files,
+    )
     if config.best_model_dir is not None and "best_model_dir" not in given:
         message = "would be the same for all cells. Leave it out: each cell has its own."
         raise ConfigError([Problem(config.origin("best_model_dir"), "best_model_dir", message)])
@@ -299,6 +309,9 @@ def _option_problems(request: MatrixRequest, axes: Mapping[str, Any]) -> Iterato
     for key in dict.fromkeys((*axes, *request.options)):
         if key == TRUST:
             message = "has no effect inside a file; give it on the command line or in Python."
+            yield Problem(request.where(key), key, message)
+        if key == PAUSE_AT:
+            message = "is not supported here: the runs of a matrix end with their last step."
             yield Problem(request.where(key), key, message)
         if key in _SET_BY_THE_MATRIX:
             message = "has no effect here: every cell has its own run folder in --output."

@@ -12,6 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from modelyard.charts.axes import linear_range, log_range, log_ticks, with_unit
+
+__all__ = ["linear_range", "log_range", "log_ticks", "scatter", "templates", "with_unit"]
 WIDTH, HEIGHT, COLOURS = 420, 300, 8
 _RIGHT, _TOP, _BOTTOM = WIDTH - 14, 14, HEIGHT - 44
 _LETTER, _LINE = 6.8, 14.0
@@ -24,12 +27,17 @@ _Box = tuple[float, float, float, float]
 """Left, top, right, bottom."""
 
 
-@lru_cache(maxsize=1)
-def templates() -> Any:
-    """Returns the environment of the templates. In HTML and SVG all text is escaped: names may come from anywhere."""
+@lru_cache
+def templates(*packages: str) -> Any:
+    """Returns the environment of the templates. In HTML and SVG all text is escaped: names may come from anywhere.
+
+    Args:
+        *packages: other packages with templates, which may include those of this one.
+    """
     import jinja2
 
-    loader, escape = jinja2.PackageLoader("modelyard.comparison"), jinja2.select_autoescape(("html", "svg"))
+    loader = jinja2.ChoiceLoader([jinja2.PackageLoader(name) for name in (*packages, "modelyard.comparison")])
+    escape = jinja2.select_autoescape(("html", "svg"))
     return jinja2.Environment(autoescape=escape, undefined=jinja2.StrictUndefined, loader=loader)
 
 
@@ -54,9 +62,9 @@ def scatter(
     points = [p for p in points if p.x > 0 and math.isfinite(p.x) and math.isfinite(p.y)]
     if not points:
         return ""
-    low, high = _log_range([p.x for p in points])
+    low, high = log_range([p.x for p in points])
     ends = [end for p in points for end in (p.y, *(p.bar or ()))]
-    least, greatest, y_ticks = _linear_range(min(ends), max(ends), most)
+    least, greatest, y_ticks = linear_range(min(ends), max(ends), most)
     left = 12 + 7 * max((len(f"{value:.6g}") for value in y_ticks), default=4)
 
     def across(x: float) -> float:
@@ -70,18 +78,10 @@ def scatter(
     taken += [(across(p.x) - 2, down(p.bar[1]), across(p.x) + 2, down(p.bar[0])) for p in points if p.bar]
     labels = _numbers(points, positions) if numbered else _names(points, positions)
     context = {"points": points, "x_name": x_name, "y_name": y_name, "across": across, "down": down}
-    context |= {"x_ticks": _log_ticks(low, high), "y_ticks": y_ticks, "labels": _placed(labels, taken, left)}
+    context |= {"x_ticks": log_ticks(low, high), "y_ticks": y_ticks, "labels": _placed(labels, taken, left)}
     context |= {"width": WIDTH, "height": HEIGHT, "left": left, "right": _RIGHT, "top": _TOP, "bottom": _BOTTOM}
     plot: str = templates().get_template("scatter.svg").render(context, colours=COLOURS, with_unit=with_unit)
     return plot
-
-
-def with_unit(value: float) -> str:
-    """Returns a large number with a unit, such as 11.2 M."""
-    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= 0.9995 * size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value:.3g}"
 
 
 # -- names beside the points ----------------------------------------------------------------------------------------
@@ -140,35 +140,3 @@ def _overlap(one: _Box, others: NDArray[np.float64]) -> float:
     """Returns the area that a box shares with others, in all."""
     size = np.minimum(one[2:], others[:, 2:]) - np.maximum(one[:2], others[:, :2])
     return float(np.maximum(size, 0).prod(axis=1).sum())
-
-
-# -- axes -----------------------------------------------------------------------------------------------------------
-
-
-def _log_range(values: Sequence[float]) -> tuple[float, float]:
-    low, high = math.log10(min(values)), math.log10(max(values))
-    margin = max(0.12 * (high - low), 0.15)
-    return low - margin, high + margin
-
-
-def _log_ticks(low: float, high: float) -> list[float]:
-    for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)):
-        values = [step * 10.0**power for power in range(math.floor(low), math.ceil(high) + 1) for step in steps]
-        found = [value for value in values if low <= math.log10(value) <= high]
-        if len(found) >= 3:
-            return found[:: -(-len(found) // 7)]
-    return [float(f"{10 ** (low + part * (high - low)):.2g}") for part in (0.2, 0.5, 0.8)]
-
-
-def _linear_range(low: float, high: float, most: float) -> tuple[float, float, list[float]]:
-    if high - low < 1e-4 * abs(high) or high == low:  # all values are equal: the axis must not show rounding noise
-        middle, half = (low + high) / 2, abs(high) / 200 or 0.5
-        low, high = middle - half, min(middle + half, max(most, high))
-    size = high - low
-    low, high = low - 0.1 * size, high + 0.12 * size
-    rough = (high - low) / 5
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough)
-    first = math.ceil(low / step)
-    ticks = [number * step for number in range(first, math.floor(high / step) + 1)]
-    return low, high, [value for value in ticks if value <= most + step / 1000]

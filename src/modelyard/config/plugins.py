@@ -8,8 +8,8 @@ import importlib.util
 import sys
 import traceback
 from collections.abc import Callable
-from functools import partial
-from importlib.metadata import entry_points
+from functools import cache, partial
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 from modelyard.config.trust import exists, find_file, imported_module
@@ -44,14 +44,20 @@ def _missing(name: str) -> str:
     return f"there is no plugin module {name!r}. The path of a file must end in .py."
 
 
+@cache
+def _installed(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    """Returns the entry points on ``sys.path``. To find them reads a file of every package, and a search asks often."""
+    return tuple(entry_points(group=ENTRY_POINTS))
+
+
 def has_installed_plugins() -> bool:
     """Whether an installed package brings plugins. Nothing is imported."""
-    return bool(entry_points(group=ENTRY_POINTS))
+    return bool(_installed(tuple(sys.path)))
 
 
 def load_installed_plugins() -> None:
     """Imports the plugins of installed packages: their entry points in the group `ENTRY_POINTS`."""
-    for entry in entry_points(group=ENTRY_POINTS):
+    for entry in _installed(tuple(sys.path)):
         _load(entry.value, entry.load)
 
 

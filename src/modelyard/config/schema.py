@@ -236,6 +236,12 @@ class Training(Group):
     train_batch_size: int = option(64, "examples per step, over all devices", ge=1)
     train_epochs: float | None = option(10, "length of the run in epochs", mutable=True, gt=0)
     train_steps: int | None = option(None, "length of the run in steps, instead of train_epochs", mutable=True, ge=1)
+    pause_at: StepDuration | None = option(
+        None,
+        "pause the run after '500 steps', '3 epochs' or '10 %': evaluate, save and exit; `modelyard resume` goes on. "
+        "It holds for this start only, and the learning-rate schedule keeps its length",
+        mutable=True,
+    )
     optimizer: str = option("adam", "optimizer: sgd, momentum, adam, adamw, rmsprop, adagrad, adadelta, ftrl, muon")
     learning_rate: float = option(1e-3, "peak learning rate", gt=0)
     optimizer_groups: CallList = option(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +235,16 @@ def dump(values: dict[str, Any]) -> str:
 
 def inline(value: Any) -> str:
     """One value as YAML, on one line."""
+    return _known_line(value) if isinstance(value, str | int) else _line(value)
+
+
+@lru_cache(maxsize=4096, typed=True)
+def _known_line(value: str | int) -> str:
+    """Returns a value as YAML: the same few names are compared many thousand times in a search."""
+    return _line(value)
+
+
+def _line(value: Any) -> str:
     text: str = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=100_000)
     return text.strip().removesuffix("...").strip()
 

@@ -139,6 +139,8 @@ class Dataset(ABC):
     """The features that are boxes: rows of y_min, x_min, y_max, x_max as shares of height and width."""
     value_columns: Sequence[str] = ()
     """The names of the columns of vectors, if they are known."""
+    results: dict[str, Any] | None = None
+    """Values that were computed from the examples, if those never change; else None."""
 
     @property
     @abstractmethod
@@ -230,6 +232,14 @@ class Dataset(ABC):
         """Returns the rows of a derived split in train as it is stored."""
         assert self.derived is not None
         return self.derived.rows[split]
+
+    def once(self, name: str, compute: Callable[[], Any]) -> Any:
+        """Returns what ``compute`` returns; if the examples never change, it is called once for each name."""
+        if self.results is None:
+            return compute()
+        if name not in self.results:
+            self.results[name] = compute()
+        return self.results[name]
 
     def size(self, split: str) -> int:
         """Returns the number of examples of ``split``. A missing split is an error."""
@@ -411,7 +421,7 @@ class ArrayDataset(Dataset):
         train = self._splits[TRAIN]
         cut = {split: {name: array[rows] for name, array in train.items()} for split, rows in derived.rows.items()}
         divided = copy.copy(self)
-        divided.derived = derived
+        divided.derived, divided.results = derived, None
         divided._splits = {
             split: {name: array for name, array in arrays.items() if name not in drop}
             for split, arrays in {**self._splits, **cut}.items()

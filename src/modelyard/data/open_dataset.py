@@ -18,6 +18,7 @@ from modelyard.data.dataset import (
     check_dataset,
     label_kind,
 )
+from modelyard.data.kept_dataset import load_kept
 from modelyard.data.preprocess import with_example_preprocessing
 from modelyard.data.splits import SplitRules, divide, is_regression
 from modelyard.errors import DataError
@@ -27,9 +28,14 @@ from modelyard.system.machine import available_cores
 log = logging.getLogger("modelyard")
 
 
-def load_dataset(config: Config) -> Dataset:
-    """Returns the dataset of a config, with the user's preprocessing of examples."""
-    dataset = open_dataset(config)
+def load_dataset(config: Config, *, kept: bool = False) -> Dataset:
+    """Returns the dataset of a config, with the user's preprocessing of examples.
+
+    Args:
+        config: the resolved config.
+        kept: whether it may be that of the last run of this process, and is kept for the next one.
+    """
+    dataset = load_kept(config, open_dataset) if kept else open_dataset(config)
     if not is_regression(config):
         _warn_about_labels(dataset)
         _warn_about_classes(dataset)

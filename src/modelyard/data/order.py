@@ -43,7 +43,12 @@ def raw_draws(seed: int, domain: int, number: int, count: int, part: int = 0) ->
 
 def permutation(seed: int, domain: int, number: int, size: int, part: int = 0) -> NDArray[np.int64]:
     """Returns a permutation of ``size`` elements: the order of random keys, equal keys by index."""
-    return np.argsort(raw_draws(seed, domain, number, size, part), kind="stable").astype(np.int64)
+    keys = raw_draws(seed, domain, number, size, part)
+    order = np.argsort(keys)  # ten times as fast as a stable sort, and the same unless keys are equal
+    found = keys[order]
+    if (found[1:] == found[:-1]).any():
+        order = np.argsort(keys, kind="stable")
+    return order.astype(np.int64)
 
 
 class Order:

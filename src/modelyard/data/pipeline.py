@@ -109,7 +109,7 @@ class Pipeline:
         self._worker_count = input_workers(config, dataset)
         self._resident: dict[str, Arrays] = {}
         self._device_bytes = device_bytes
-        self._held_bytes = 0
+        self._held: dict[str, int] = {}
         self._training: Future[Stream] | None = None
         self._lock = threading.Lock()
 
@@ -119,7 +119,7 @@ class Pipeline:
         """Returns the whole split, decoded, if it is resident; else None."""
         if split in self._resident:
             return self._resident[split]
-        if self._why_not_resident(split) is not None:
+        if not self.is_resident(split):
             return None
         arrays = self.dataset.arrays(split)
         if arrays is None:
@@ -127,8 +127,13 @@ class Pipeline:
             if split == TRAIN:
                 log.info("the training data stays on the device: %s MiB", f"{self._bytes(split) / 2**20:,.0f}")
         self._resident[split] = {name: arrays[name] for name in self.features}
-        self._held_bytes += self._bytes(split)
         return self._resident[split]
+
+    def is_resident(self, split: str) -> bool:
+        """Returns whether a split stays on the device, without reading it."""
+        if split not in self._held and self._why_not_resident(split) is None:
+            self._held[split] = self._bytes(split)
+        return split in self._held
 
     def release(self, split: str) -> None:
         """Frees the host's memory of a resident split, which is on the device now. It is read anew if it is wanted."""
@@ -158,7 +163,7 @@ class Pipeline:
         if self.config.resident != "auto":
             return None if self.config.resident == "always" else ""
         size = self._bytes(split)
-        if size > self._limit - self._held_bytes:
+        if size > self._limit - sum(self._held.values()):
             fitting = f"at most {self._limit / 2**30:,.1f} GiB stay on the device"
             return f": the split has {size / 2**30:,.1f} GiB, and {fitting}"
         wanted = self.run.total_steps * self.run.batch_size

@@ -294,6 +294,17 @@ def _tiles(rows: Sequence[Row]) -> list[list[Image.Image]]:
     return [[_scaled(_bytes(image, low, high)) for image in images] for images in checked]
 
 
+def as_bytes(images: Sequence[NDArray[Any]]) -> list[NDArray[np.uint8]]:
+    """Returns images as they are shown: of 8 bits, with one, three or four channels.
+
+    Raises:
+        DataError: if an array is not an image.
+    """
+    checked = [_checked(image, "") for image in images]
+    low, high = _value_range(checked)
+    return [_bytes(image, low, high) for image in checked]
+
+
 def _checked(image: NDArray[Any], caption: str) -> NDArray[Any]:
     image = np.asarray(image)
     if image.ndim == 1:

@@ -123,6 +123,10 @@ class CoordinatedEngine(Engine):
         """Profiles this process."""
         return self.local.profile(folder)
 
+    def augmentation_seeds(self) -> Any:
+        """Returns those of the local engine."""
+        return self.local.augmentation_seeds()
+
     def run_on_host(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Calls a function in this process alone."""
         return self.local.run_on_host(function, *arguments)

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -140,6 +141,12 @@ class Engine(ABC):
         self.feature_names = list(self.pipeline.features)
         self.set_up()
 
+    @cached_property
+    def data_fingerprint(self) -> str:
+        """The fingerprint of the dataset. All of it may be read for that, once."""
+        found: str = self.dataset.once("fingerprint", self.dataset.fingerprint)
+        return found
+
     def train(self, step: int, count: int) -> StepMetrics:
         """Trains ``count`` steps from ``step`` on. The step determines the global batch."""
         chunks = []
@@ -249,11 +256,12 @@ class Engine(ABC):
         rows = self.pipeline.rows(step, 1)[0, : len(positions)].astype(np.int32)
         epochs = (positions // self.pipeline.run.examples).astype(np.int32)
 
-        def preprocess(examples: dict[str, Any], *numbers: Any) -> dict[str, Any]:
+        def preprocess(examples: dict[str, Any], seeds: Any, *numbers: Any) -> dict[str, Any]:
             batch = {name: ops.convert_to_tensor(array) for name, array in examples.items()}
-            return self.functions.preprocess(batch, True, *map(ops.convert_to_tensor, numbers))
+            low, high, rows, epochs = map(ops.convert_to_tensor, numbers)
+            return self.functions.preprocess(batch, True, low, high, rows, epochs, seeds)
 
-        seen = self.run_on_host(preprocess, examples, *halves(positions), rows, epochs)
+        seen = self.run_on_host(preprocess, examples, self.augmentation_seeds(), *halves(positions), rows, epochs)
         return {name: ops.convert_to_numpy(value) for name, value in seen.items()}
 
     def load(self, state: State | Checkpoint, *, weights_only: bool = False) -> None:
@@ -366,6 +374,10 @@ class Engine(ABC):
     def fetch(self, values: dict[str, Any]) -> dict[str, NDArray[Any]]:
         """Copies results to the host."""
         return {name: np.asarray(value) for name, value in values.items()}
+
+    def augmentation_seeds(self) -> Any:
+        """Returns the seeds of the augmentation if they are inputs of a program; None if they are constants."""
+        return None
 
     def run_on_host(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Calls a small function of tensors once, on the host, so that no device compiles anything for it."""

@@ -41,6 +41,8 @@ class BatchFunctions:
     ) -> None:
         self._config, self._model, self._task = config, network.model, network.task
         self._augment, self._prepare = augment, prepare
+        self.l2_regularization: Any = config.l2_regularization
+        """The factor of the L2 penalty; while a program is compiled, its input."""
         self.metrics = MetricSet(())
         """The metrics of evaluations that are computed from predictions; it is never updated here."""
         self.keeps_predictions = False
@@ -95,7 +97,7 @@ class BatchFunctions:
             total = total + ops.cast(extra, loss.dtype) / parts
         if self._config.l2_regularization and kernels:
             squares = sum(ops.cast(ops.sum(ops.square(kernel)), loss.dtype) for kernel in kernels)
-            total = total + squares * (0.5 * self._config.l2_regularization / parts)
+            total = total + squares * (0.5 * self.l2_regularization / parts)
         means = {"loss": loss}
         for name, value in self._task.metrics(outputs, batch).items():
             if len(value.shape) == 1:

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,17 +26,20 @@ from numpy.typing import NDArray
 from modelyard.cluster.description import ProcessGroup
 from modelyard.compat.keras import drawn_by_numpy, seed_initializers
 from modelyard.config.schema import Config
+from modelyard.data.augment.build import augmentation_seeds
 from modelyard.data.dataset import TRAIN, Arrays
 from modelyard.data.draws import fold
 from modelyard.engine.base import Engine, State, StepMetrics, lost_peer, out_of_memory
 from modelyard.engine.evaluation import BatchResult
 from modelyard.engine.jax_cache import compile_all, counted_compilations
+from modelyard.engine.jax_data import DeviceData, data_key, device_data, kept_bytes_on
 from modelyard.engine.jax_devices import set_up_devices
+from modelyard.engine.jax_inputs import LearningRates, StepInputs
 from modelyard.engine.jax_layers import faster_layers
+from modelyard.engine.jax_programs import Programs, program_key, shared_programs
 from modelyard.engine.jax_step import (
     Layout,
     MetricTable,
-    StepInputs,
     TrainingStep,
     TrainState,
     joined,
@@ -121,25 +125,30 @@ class JaxEngine(Engine):
     def set_up(self) -> None:
         """Copies the variables to the devices."""
         self.functions.views_one_by_one = True  # convolutions of a training batch's size, whose kernels XLA has
-        rest = (self.layout, self.functions, self.schedule, self.pipeline.run.examples)
+        rest = (self.layout, self.functions, self.pipeline.run.examples)
         self._steps = [TrainingStep(self.config, self.network, phase, *rest) for phase in range(len(self.phases))]
         variables = train_state(self.network)
         self._index = {id(v): (part, number) for part, vs in enumerate(variables) for number, v in enumerate(vs)}
         with self._types():
             self._state = TrainState(*([self.layout.put_state(np.asarray(v.value)) for v in vs] for vs in variables))
-        self._seeds = self._steps[0].seeds()
-        self._programs: dict[str, Any] = {}
+            self._run_inputs = self._steps[0].run_inputs()
+        self._rates = LearningRates(self.schedule)
+        self._programs: Programs = {}
+        self._shared: Programs = {}
         self._is_ready = False
         self._data: dict[str, Any] | None = None
         self._last_inputs: tuple[Any, Any] = (None, None)
-        self._evaluation_data: dict[str, list[tuple[dict[str, Any], Any]]] = {}
+        self._device_data = DeviceData()
 
     def data_memory(self) -> int:
         """Returns half of what is free on the device that has the least; activations and gradients need the rest."""
-        stats = [device.memory_stats() or {} for device in self.layout.mesh.local_devices]
+        devices = self.layout.mesh.local_devices
+        stats = [device.memory_stats() or {} for device in devices]
         if not all("bytes_limit" in each for each in stats):  # a CPU
             return super().data_memory()
-        return min(each["bytes_limit"] - each["bytes_in_use"] for each in stats) // 2  # type: ignore[no-any-return]
+        # Data of an earlier run is used or freed: the answer is that of a process of its own.
+        kept = [kept_bytes_on(device) for device in devices]
+        return min(int(s["bytes_limit"] - s["bytes_in_use"]) + k for s, k in zip(stats, kept, strict=True)) // 2
 
     # -- compiling --------------------------------------------------------------------------------------------------
 
@@ -147,12 +156,9 @@ class JaxEngine(Engine):
         """Copies the data to the devices or begins to read it, and compiles; returns the seconds of compiling."""
         all_periods = [*periods, *self.phases.periods]
         self.steps_per_call, self._is_ready = 1, True
-        resident = self.pipeline.resident(TRAIN) if self._data is None else None
         with self._types(), self._explained_errors():
-            if resident is not None:
-                self._data = {name: self.layout.replicate(array) for name, array in resident.items()}
-                if not self.on_cpu:  # there JAX may use the same memory
-                    self.pipeline.release(TRAIN)
+            if self._data is None:
+                self._place_data()
             if not self.on_cpu and not self.config.deterministic:
                 self.steps_per_call = _choose_steps_per_call(all_periods, self._most_together())
             if self._data is None:
@@ -162,15 +168,44 @@ class JaxEngine(Engine):
             lengths = {self.steps_per_call}
             if any(steps % self.steps_per_call for steps in (*all_periods, step)):
                 lengths.add(1)
+            self._shared = shared_programs(self._program_key())
+            known = len(self._shared)
             with counted_compilations() as counts:
                 self._compile("resident" if self._data is not None else "streamed", lengths, batches)
-            if not self.on_cpu:
+            is_new = not self._programs or len(self._shared) > known
+            if not self.on_cpu and is_new:
                 self._run_once(batches)
+            if self._data is not None:
+                self._inputs(step, self.steps_per_call)  # of the first chunk, before the clock runs
         seconds = time.perf_counter() - began
         how = "steps one by one" if self.steps_per_call == 1 else f"{self.steps_per_call} steps at a time"
+        if not is_new:
+            log.info("compiled by an earlier run of this process (%s)", how)
+            return seconds
         found = ", found in the cache" if counts["found"] and not counts["compiled"] else ""
         log.info("compiled in %.1f s (%s%s)", seconds, how, found)
         return seconds
+
+    def _program_key(self) -> str | None:
+        """Returns the key of the programs that runs of this process share; None if this run shares none."""
+        return program_key(
+            self.config, self.dataset, self.task.data, lambda: self.data_fingerprint, self._steps[0].numbers,
+            jax.tree.leaves((self._state, self._run_inputs)), list(self.layout.mesh.devices.flat),
+        )  # fmt: skip
+
+    def _place_data(self) -> None:
+        """Brings the training split to the devices if it stays there, or finds it there."""
+        is_resident = self.pipeline.is_resident(TRAIN)  # before data of other runs is freed
+        devices = list(self.layout.mesh.devices.flat)
+        self._device_data = device_data(data_key(self.config, self.dataset, lambda: self.data_fingerprint, devices))
+        if not is_resident:
+            self._device_data.train = None
+        elif self._device_data.train is None:
+            resident = self.pipeline.resident(TRAIN) or {}
+            self._device_data.train = {name: self.layout.replicate(array) for name, array in resident.items()}
+            if not self.on_cpu:  # there JAX may use the same memory
+                self.pipeline.release(TRAIN)
+        self._data = self._device_data.train
 
     def _run_once(self, batches: list[tuple[Any, Any]]) -> None:
         """Runs the programs once, on copies: an accelerator loads kernels and allocates memory then."""
@@ -179,7 +214,7 @@ class JaxEngine(Engine):
         if self._data is not None and may_be_copied(self._state):
             copies = jax.tree.map(jnp.copy, self._state)
             inputs = self._inputs(0, self.steps_per_call)
-            _, table = self._program("resident", self.steps_per_call, 0)(copies, self._data, inputs, self._seeds)
+            _, table = self._program("resident", self.steps_per_call, 0)(copies, self._data, inputs, self._run_inputs)
             jax.block_until_ready(table)
         for batch, weights in batches:
             jax.block_until_ready(self.evaluate_batch(batch, weights))
@@ -187,13 +222,16 @@ class JaxEngine(Engine):
     def _compile(self, kind: str, lengths: set[int], batches: list[tuple[Any, Any]]) -> None:
         """Compiles the programs of the run: for each number of steps in ``lengths``, and for evaluation."""
         which = [(kind, length, phase) for phase in range(len(self.phases)) for length in sorted(lengths)]
-        lowered = {_name(*program): self._lowered(*program) for program in which}
+        wanted: dict[str, Callable[[], Any]] = {_name(*program): partial(self._lowered, *program) for program in which}
         if self._joins_state():
-            lowered["state"] = self._lowered_state()
+            wanted["state"] = self._lowered_state
         for batch, weights in batches:
             placed = self._placed(batch, weights)
-            lowered[_name("evaluate", placed[1].shape[0])] = self._lowered_for("evaluate", *placed)
-        self._programs.update(zip(lowered, self._compile_all(list(lowered.values())), strict=True))
+            wanted[_name("evaluate", placed[1].shape[0])] = partial(self._lowered_for, "evaluate", *placed)
+        new = {name: lower() for name, lower in wanted.items() if name not in self._shared}
+        if new:
+            self._shared.update(zip(new, self._compile_all(list(new.values())), strict=True))
+        self._programs.update({name: self._shared[name] for name in wanted})
 
     def _compile_all(self, lowered: list[Any]) -> list[Any]:
         return compile_all(lowered, self.config.autotune, self.replicas)
@@ -214,7 +252,7 @@ class JaxEngine(Engine):
 
     def _lowered(self, kind: str, count: int, phase: int) -> Any:
         inputs = StepInputs.shapes(count, self.config.train_batch_size, self.layout)
-        state, seeds = jax.tree.map(self.layout.shape_of, (self._state, self._seeds))
+        state, run = jax.tree.map(self.layout.shape_of, (self._state, self._run_inputs))
         if kind == "resident":
             data: Any = jax.tree.map(self.layout.shape_of, self._data)
             function: Any = self._steps[phase].over_resident
@@ -224,12 +262,15 @@ class JaxEngine(Engine):
             function = self._steps[phase].over_batches
         outputs = (jax.tree.map(lambda s: s.sharding, state), self.layout.replicated)
         with faster_layers(self.on_gpu, self.replicas):
-            return jax.jit(function, donate_argnums=0, out_shardings=outputs).lower(state, data, inputs, seeds)
+            return jax.jit(function, donate_argnums=0, out_shardings=outputs).lower(state, data, inputs, run)
 
     def _lowered_for(self, kind: str, *placed: Any) -> Any:
         """Lowers evaluation or prediction for arrays of these shapes."""
-        function = self._steps[0].evaluate if kind == "evaluate" else self._steps[0].predict
-        shapes = jax.tree.map(self.layout.shape_of, (*self._state.evaluated, *placed))
+        function: Any = self._steps[0].predict
+        given: tuple[Any, ...] = placed
+        if kind == "evaluate":
+            function, given = self._steps[0].evaluate, (self._run_inputs.numbers, *placed)
+        shapes = jax.tree.map(self.layout.shape_of, (*self._state.evaluated, *given))
         with faster_layers(self.on_gpu, self.replicas):
             return jax.jit(function, out_shardings=self.layout.replicated).lower(*shapes)
 
@@ -264,16 +305,17 @@ class JaxEngine(Engine):
             length = self.steps_per_call if count >= self.steps_per_call else 1
             program = self._program("resident", length, phase)
             inputs = self._inputs(step, length)
-            self._state, table = program(self._state, self._data, inputs, self._seeds)
+            self._state, table = program(self._state, self._data, inputs, self._run_inputs)
             tables.append(table)
             step, count = step + length, count - length
-        self._inputs(step, self.steps_per_call)  # of the next chunk, while the device is busy with this one
+        if step < self.pipeline.run.total_steps:
+            self._inputs(step, self.steps_per_call)  # of the next chunk, while the device is busy with this one
         return tables
 
     def _inputs(self, step: int, count: int) -> StepInputs:
         """Returns the inputs of ``count`` steps from ``step`` on; keeps the last ones that it made."""
         if self._last_inputs[0] != (step, count):
-            self._last_inputs = (step, count), StepInputs.of(step, count, self.pipeline, self.layout)
+            self._last_inputs = (step, count), StepInputs.of(step, count, self.pipeline, self._rates, self.layout)
         inputs: StepInputs = self._last_inputs[1]
         return inputs
 
@@ -288,7 +330,7 @@ class JaxEngine(Engine):
             # Before the program starts: on GPUs, a copy waits for all that was started before it.
             self._copy_ahead(step)
             program = self._program("streamed", batches.steps, phase)
-            self._state, table = program(self._state, batches.arrays, batches.inputs, self._seeds)
+            self._state, table = program(self._state, batches.arrays, batches.inputs, self._run_inputs)
             tables.append(table)
             waiting.append(table)
             if len(waiting) > _WAITING:
@@ -330,11 +372,14 @@ class JaxEngine(Engine):
             count = None if count is None else count - length
 
     def close(self) -> None:
-        """Stops reading ahead."""
+        """Stops reading ahead, and frees the memory of the devices after training."""
         if self._copies is not None:
             self._copies.close()
         self._copies = self._next_batches = None
         super().close()
+        if self._is_ready:
+            self._data, self._device_data, self._programs = None, DeviceData(), {}
+            self._state, self._last_inputs, self._is_ready = TrainState([], [], [], []), (None, None), False
 
     def _most_together(self) -> int:
         """Returns the most steps in one program: more cost nothing if the data is resident."""
@@ -350,7 +395,7 @@ class JaxEngine(Engine):
         with self._types(), self._explained_errors():
             placed = self._placed(batch, weights)
             program = self._evaluation_program("evaluate", placed[1].shape[0], *placed)
-            return BatchResult(*program(*self._state.evaluated, *placed))
+            return BatchResult(*program(*self._state.evaluated, self._run_inputs.numbers, *placed))
 
     def fetch(self, values: dict[str, Any]) -> dict[str, NDArray[Any]]:
         """Copies results to the host; errors of the computation are raised here."""
@@ -373,18 +418,27 @@ class JaxEngine(Engine):
 
     def evaluation_batches(self, split: str) -> Generator[tuple[Any, Any], None, None]:
         """Yields batches with weights; those of a split that fits stay on the devices for the next evaluation."""
-        if split not in self._evaluation_data:
-            if self.pipeline.resident(split) is None:
-                yield from super().evaluation_batches(split)
-                return
+        if not self.pipeline.is_resident(split):
+            yield from super().evaluation_batches(split)
+            return
+        key = split, self._evaluation_batch_size(split)
+        if key not in self._device_data.evaluation:
             with self._types(), self._explained_errors():
-                self._evaluation_data[split] = [self._placed(*each) for each in super().evaluation_batches(split)]
-        yield from self._evaluation_data[split]
+                self._device_data.evaluation[key] = [self._placed(*each) for each in super().evaluation_batches(split)]
+        yield from self._device_data.evaluation[key]
 
     def run_on_host(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Calls a function of tensors once, on the host, as one program."""
+        """Calls a function of tensors on the host, as one program."""
+        shapes = [(array.shape, str(array.dtype)) for array in jax.tree.leaves(arguments)]
+        name = f"{function.__qualname__} {shapes}"
         with self._types(), jax.default_device(jax.local_devices(backend="cpu")[0]):
-            return jax.jit(function)(*arguments)
+            if name not in self._shared:
+                self._shared[name] = jax.jit(function).lower(*arguments).compile()
+            return self._shared[name](*arguments)
+
+    def augmentation_seeds(self) -> Any:
+        """Returns the seeds of the augmentation, which are inputs of all programs."""
+        return augmentation_seeds(self.config.augment, self.config.random_seed)
 
     # -- state ------------------------------------------------------------------------------------------------------
 

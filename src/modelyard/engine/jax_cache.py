@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import logging
 import os
 import platform
 import re
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import jax
 
@@ -21,6 +23,10 @@ from modelyard.config.schema import Config
 
 log = logging.getLogger("modelyard")
 _UNREADABLE = re.compile(r"Error reading persistent compilation cache entry for '([^']+)'")
+_LOCK_DIGITS = 3
+"""Hexadecimal digits in the name of a lock, so that there are not more and more of them."""
+_MOST_WAITING_SECONDS = 900.0
+_PAUSE_SECONDS = 0.05
 _own: set[str] = set()
 """Cache folders that are ours, not the user's."""
 
@@ -72,6 +78,10 @@ def compile_all(lowered: Sequence[Any], autotune: bool = True, replicas: int = 1
     """
 
     def compiled(program: Any) -> Any:
+        with _alone(program):
+            return compiled_here(program)
+
+    def compiled_here(program: Any) -> Any:
         options = _compiler_options(autotune, replicas)
         while True:
             try:
@@ -103,6 +113,47 @@ def _compiler_options(autotune: bool, replicas: int) -> dict[str, int | bool | s
         options["xla_gpu_enable_command_buffer"] = _RECORDED
     flags = os.environ.get("XLA_FLAGS", "")
     return {name: value for name, value in options.items() if name not in flags}
+
+
+@contextmanager
+def _alone(program: Any) -> Iterator[None]:
+    """Lets no other process of this machine compile the same program while the block runs: it finds it in the cache.
+
+    Two that search for the fastest kernels at once may choose others, and their results differ in the last bits. The
+    system releases the lock of a process that is killed. Where there can be no lock, there is none.
+    """
+    folder = jax.config.jax_compilation_cache_dir
+    if folder not in _own or jax.process_count() > 1:
+        yield
+        return
+    name = hashlib.sha256(program.as_text().encode()).hexdigest()[:_LOCK_DIGITS]
+    try:
+        lock = open(Path(folder) / f"lock-{name}", "ab")  # noqa: SIM115 - it is closed below
+    except OSError as error:
+        log.debug("compiling without a lock: %s", error)
+        yield
+        return
+    with lock:
+        _wait_for(lock)
+        yield
+
+
+def _wait_for(lock: BinaryIO) -> None:
+    """Waits until no other process has the lock, but not forever: one that hangs could have it."""
+    began, told = time.monotonic(), False
+    while time.monotonic() - began < _MOST_WAITING_SECONDS:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if not told:
+                log.info("another process compiles this program; waiting for it …")
+            told = True
+            time.sleep(_PAUSE_SECONDS)
+        except OSError as error:  # a file system without locks
+            log.debug("compiling without a lock: %s", error)
+            return
+    log.warning("another process has compiled this program for %d s; compiling it here", _MOST_WAITING_SECONDS)
 
 
 @contextmanager

@@ -20,8 +20,9 @@ from modelyard.config.schema import Config
 from modelyard.data.augment.build import augmentation_seeds
 from modelyard.data.dataset import Feature
 from modelyard.data.draws import fold
-from modelyard.data.pipeline import Pipeline
 from modelyard.engine.batch_functions import BatchFunctions
+from modelyard.engine.input_numbers import Number, input_numbers, set_to, values_of
+from modelyard.engine.jax_inputs import RunInputs, StepInputs
 from modelyard.engine.network import Network, next_average, seed_states, slot_owners
 
 _AXIS = "batch"
@@ -199,41 +200,6 @@ class MetricTable:
     names: tuple[str, ...]
 
 
-class StepInputs(NamedTuple):
-    """The inputs of some steps: one row per step."""
-
-    rows: Any
-    """Indices of the examples in the training split, int32 [steps, batch]."""
-    numbers: Any
-    """uint32 [steps, 5]: the step, both halves of its first position in the stream, the epoch, the index in it."""
-
-    @classmethod
-    def of(cls, step: int, count: int, pipeline: Pipeline, layout: Layout) -> StepInputs:
-        """Returns the inputs of ``count`` steps from ``step`` on."""
-        size, examples = pipeline.run.batch_size, pipeline.run.examples
-        first = (np.arange(step, step + count, dtype=np.uint64)) * np.uint64(size)
-        columns = [np.arange(step, step + count), first & 0xFFFFFFFF, first >> 32, first // examples, first % examples]
-        numbers = np.stack([column.astype(np.uint32) for column in columns], axis=1)
-        rows = pipeline.rows(step, count).astype(np.int32)
-        return cls(layout.replicate(rows), layout.replicate(numbers))
-
-    @classmethod
-    def shapes(cls, count: int, batch_size: int, layout: Layout) -> StepInputs:
-        """Returns shapes and types, to compile a program for ``count`` steps."""
-        return cls(
-            jax.ShapeDtypeStruct((count, batch_size), np.int32, sharding=layout.replicated),
-            jax.ShapeDtypeStruct((count, 5), np.uint32, sharding=layout.replicated),
-        )
-
-
-class Seeds(NamedTuple):
-    """The seeds of random numbers: inputs of a program, so that one program serves all seeds."""
-
-    augmentation: Any
-    noise: Any
-    """For each random generator of the model, one word per part of a batch."""
-
-
 class TrainingStep:
     """A training step of a network in one phase of fine-tuning, and its evaluation, as pure functions.
 
@@ -243,7 +209,6 @@ class TrainingStep:
         phase: the index of the phase.
         layout: the placement of arrays on the devices.
         functions: the functions of the task on a batch.
-        schedule: the learning rate at a step.
         examples: the number of training examples.
     """
 
@@ -254,11 +219,15 @@ class TrainingStep:
         phase: int,
         layout: Layout,
         functions: BatchFunctions,
-        schedule: Callable[[Any], Any],
         examples: int,
     ) -> None:
         self.config, self.layout, self.network, self._phase = config, layout, network, phase
-        self._functions, self._schedule, self._examples = functions, schedule, examples
+        self._functions, self._examples = functions, examples
+        self.clip_norm: Any = config.clip_norm
+        self.ema_decay: Any = config.ema_decay
+        own = [Number(name, self, name) for name in ("clip_norm", "ema_decay") if getattr(self, name)]
+        self.numbers = [*input_numbers(network, functions), *own]
+        """The numbers that are inputs of the programs."""
         self.model, self.optimizer = network.model, network.optimizer
         self.trained, self.statistics = network.trained, network.statistics
         self.generators = seed_states(network.model)
@@ -270,30 +239,31 @@ class TrainingStep:
         self.per_device_batch_norm = not self.config.sync_batch_norm and self.layout.replicas > 1
         self._parts = self.config.gradient_accumulation * (self.layout.replicas if self.per_device_batch_norm else 1)
 
-    def seeds(self) -> Seeds:
-        """Returns the seeds of this run."""
+    def run_inputs(self) -> RunInputs:
+        """Returns the inputs that are the same at all steps of this run."""
         seed, parts = self.config.random_seed, range(self._parts)
         noise = [
             [fold(seed, 2, generator, part) & 0x7FFFFFFF for part in parts] for generator in range(len(self.generators))
         ]
         words = np.array(noise, np.uint32).reshape(len(self.generators), len(parts))
-        return Seeds(*(self.layout.replicate(a) for a in (augmentation_seeds(self.config.augment, seed), words)))
+        inputs = augmentation_seeds(self.config.augment, seed), words, values_of(self.numbers)
+        return RunInputs(*map(self.layout.replicate, inputs))
 
     # -- many steps -------------------------------------------------------------------------------------------------
 
     def over_resident(
-        self, state: TrainState, data: dict[str, Any], inputs: StepInputs, seeds: Seeds
+        self, state: TrainState, data: dict[str, Any], inputs: StepInputs, run: RunInputs
     ) -> tuple[TrainState, MetricTable]:
         """Trains a step for each row of ``inputs``, on examples of ``data``."""
 
-        return self._steps(state, inputs, None, lambda state, inputs, _: self._step(state, data, None, inputs, seeds))
+        return self._steps(state, inputs, None, lambda state, inputs, _: self._step(state, data, None, inputs, run))
 
     def over_batches(
-        self, state: TrainState, batches: dict[str, Any], inputs: StepInputs, seeds: Seeds
+        self, state: TrainState, batches: dict[str, Any], inputs: StepInputs, run: RunInputs
     ) -> tuple[TrainState, MetricTable]:
         """Trains a step for each row of ``inputs``, on ``batches``, each of which is given in pieces."""
         return self._steps(
-            state, inputs, batches, lambda state, inputs, pieces: self._step(state, None, pieces, inputs, seeds)
+            state, inputs, batches, lambda state, inputs, pieces: self._step(state, None, pieces, inputs, run)
         )
 
     def _steps(
@@ -315,12 +285,11 @@ class TrainingStep:
     # -- one step ---------------------------------------------------------------------------------------------------
 
     def _step(
-        self, state: TrainState, data: Any, pieces: Any, inputs: StepInputs, seeds: Seeds
+        self, state: TrainState, data: Any, pieces: Any, inputs: StepInputs, run: RunInputs
     ) -> tuple[TrainState, MetricTable]:
         self.network.freezing.select(self._phase)
         positions = self._positions(inputs)
-        step = inputs.numbers[0]
-        learning_rate = self._schedule(step.astype(jnp.int32))
+        step, learning_rate = inputs.numbers[0], inputs.learning_rate
         if self.per_device_batch_norm:
             split = PartitionSpec(None, _AXIS)
             statistics, gradients, sums = jax.shard_map(
@@ -329,16 +298,17 @@ class TrainingStep:
                 in_specs=(PartitionSpec(), PartitionSpec(), split, split, PartitionSpec(), PartitionSpec()),
                 out_specs=PartitionSpec(),
                 check_vma=False,
-            )(state, data, pieces, positions, step, seeds)
+            )(state, data, pieces, positions, step, run)
         else:
-            statistics, gradients, sums = self._gradients(state, data, pieces, positions, step, seeds)
-        if self.config.clip_norm is not None:
-            gradients = self._clipped(gradients, self.config.clip_norm, state.slots)
-        with self.network.learning_rate.set_to(learning_rate):
-            trained, slots = self._applied(gradients, state)
+            statistics, gradients, sums = self._gradients(state, data, pieces, positions, step, run)
+        with set_to(self.numbers, run.numbers):
+            if self.config.clip_norm is not None:
+                gradients = self._clipped(gradients, self.clip_norm, state.slots)
+            with self.network.learning_rate.set_to(learning_rate):
+                trained, slots = self._applied(gradients, state)
+            pairs = zip(state.averages, trained, strict=False)  # none without ema_decay
+            averages = [next_average(average, weight, step, self.ema_decay) for average, weight in pairs]
         values = jnp.append(sums.values, learning_rate.astype(sums.values.dtype))
-        pairs = zip(state.averages, trained, strict=False)  # none without ema_decay
-        averages = [next_average(average, weight, step, self.config.ema_decay) for average, weight in pairs]
         metrics = MetricTable(values, (*sums.names, "learning_rate"))
         return TrainState(list(trained), statistics, list(slots), averages), metrics
 
@@ -360,7 +330,7 @@ class TrainingStep:
 
     def _positions(self, inputs: StepInputs) -> dict[str, Any]:
         """Returns the position, row and epoch of each example of a batch, cut into pieces."""
-        _, low, high, epoch, first = inputs.numbers
+        _, low, high, epoch, first, _ = inputs.numbers
         index = jnp.arange(inputs.rows.shape[0], dtype=jnp.uint32)
         lows = low + index
         positions = {
@@ -373,7 +343,7 @@ class TrainingStep:
         return {name: value.reshape(pieces, -1) for name, value in positions.items()}
 
     def _gradients(
-        self, state: TrainState, data: Any, pieces: Any, positions: Any, step: Any, seeds: Seeds
+        self, state: TrainState, data: Any, pieces: Any, positions: Any, step: Any, run: RunInputs
     ) -> tuple[Any, Any, Any]:
         """Returns new statistics, gradients of the mean loss, and means of loss and metrics, over all pieces."""
 
@@ -384,8 +354,8 @@ class TrainingStep:
                 batch = {name: jnp.take(array, positions["rows"], axis=0) for name, array in data.items()}
             if not self.per_device_batch_norm:
                 batch = {name: self.layout.split(value) for name, value in batch.items()}
-            batch = self._functions.preprocess(batch, True, **positions, seeds=seeds.augmentation)
-            noise = self._noise(step, number, seeds.noise)
+            batch = self._functions.preprocess(batch, True, **positions, seeds=run.augmentation)
+            noise = self._noise(step, number, run.noise)
 
             def objective(active: list[Any]) -> tuple[Any, Any]:
                 trained = self._merged(active, state.trained)
@@ -400,10 +370,11 @@ class TrainingStep:
         count = self.config.gradient_accumulation
         inputs = (jnp.arange(count), positions, pieces)
         first = jax.tree.map(lambda x: x[0], inputs)
-        carried, _ = add_piece((state.statistics, None, None), first)
-        if count > 1:
-            rest = jax.tree.map(lambda x: x[1:], inputs)
-            carried, _ = lax.scan(add_piece, carried, rest, unroll=self.layout.on_cpu or 1)
+        with set_to(self.numbers, run.numbers):
+            carried, _ = add_piece((state.statistics, None, None), first)
+            if count > 1:
+                rest = jax.tree.map(lambda x: x[1:], inputs)
+                carried, _ = lax.scan(add_piece, carried, rest, unroll=self.layout.on_cpu or 1)
         statistics, gradients, sums = carried
         if self.per_device_batch_norm:
             gradients, sums = lax.psum((gradients, sums), _AXIS)
@@ -433,7 +404,7 @@ class TrainingStep:
         # Room for many draws before the next step's.
         return [jnp.stack([words[i, part], step * jnp.uint32(1009)]) for i in range(len(self.generators))]
 
-    def _clipped(self, gradients: list[Any], most: float, slots: list[Any]) -> list[Any]:
+    def _clipped(self, gradients: list[Any], most: Any, slots: list[Any]) -> list[Any]:
         """Clips gradients of the whole batch to a norm of at most ``most``."""
         norm = jnp.sqrt(sum(jnp.sum(jnp.square(g)) for g in gradients))
         scale = getattr(self.optimizer, "dynamic_scale", None)
@@ -449,11 +420,11 @@ class TrainingStep:
     # -- evaluation -------------------------------------------------------------------------------------------------
 
     def evaluate(
-        self, trained: Any, statistics: Any, batch: dict[str, Any], weights: Any
+        self, trained: Any, statistics: Any, numbers: Any, batch: dict[str, Any], weights: Any
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Returns sums over a batch of each statistic times the example's weight, and values of each example."""
         mapping = [*zip(self.trained, trained, strict=True), *zip(self.statistics, statistics, strict=True)]
-        with keras.StatelessScope(state_mapping=mapping):
+        with keras.StatelessScope(state_mapping=mapping), set_to(self.numbers, numbers):
             values, examples = self._functions.evaluation(batch)
         sums = {
             name: jnp.tensordot(weights, value.astype(weights.dtype), axes=[[0], [0]]) for name, value in values.items()

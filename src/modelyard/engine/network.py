@@ -203,7 +203,7 @@ def make_averages(weights: dict[str, Any], trained: Iterable[Any]) -> dict[str, 
     }
 
 
-def next_average(average: Any, weight: Any, step: Any, decay: float) -> Any:
+def next_average(average: Any, weight: Any, step: Any, decay: Any) -> Any:
     """Returns the average after ``step``, which counts from 0. ``weight`` is the weight after the step.
 
     The decay grows over the first steps, so that the initial weights fade soon.

@@ -14,7 +14,9 @@ from modelyard.errors import COMMAND_LINE, ConfigError, Problem, UserError, near
 TRAIN, TRAIN_AND_EVALUATE, RESUME = "train", "train-and-evaluate", "resume"
 LAUNCHABLE = (TRAIN_AND_EVALUATE, TRAIN, RESUME)
 _ALIASES = dict.fromkeys(("train_and_evaluate", "train_and_eval", "train-and-eval"), TRAIN_AND_EVALUATE)
+MATRIX, TUNE = "matrix", "tune"
 _MAX_PROCESSES = 4096
+_JOB_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9])?")
 
 
 # -- the command ----------------------------------------------------------------------------------------------------
@@ -106,13 +108,25 @@ def role_counts(workers: int, ps: int, evaluator: bool) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Job:
-    """A run to submit: the name of the job and its files, the command of every process, the number of processes."""
+    """A run or a matrix to submit: the name of the job and its files, the command of every process, their number.
+
+    Args:
+        name: the name.
+        words: the command; of a matrix without the number of the cell.
+        workers: the number of processes that train a run.
+        ps: the number of parameter servers.
+        evaluator: whether a separate process evaluates.
+        cells: the number of cells of a matrix, each a task of the job; 0 for a run.
+        folder: the folder of a matrix.
+    """
 
     name: str
     words: tuple[str, ...]
     workers: int = 1
     ps: int = 0
     evaluator: bool = False
+    cells: int = 0
+    folder: str = ""
 
     @property
     def roles(self) -> dict[str, int]:
@@ -126,10 +140,32 @@ class Job:
 
     @property
     def model_dir(self) -> str:
-        """The run folder in the command; empty if there is none."""
+        """The run folder in the command, or the folder of a matrix; empty if there is none."""
+        if self.cells:
+            return self.folder
         if self.words[0] == RESUME:
             return next((word for word in self.words[1:2] if not word.startswith("-")), "")
         return option(self.words, "model_dir") or ""
+
+
+def make_matrix_job(words: Sequence[str], name: str | None, folder: str, cells: int) -> Job:
+    """Returns the job of a matrix. By default, its name is the last part of the folder.
+
+    Raises:
+        ConfigError: if the name is wrong.
+    """
+    name = name if name is not None else _name_of(folder)
+    if not _JOB_NAME.fullmatch(name):
+        raise ConfigError([Problem(COMMAND_LINE, "name", _wrong_name(name))])
+    return Job(name, tuple(words), cells=cells, folder=folder)
+
+
+def _name_of(folder: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", folder.rstrip("/").rsplit("/", 1)[-1]).strip("._-")[:100] or "run"
+
+
+def _wrong_name(name: str) -> str:
+    return f"{name!r} must be letters, digits, dots, dashes and underscores, at most 100 characters."
 
 
 def make_job(words: Sequence[str], name: str | None, workers: int, ps: int, evaluator: bool, runs: str | None) -> Job:
@@ -160,14 +196,14 @@ def make_job(words: Sequence[str], name: str | None, workers: int, ps: int, eval
         raise ConfigError(problems)
     folder = Job("", tuple(words)).model_dir
     if name is None and folder:
-        name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.rstrip("/").rsplit("/", 1)[-1]).strip("._-")[:100] or "run"
+        name = _name_of(folder)
     if not folder and words[0] == RESUME:
         wrong("resume", "needs the folder of a run right after it: resume RUN")
     elif not folder and (name is None or runs is None):
         more = " or --name, which also names the run" if runs is not None else ""
         wrong("model_dir", f"is missing: all processes and their restarts use the same folder. Give --model_dir{more}.")
-    elif not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9])?", name or ""):
-        wrong("name", f"{name!r} must be letters, digits, dots, dashes and underscores, at most 100 characters.")
+    elif not _JOB_NAME.fullmatch(name or ""):
+        wrong("name", _wrong_name(name or ""))
     if problems:
         raise ConfigError(problems)
     if not folder:

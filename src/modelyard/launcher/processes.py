@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -112,7 +112,7 @@ class ProcessSpec:
     restarts_alone: bool = False
 
 
-class _Tail:
+class Tail:
     """Reads the lines that are appended to a log from now on."""
 
     def __init__(self, path: Path) -> None:
@@ -149,11 +149,16 @@ class Process:
     """A process that was started.
 
     ``ended`` is called with this object, from another thread, when the process has ended. If the spec shows its
-    standard output, that goes to ``output``, by default to that of this process.
+    standard output, that goes to ``output``, by default to that of this process. It gets the files ``pass_fds``.
     """
 
     def __init__(
-        self, spec: ProcessSpec, logs: Path, ended: Callable[[Process], None], output: IO[bytes] | None = None
+        self,
+        spec: ProcessSpec,
+        logs: Path,
+        ended: Callable[[Process], None],
+        output: IO[bytes] | None = None,
+        pass_fds: Sequence[int] = (),
     ) -> None:
         self.spec = spec
         self.log = logs / f"{spec.name}.log"
@@ -168,7 +173,7 @@ class Process:
         with explain(self.log, "write"):
             logs.mkdir(parents=True, exist_ok=True)
             with open(self.log, "ab") as file:
-                self._tail = _Tail(self.log)
+                self._tail = Tail(self.log)
                 self._reports, theirs = os.pipe()
                 try:
                     os.set_blocking(self._reports, False)
@@ -178,7 +183,7 @@ class Process:
                         stdout=output if spec.shows_result else file,
                         stderr=file,
                         env={**os.environ, **spec.environ, PIPE: str(theirs)},
-                        pass_fds=[theirs],
+                        pass_fds=[theirs, *pass_fds],
                         start_new_session=True,  # a terminal's Ctrl-C is for the launcher only
                     )
                 except BaseException:
@@ -190,6 +195,14 @@ class Process:
         self.pid = self._process.pid
         self._waiter = threading.Thread(target=self._wait, args=(ended,), daemon=True, name=f"wait for {spec.name}")
         self._waiter.start()
+
+    why_lost = ""
+    """This machine is not lost."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.spec.name
 
     @property
     def is_alive(self) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from modelyard.errors import RunError, UserError, unknown
+from modelyard.errors import COMMAND_LINE, ConfigError, Problem, RunError, UserError, unknown
 from modelyard.launcher.job import Job, is_launchable, make_job
 from modelyard.launcher.targets import TARGETS, Target, read_resources
 from modelyard.launcher.template import read_template, shipped_template
@@ -52,6 +52,7 @@ def submit(
     dry_run: bool = False,
     force: bool = False,
     check: Callable[[Job, Target], Job] | None = None,
+    matrix: Callable[[str | None, Target], Job] | None = None,
     **options: Any,
 ) -> Submission:
     """Writes a script or manifest for a run of several processes, and submits it if the target's tool is installed.
@@ -70,6 +71,7 @@ def submit(
         force: whether to replace an existing file.
         check: called with the job and its target before anything is written; returns the job to submit, and raises if
             the command is wrong.
+        matrix: returns the job of a matrix, from its name and the target; then ``words`` are not used.
         **options: single resources, which take precedence over the file.
 
     Example:
@@ -82,11 +84,23 @@ def submit(
         RunError: if the file exists, or the tool fails.
     """
     chosen = read_resources(_target(target), resources, options)
-    job = make_job(words, name, workers, ps, evaluator, chosen.runs_folder)
-    if check is not None:
+    if matrix is not None:
+        if chosen.cells_template is None:
+            raise UserError(f"{target} can't run the cells of a matrix. Use slurm or kubernetes, or matrix --on ray.")
+        several = {"workers": workers > 1, "ps": ps > 0, "evaluator": evaluator}
+        wrong = [Problem(COMMAND_LINE, key, "has no effect here: every cell is one process.") for key in several]
+        if any(several.values()):
+            raise ConfigError([problem for problem in wrong if several[problem.key]])
+        job = matrix(name, chosen)
+    elif chosen.parallel is not None:
+        raise ConfigError([Problem(f"resources of {target}", "parallel", "is for a matrix; a run is one job.")])
+    else:
+        job = make_job(words, name, workers, ps, evaluator, chosen.runs_folder)
+    if check is not None and matrix is None:
         job = check(job, chosen)
     if template is None:
-        text = chosen.render(job, template_text(target), chosen.template)
+        shipped = chosen.cells_template if job.cells and chosen.cells_template else chosen.template
+        text = chosen.render(job, shipped_template(shipped), shipped)
     else:
         text = chosen.render(job, read_template(template), str(template))
     path = Path(output) if output is not None else Path(f"{job.name}{chosen.ending}")
@@ -106,9 +120,10 @@ def submit(
     return Submission(job.name, text, path, typed, submitted=True, answer=done.stdout.strip())
 
 
-def template_text(target: str) -> str:
+def template_text(target: str, of_matrix: bool = False) -> str:
     """Returns the template that comes with Modelyard, to be changed and passed as ``template``."""
-    return shipped_template(_target(target).template)
+    kind = _target(target)
+    return shipped_template(kind.cells_template if of_matrix and kind.cells_template else kind.template)
 
 
 def _target(name: str) -> type[Target]:

@@ -64,6 +64,8 @@ class Target(BaseModel):
     name: ClassVar[str]
     template: ClassVar[str]
     """The template that comes with Modelyard."""
+    cells_template: ClassVar[str | None] = None
+    """That for the cells of a matrix, if it can run them."""
     ending: ClassVar[str]
     """The ending of the file that is written."""
     has_secret: ClassVar[bool]
@@ -72,6 +74,7 @@ class Target(BaseModel):
     gpus: int = Field(0, ge=0, le=64, description="GPUs per process")
     time: Seconds | None = Field(None, description="how long the job may run, such as 12h")
     max_restarts: int = Field(10, ge=0, le=1000, description="how often crashed processes are restarted")
+    parallel: int | None = Field(None, ge=1, description="cells of a matrix that run at a time (default: all that fit)")
 
     @property
     def runs_folder(self) -> str | None:
@@ -145,7 +148,7 @@ class Slurm(Target):
     """A batch script: ``srun`` starts the processes, the script restarts them and requeues itself."""
 
     name = "slurm"
-    template = "slurm.sh"
+    template = cells_template = "slurm.sh"
     ending = ".slurm.sh"
     has_secret = False  # the script makes one
 
@@ -176,6 +179,7 @@ class Slurm(Target):
     def render(self, job: Job, template: str, where: str) -> str:
         """Returns the batch script."""
         groups = self._groups(job)
+        only = ' --only "$SLURM_ARRAY_TASK_ID"' if job.cells else ""
         values = {
             "DIRECTIVES": "\n".join(f"#SBATCH {line}" for line in self._directives(job, groups)),
             "GRACE_SECS": str(self.grace_secs),
@@ -184,7 +188,7 @@ class Slurm(Target):
             "PS": str(job.ps),
             "EVALUATOR": str(int(job.evaluator)),
             "GROUPS": f"--het-group=0-{len(groups) - 1} " if len(groups) > 1 else "",
-            "COMMAND": shlex.join([self.python or sys.executable, "-m", "modelyard", *job.words]),
+            "COMMAND": shlex.join([self.python or sys.executable, "-m", "modelyard", *job.words]) + only,
             "NAME": shlex.quote(job.name),
         }
         needed = ("COMMAND", "DIRECTIVES", "PS", "EVALUATOR", *(("GROUPS",) if len(groups) > 1 else ()))
@@ -210,7 +214,9 @@ class Slurm(Target):
 
     def _directives(self, job: Job, groups: list[dict[str, Any]]) -> list[str]:
         """Returns the options of sbatch. Their values need no quotes, and have no % that SLURM would replace."""
-        of_job = {"job-name": job.name, "output": f"{job.name}-%j.log"}
+        limit = "" if self.parallel is None else f"%{self.parallel}"
+        of_array = {"array": f"0-{job.cells - 1}{limit}"} if job.cells else {}
+        of_job = {"job-name": job.name, "output": f"{job.name}-{'%A_%a' if job.cells else '%j'}.log", **of_array}
         of_all = {
             "cpus-per-task": self.cpus,
             "mem": self.memory and self.memory.removesuffix("i"),  # SLURM's G is 1024 M
@@ -271,6 +277,7 @@ class Kubernetes(ContainerTarget):
 
     name = "kubernetes"
     template = "kubernetes.yaml"
+    cells_template = "kubernetes_cells.yaml"
     ending = ".kubernetes.yaml"
     has_secret = True
 
@@ -298,7 +305,11 @@ class Kubernetes(ContainerTarget):
 
     def render(self, job: Job, template: str, where: str) -> str:
         """Returns the manifest."""
-        self._check_model_dir(job.model_dir)
+        self._check_model_dir(job)
+        if job.cells:
+            own = _host_name(job.name)
+            needed = ["ARGS", "COMMAND", "ENV", "JOB", "CELLS"]
+            return fill_yaml(template, self._values_of_cells(job, own), needed, where)
         if not (self.gpus and job.ps):
             name = _host_name(job.name)
             jobs = {"": (name, job.processes)}
@@ -347,6 +358,18 @@ class Kubernetes(ContainerTarget):
             "VOLUMES": volumes,
         }
 
+    def _values_of_cells(self, job: Job, name: str) -> dict[str, Any]:
+        """Returns the values for the Job of a matrix."""
+        values = self._values(job, name, "", name, job.cells, {})
+        env = {"HOME": "/tmp", "PYTHONUNBUFFERED": "1"} | self.env
+        return values | {
+            "CELLS": job.cells,
+            "PARALLEL": min(self.parallel or job.cells, job.cells),
+            # Kubernetes replaces the name of the variable.
+            "ARGS": ["modelyard", *map(_escaped, job.words), "--only", "$(JOB_COMPLETION_INDEX)"],
+            "ENV": [{"name": key, "value": _escaped(value)} for key, value in env.items()],
+        }
+
     def submit_command(self, path: str, job: Job) -> list[str]:
         """Returns the command that submits the manifest."""
         return ["kubectl", "create", "-f", path]
@@ -372,16 +395,21 @@ class Kubernetes(ContainerTarget):
             mounts.append({"name": "shared-memory", "mountPath": "/dev/shm"})
         return volumes, mounts
 
-    def _check_model_dir(self, folder: str) -> None:
+    def _check_model_dir(self, job: Job) -> None:
+        folder, key = job.model_dir, "output" if job.cells else "model_dir"
         mount = self.mount.rstrip("/")
         inside = self.claim is not None and folder.startswith(f"{mount}/") and ".." not in folder.split("/")
-        if is_remote(folder) or inside:
+        if inside or (is_remote(folder) and not job.cells):
             return
+        if job.cells:  # its folder can't be a URL
+            where = f"in {mount}, where the claim is mounted" if self.claim else "on a claim: set claim in --resources"
+            message = f"{folder!r} is inside the pod and would be lost with it. Give a folder {where}."
+            raise ConfigError([Problem(COMMAND_LINE, key, message)])
         other = (
             f", or a folder in {mount}, where the claim is mounted" if self.claim else ", or set claim in --resources"
         )
         message = f"{folder!r} is inside the pod and would be lost with it. Give a URL such as gs://bucket/runs/mine"
-        raise ConfigError([Problem(COMMAND_LINE, "model_dir", f"{message}{other}.")])
+        raise ConfigError([Problem(COMMAND_LINE, key, f"{message}{other}.")])
 
 
 def _host_name(name: str, room: int = 6) -> str:

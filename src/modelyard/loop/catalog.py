@@ -40,6 +40,31 @@ class TensorBoardOptions(Options):
     graph: bool = Field(True, description="the layers of the model")
 
 
+class TrackerOptions(Options):
+    """Options of every tracker."""
+
+    run_name: str | None = Field(None, description="name of the run there; by default that of the run folder")
+    artifacts: bool = Field(False, description="upload the exports, not only their paths")
+    wait: float = Field(30.0, ge=0, description="seconds to wait at the end for a server that does not answer")
+
+
+class MLflowOptions(TrackerOptions):
+    """Where the run is in MLflow."""
+
+    tracking_uri: str | None = Field(None, description="URL of the server; by default MLFLOW_TRACKING_URI")
+    experiment: str | None = Field(None, description="name of the experiment; by default MLFLOW_EXPERIMENT_NAME")
+
+
+class WandbOptions(TrackerOptions):
+    """Where the run is in Weights & Biases."""
+
+    project: str | None = Field(None, description="name of the project; by default WANDB_PROJECT, or modelyard")
+    entity: str | None = Field(None, description="user or team; by default WANDB_ENTITY, or your own")
+    mode: Literal["online", "offline", "disabled"] | None = Field(
+        None, description="offline writes files for `wandb sync`; by default WANDB_MODE, or online"
+    )
+
+
 _HERE = "modelyard.loop"
 HOOKS.declare("progress", f"{_HERE}.recording:Progress", summary="a progress bar on the terminal")
 HOOKS.declare("log", f"{_HERE}.recording:Log", summary="training and evaluation metrics in the log")
@@ -74,3 +99,15 @@ HOOKS.declare(
     summary="stop when a validation metric reaches a value",
 )
 HOOKS.declare("nan_guard", f"{_HERE}.metric_hooks:NanGuard", summary="stop with an error when the loss is NaN")
+HOOKS.declare(
+    "mlflow",
+    f"{_HERE}.mlflow_tracker:MLflow",
+    options=MLflowOptions,
+    summary="metrics, options and results in MLflow; a resumed run is the same run there",
+)
+HOOKS.declare(
+    "wandb",
+    f"{_HERE}.wandb_tracker:Wandb",
+    options=WandbOptions,
+    summary="metrics, options and results in Weights & Biases; a resumed run is the same run there",
+)

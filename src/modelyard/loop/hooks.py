@@ -10,6 +10,7 @@
         on_boundary(loop)                                    # when all of that has happened at this step
     on_interrupt(loop)                                       # only on SIGTERM or Ctrl-C
     on_end(loop)                                             # always, also after an error
+    on_complete(config, result, directory)                   # when the run is complete, after its exports
 
 A hook of your own:
 
@@ -30,7 +31,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from modelyard.config.calls import Call
-from modelyard.config.durations import InSteps
+from modelyard.config.durations import InSteps, RunLength
 from modelyard.config.schema import Config, edit_hooks
 from modelyard.data.dataset import VALIDATION
 from modelyard.errors import Problem, UserError, unknown
@@ -41,7 +42,9 @@ from modelyard.system.files import retried
 
 if TYPE_CHECKING:
     from modelyard.engine.base import Engine, StepMetrics
+    from modelyard.loop.run import Result
     from modelyard.loop.trainer import Trainer
+    from modelyard.run.directory import RunDirectory
 
 _OLD_NAMES = {
     "begin": "on_begin",
@@ -109,6 +112,9 @@ class Hook:
 
     def on_end(self, loop: Trainer) -> None:
         """Called after the last step, also when training failed or was interrupted."""
+
+    def on_complete(self, config: Config, result: Result, directory: RunDirectory) -> None:
+        """Called when a run is complete and its exports are made. It is another instance than that of the run."""
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what must survive a restart, as plain JSON values; saved with every checkpoint."""
@@ -190,7 +196,7 @@ class SaveCheckpoints(Hook):
 
     def __init__(self, options: BaseOptions) -> None:
         super().__init__(options)
-        self._saved: tuple[int, int | None] = (-1, None)
+        self._saved: tuple[int, int | None, bool] = (-1, None, False)
 
     def on_begin(self, loop: Trainer) -> None:
         """Saves a new run before its first step."""
@@ -199,7 +205,7 @@ class SaveCheckpoints(Hook):
         self._saved_at = time.monotonic()
         loop.save_pace.begin(loop.evaluated_step)
         if loop.step in list_checkpoints(loop.directory.checkpoints):
-            self._saved = (loop.step, loop.evaluated_step)
+            self._saved = (loop.step, loop.evaluated_step, loop.was_paused)
         else:
             self._save(loop)
         loop.save_pace.forget_cost()  # the first save may take longer than all others
@@ -222,11 +228,12 @@ class SaveCheckpoints(Hook):
         return self.cadence is not None and self.cadence.fires_at(loop.step)
 
     def _save(self, loop: Trainer) -> None:
-        if self._saved == (loop.step, loop.evaluated_step):
+        what = (loop.step, loop.evaluated_step, loop.is_paused)
+        if self._saved == what:
             return
         loop.save_pace.begin(loop.evaluated_step)
         checkpoint = loop.snapshot()
-        self._saved, self._saved_at = (loop.step, loop.evaluated_step), time.monotonic()
+        self._saved, self._saved_at = what, time.monotonic()
         directory, keep = loop.directory, loop.config.keep_checkpoints
 
         def write() -> None:
@@ -242,6 +249,12 @@ def stopped_by(state: Mapping[str, Any], config: Config, total_steps: int) -> st
     """Returns why a hook has stopped the run; it stays stopped until the hooks or the number of steps change."""
     unchanged = state.get("total_steps") == total_steps and state.get("stopped_under") == stop_rules(config)
     return state.get("stopped") if unchanged else None
+
+
+def pause_step(config: Config, run: RunLength) -> int | None:
+    """Returns the step at which this start of a run pauses; None if it trains to the end."""
+    step = run.total_steps if config.pause_at is None else config.pause_at.steps(run)
+    return step if step < run.total_steps else None
 
 
 def stop_rules(config: Config) -> list[str]:

@@ -15,6 +15,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from modelyard import faults
+from modelyard.charts.curves import Curves
 from modelyard.cluster.description import CHIEF, EVALUATOR, Cluster
 from modelyard.config import Config, resolve
 from modelyard.config.backend import choose_engine, import_engine, select_engine
@@ -22,7 +23,7 @@ from modelyard.config.durations import RunLength
 from modelyard.data.dataset import TEST, TRAIN, VALIDATION, Dataset
 from modelyard.data.open_dataset import load_dataset
 from modelyard.errors import CheckpointError, ConfigError, Problem, RunError
-from modelyard.loop.hooks import SaveCheckpoints, build_hooks, stopped_by, stopping_hook_problems
+from modelyard.loop.hooks import Hook, SaveCheckpoints, build_hooks, pause_step, stopped_by, stopping_hook_problems
 from modelyard.loop.start import (
     find_folder,
     log_machine,
@@ -35,10 +36,9 @@ from modelyard.loop.start import (
 from modelyard.loop.warm_start import read_initial_weights, warm_start
 from modelyard.registry import ENGINES
 from modelyard.run.checkpoint import list_best, list_checkpoints, load_latest, read_loop_state, step_of
-from modelyard.run.directory import (
-    RunDirectory,
-)
+from modelyard.run.directory import RunDirectory, open_run_folder
 from modelyard.run.manifest import log_result, read_manifest
+from modelyard.run.metrics import read_metrics
 from modelyard.system.activity import report
 from modelyard.system.interrupt import check_interrupted
 from modelyard.system.machine import gpus
@@ -66,6 +66,7 @@ class Result:
         seconds: wall-clock time of training, all starts together.
         role: the role of this process; in a cluster, only chief and evaluator have metrics.
         exports: the folders of the exports (export_at_end).
+        paused: the run has come to its pause_at, and is neither tested nor exported.
         evaluates_elsewhere: another process evaluates this run, and knows its best model.
     """
 
@@ -80,6 +81,7 @@ class Result:
     role: str = "chief"
     exports: tuple[str, ...] = ()
     evaluates_elsewhere: bool = False
+    paused: bool = False
 
     def __str__(self) -> str:
         metrics = "  ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
@@ -91,6 +93,17 @@ class Result:
     def __fspath__(self) -> str:
         """Returns the run folder: where a function takes a run, it takes its result, too."""
         return self.model_dir
+
+    def plot(self) -> Curves:
+        """Returns the curves of the run, which a notebook shows as charts: loss, metrics, learning rate, speed.
+
+        Example:
+            >>> result.plot()
+            >>> result.plot().save("curves.svg")
+        """
+        directory = open_run_folder(self.model_dir)
+        rows = [*read_metrics(directory.metrics), *read_metrics(directory.evaluations)]
+        return Curves(rows, self.best.get("step"), directory.name)
 
     def as_json(self) -> dict[str, Any]:
         """Returns plain values."""
@@ -137,7 +150,7 @@ def run(config: Config, evaluates: bool, processes: SingleProcess | None = None)
         initial_weights = None if checkpoint is not None else read_initial_weights(config)
         report("loading data")
         log.info("reading the data: %s …", config.dataset)
-        dataset = load_dataset(config)
+        dataset = load_dataset(config, kept=True)
         if checkpoint is not None:
             refuse_other_classes(directory, config, dataset)
         if evaluates:
@@ -156,6 +169,12 @@ def run(config: Config, evaluates: bool, processes: SingleProcess | None = None)
             raise RunError(
                 f"{directory.address} is at step {checkpoint.step} already, and {length.total_steps} are asked for; "
                 "nothing was changed."
+            )
+        pause = pause_step(config, length)
+        if checkpoint is not None and pause is not None and checkpoint.step > pause:
+            raise RunError(
+                f"{directory.address} is at step {checkpoint.step} already, and pause_at is step {pause}; nothing was "
+                "changed. Give a later one, or leave it out to train to the end."
             )
         log_machine(directory, config, dataset, engine)
         if length.batch_size > length.examples:
@@ -177,8 +196,9 @@ def run(config: Config, evaluates: bool, processes: SingleProcess | None = None)
         hooks = build_hooks(config.hooks)
         if evaluates_elsewhere:
             hooks = [hook for hook in hooks if not hook.needs_evaluation]
-        for hook in hooks if evaluates else ():  # before anything of a new run is written
-            hook.check_run(config, engine)
+        for hook in hooks:  # before anything of a new run is written
+            if evaluates or not hook.needs_evaluation:
+                hook.check_run(config, engine)
         check_interrupted()
         run_id = record_start(directory, config, dataset, engine, length, checkpoint, evaluates)
 
@@ -261,7 +281,11 @@ def load_engine(name: str, config: Config) -> Callable[..., Engine]:
 
 def run_length(config: Config, dataset: Dataset) -> RunLength:
     """Returns the length of the run: N epochs are ceil(N × examples / batch) steps."""
-    examples = dataset.size(TRAIN)
+    return length_of(config, dataset.size(TRAIN))
+
+
+def length_of(config: Config, examples: int) -> RunLength:
+    """Returns the length of a run on so many training examples."""
     if config.train_steps is not None:
         total = config.train_steps
     elif config.train_epochs is not None:
@@ -287,8 +311,9 @@ def is_finished(directory: RunDirectory, config: Config, length: Callable[[], Ru
         state = read_loop_state(saved[max(saved)])
     except CheckpointError:
         return False
-    total = length().total_steps
-    return max(saved) >= total or stopped_by(state, config, total) is not None
+    run = length()
+    last = pause_step(config, run) or run.total_steps
+    return max(saved) >= last or stopped_by(state, config, run.total_steps) is not None
 
 
 def build(engine: Engine, config: Config, dataset: Dataset, length: RunLength) -> None:
@@ -319,13 +344,25 @@ def conclude(directory: RunDirectory, trainer: Trainer, cluster: Cluster, evalua
     seconds = round(trainer.seconds, 2)
     result = Result(
         directory.address, trainer.step, split, metrics, model_step, best, validation, seconds, role,
-        evaluates_elsewhere=evaluates_elsewhere,
+        evaluates_elsewhere=evaluates_elsewhere, paused=trainer.is_paused,
     )  # fmt: skip
     shown: dict[str, Any] = {f"{split} {name}": value for name, value in metrics.items()}
     shown |= {f"best validation {best['metric']}": f"{best['value']:.6g} at step {best['step']}"} if best else {}
     ended = f"{trainer.step}" + (f" ({trainer.stop_reason})" if trainer.stop_reason else "")
+    ended += f" (paused; the run has {trainer.total_steps})" if trainer.is_paused else ""
     log_result(directory.journal, directory.name, {"step": ended, **shown, "seconds": result.seconds})
     return result
+
+
+def report_result(config: Config, result: Result) -> None:
+    """Tells the hooks that the run is complete."""
+    hooks = [hook for hook in build_hooks(config.hooks) if type(hook).on_complete is not Hook.on_complete]
+    if hooks:
+        directory = open_run_folder(result.model_dir, config.cache_dir)
+        if directory.mirror is not None:
+            directory.mirror.fetch_folder(directory.trackers)
+        for hook in hooks:
+            hook.on_complete(config, result, directory)
 
 
 def best_of(directory: RunDirectory) -> dict[str, Any]:

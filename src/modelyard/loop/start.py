@@ -22,7 +22,7 @@ from modelyard.config.yaml_file import inline
 from modelyard.data.dataset import Dataset
 from modelyard.data.splits import describe_splits, held_out
 from modelyard.errors import ChangedConfigError, ConfigError, DataError, Problem, RunError, counted
-from modelyard.loop.hooks import stopped_by
+from modelyard.loop.hooks import pause_step, stopped_by
 from modelyard.models.metric import metric_modes
 from modelyard.run.checkpoint import Checkpoint, folder_name, list_checkpoints
 from modelyard.run.directory import (
@@ -244,7 +244,7 @@ def record_start(
     """
     step = checkpoint.step if checkpoint is not None else 0
     before = read_manifest(directory)
-    fingerprint = dataset.fingerprint()
+    fingerprint = engine.data_fingerprint
     known = before.get("dataset", {}).get("fingerprint")
     if known is not None and known != fingerprint:
         raise DataError(
@@ -332,7 +332,7 @@ def _log_resume(directory: RunDirectory, config: Config, run: RunLength, checkpo
     elif reason is not None:
         where = (checkpoint.step, run.total_steps, reason)
         log.info("the run was stopped at step %d of %d: %s. To train on, change its hooks, or: %s", *where, longer)
-    else:
+    elif checkpoint.step != pause_step(config, run):
         log.info("resuming at step %d of %d", checkpoint.step, run.total_steps)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import shlex
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,7 +24,7 @@ from modelyard.config.schema import Config
 from modelyard.data.dataset import TEST, TRAIN, VALIDATION
 from modelyard.engine.base import Engine, State, StepMetrics
 from modelyard.errors import CheckpointError, Interrupted, TrainingError, UserError
-from modelyard.loop.hooks import Hook, check_metric, check_validation, stop_rules, stopped_by
+from modelyard.loop.hooks import Hook, check_metric, check_validation, pause_step, stop_rules, stopped_by
 from modelyard.run.checkpoint import BackgroundWriter, Checkpoint, list_best, read_checkpoint
 from modelyard.run.directory import CONFIG_COPY, RunDirectory, recorded_options
 from modelyard.run.examples import write_example_values
@@ -173,7 +174,7 @@ class Trainer:
         """The checkpoint that is evaluated, if another process trains."""
         self._snapshot: tuple[int, State] | None = None
         state = checkpoint.loop_state if checkpoint is not None else {}
-        self.step = checkpoint.step if checkpoint is not None else 0
+        self.step = self._first_step = checkpoint.step if checkpoint is not None else 0
         self._metric_sums: dict[str, float] = dict(state.get("window", {}))
         self._summed_steps: int = state.get("window_steps", 0)
         self._seconds_before: float = state.get("seconds", 0.0)
@@ -186,6 +187,10 @@ class Trainer:
             if hook.name in state.get("hooks", {}):
                 self._restore(hook, state["hooks"][hook.name])
         self.stop_reason = stopped_by(state, config, self.total_steps)
+        self.pause_step = pause_step(config, run)
+        """The step at which this start ends, though the run is longer."""
+        self.was_paused = bool(state.get("paused"))
+        """Whether the checkpoint that this start began with says so."""
 
     def _restore(self, hook: Hook, state: Any) -> None:
         try:
@@ -213,6 +218,8 @@ class Trainer:
                 self._train_chunk()
             if self.is_over:
                 self._after_the_last_step()
+            if self.is_paused and self._signal is None:
+                self._log_pause()
 
     def evaluate_checkpoints(self, checkpoints: Iterable[Checkpoint | None]) -> None:
         """Evaluates checkpoints of another process as they come, then tests the best if the config says so.
@@ -234,7 +241,7 @@ class Trainer:
                     with contextlib.suppress(EvaluationAbandonedError):
                         self.evaluate(VALIDATION)
             self.writer.flush()
-            if self._tests and self._signal is None:
+            if self._tests and self._signal is None and not self.is_paused:
                 self._test_the_best()
 
     @contextlib.contextmanager
@@ -289,8 +296,18 @@ class Trainer:
 
     @property
     def is_over(self) -> bool:
+        """Whether this start has nothing more to train: the run has ended, or is paused."""
+        return self.has_ended or self.is_paused
+
+    @property
+    def has_ended(self) -> bool:
         """Whether the last step is done or a hook has stopped the run."""
         return self.step >= self.total_steps or self.stop_reason is not None
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the run has come to its pause_at."""
+        return not self.has_ended and self.pause_step is not None and self.step >= self.pause_step
 
     @property
     def seconds(self) -> float:
@@ -344,6 +361,7 @@ class Trainer:
             "evaluated_step": self.evaluated_step,
             "owes_evaluation": self.evaluation_pending,
             "last_evaluation": self.last_evaluation,
+            "paused": self.is_paused and not self.evaluation_pending,
             "stopped": self.stop_reason,
             "stopped_under": stop_rules(self.config),
             "threads": self.engine.threads,
@@ -357,7 +375,11 @@ class Trainer:
 
     def _train_chunk(self) -> None:
         """Trains to the next boundary, or as far as keeps the loop responsive, and calls the hooks."""
-        boundaries = [self.total_steps, self._log_cadence.next_after(self.step), *self.engine.phases.periods]
+        boundaries = [
+            self.pause_step or self.total_steps,
+            self._log_cadence.next_after(self.step),
+            *self.engine.phases.periods,
+        ]
         if self._evaluates:
             boundaries.append(self._evaluation_cadence.next_after(self.step))
         boundaries += [at for hook in self.hooks if (at := hook.next_step(self)) is not None]
@@ -376,9 +398,8 @@ class Trainer:
         self._add_to_window(metrics)
         self._call_hooks("on_steps", metrics)
         evaluates = self._evaluates and self._evaluation_due()
-        if (
-            evaluates or self._log_cadence.fires_at(self.step) or self.is_over
-        ):  # an evaluation is compared with training
+        # An evaluation is compared with training. At a pause, the sums go on as if there were none.
+        if self._log_cadence.fires_at(self.step) or self.has_ended or (evaluates and self._evaluates_regularly()):
             self._log(metrics)
         if evaluates:
             self._evaluate()
@@ -414,8 +435,9 @@ class Trainer:
         self._call_hooks("on_log", self._row(TRAIN, self.step, means))
 
     def _evaluation_due(self) -> bool:
-        if self.is_over:
-            return True
+        return self.is_over or self._evaluates_regularly()
+
+    def _evaluates_regularly(self) -> bool:
         if not self._evaluation_cadence.fires_at(self.step):
             return False
         return time.monotonic() - self._evaluated_at >= self.config.eval_throttle_secs
@@ -433,8 +455,14 @@ class Trainer:
         if self._evaluates and self.evaluated_step != self.step:  # the run was trained without evaluation before
             self._evaluate()
             self._call_hooks("on_boundary")
-        if self._tests and self._signal is None:
+        elif self.is_paused and not self.was_paused and self.step == self._first_step:
+            self._call_hooks("on_boundary")  # what is saved of this step does not say that the run pauses
+        if self._tests and self._signal is None and not self.is_paused:
             self._test_the_best()
+
+    def _log_pause(self) -> None:
+        where = (self.step, self.total_steps, shlex.quote(self.directory.address))
+        log.info("the run is paused at step %d of %d, as pause_at says. To go on: modelyard resume %s", *where)
 
     def _test_the_best(self) -> None:
         """Evaluates the best model, or the last if none is kept, on the test split; once."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+from functools import partial
 from typing import Any
 
 from modelyard.config import Config
@@ -97,7 +98,9 @@ def _fits(entry: Entry, tasks: list[str]) -> bool:
 
 def build_task(config: Config, dataset: Dataset) -> Task:
     """Returns the task of the model that ``config`` names, for ``dataset``."""
-    task = task_for(config, describe_data(dataset, config.preprocess), dataset.features.get(LABEL))
+    describe = partial(describe_data, dataset, config.preprocess)
+    data: DataInfo = describe() if config.preprocess else dataset.once("description", describe)
+    task = task_for(config, data, dataset.features.get(LABEL))
     unused = [name for name in task.data.features if name not in (ID, IMAGE, LABEL)]
     if unused and isinstance(config.entry("model").target, str):  # a built-in model
         log.warning(

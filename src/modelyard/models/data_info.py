@@ -40,6 +40,7 @@ class DataInfo:
         label_mean: mean of the training labels.
         label_spread: their standard deviation.
         outputs: the number of outputs, if it is not the number of classes.
+        results: what models have computed from the images, by name, for the next model of the same data.
     """
 
     features: dict[str, Feature]
@@ -51,6 +52,7 @@ class DataInfo:
     label_mean: NDArray[np.float32] | float = 0.0
     label_spread: NDArray[np.float32] | float = 1.0
     outputs: int | None = None
+    results: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def num_classes(self) -> int:
@@ -202,7 +204,7 @@ def read_recorded_data(recorded: Mapping[str, Any]) -> RecordedData:
     try:
         seen, stored = ({k: _from_json(v) for k, v in recorded[part].items()} for part in ("seen", "stored"))
         label = None if recorded["label"] is None else _from_json(recorded["label"])
-        statistics = {key: np.asarray(recorded[key], np.float32) for key in _STATISTICS}
+        statistics: dict[str, Any] = {key: np.asarray(recorded[key], np.float32) for key in _STATISTICS}
         classes = tuple(str(name) for name in recorded["classes"])
         fit, unit_scale = recorded["fit"], bool(recorded["shares"])
         outputs = None if recorded["outputs"] is None else int(recorded["outputs"])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
 import keras
+from keras import ops
 
 from modelyard.config.schema import Config
 from modelyard.config.weight_groups import OptimizerGroup, read_group
@@ -27,7 +28,7 @@ from modelyard.models.muon import KernelMuon
 LearningRate = Callable[[], Any]
 Member = tuple[OptimizerGroup, keras.optimizers.Optimizer]
 NO_DECAY = ["bias", "gamma", "beta"]
-"""Biases and normalization are not decayed."""
+"""Biases and normalization are not decayed, except in a group that names them: match='*/beta'."""
 
 
 def build_optimizer(config: Config, learning_rate: LearningRate, model: str = "") -> keras.optimizers.Optimizer:
@@ -46,8 +47,9 @@ def build_optimizer(config: Config, learning_rate: LearningRate, model: str = ""
         entry, group = read_group(call)
         factor = group.factor if group.learning_rate is None else group.learning_rate / config.learning_rate
         with keras.name_scope(f"group{number}"):  # so that checkpoints distinguish two optimizers of one class
-            own = entry.load()(group, _times(learning_rate, factor))
-        members.append((group, _without_decay_of_biases(own)))
+            own = entry.load()(group, ScaledRate(learning_rate, factor))
+        named = {pattern.rpartition("/")[2] for pattern in group.match}
+        members.append((group, _without_decay_of_biases(own, named)))
     return GroupedOptimizer(Groups(main, members, model))
 
 
@@ -64,19 +66,17 @@ def first_slot_values(optimizer: Any) -> dict[int, float]:
     }
 
 
-def _without_decay_of_biases(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+def _without_decay_of_biases(
+    optimizer: keras.optimizers.Optimizer, named: Collection[str] = ()
+) -> keras.optimizers.Optimizer:
     if getattr(optimizer, "weight_decay", None):
-        optimizer.exclude_from_weight_decay(var_names=NO_DECAY)
+        optimizer.exclude_from_weight_decay(var_names=[name for name in NO_DECAY if name not in named])
     return optimizer
-
-
-def _times(learning_rate: LearningRate, factor: float) -> LearningRate:
-    return lambda: learning_rate() * factor
 
 
 def sgd(options: SgdOptions, learning_rate: LearningRate) -> keras.optimizers.Optimizer:
     """Gradient descent with momentum."""
-    return keras.optimizers.SGD(
+    return Sgd(
         learning_rate,
         momentum=options.momentum,
         nesterov=options.nesterov,
@@ -175,7 +175,33 @@ def muon(options: MuonOptions, learning_rate: LearningRate) -> keras.optimizers.
     )
 
 
+class Sgd(keras.optimizers.SGD):
+    """Keras's SGD, whose momentum may also be a tensor: an input of a compiled program."""
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        """Updates one weight. Keras compares the momentum with 0, which a tensor of a program does not support."""
+        if isinstance(self.momentum, float):
+            super().update_step(gradient, variable, learning_rate)
+            return
+        rate, momentum = (ops.cast(value, variable.dtype) for value in (learning_rate, self.momentum))
+        step, m = ops.cast(gradient, variable.dtype) * rate, self.momentums[self._get_variable_index(variable)]
+        self.assign(m, m * momentum - step)
+        self.assign_add(variable, m * momentum - step if self.nesterov else m)
+
+
 # -- groups of weights -------------------------------------------------------------------------------------------------
+
+
+class ScaledRate:
+    """The learning rate of a group of weights: the main one times a factor."""
+
+    def __init__(self, learning_rate: LearningRate, factor: float) -> None:
+        self._learning_rate, self.factor = learning_rate, factor
+
+    def __call__(self) -> Any:
+        """Returns the learning rate."""
+        rate = self._learning_rate()
+        return rate * ops.cast(self.factor, rate.dtype)
 
 
 class Groups:

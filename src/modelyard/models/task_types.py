@@ -51,6 +51,8 @@ class Classifier(Task):
                 f"dataset of your own the labels are named {LABEL!r}."
             )
         super().__init__(options, data)
+        self.label_smoothing: Any = getattr(options, "label_smoothing", 0.0)
+        """The fraction of the target that is spread over all classes; while a program is compiled, its input."""
 
     def checked_network(self) -> keras.Model:
         """Returns the network, if it has one output per class."""
@@ -84,9 +86,10 @@ class Classifier(Task):
         Labels are class indices or class probabilities.
         """
         labels = batch[LABEL]
-        smoothing, gamma = (getattr(self.options, name, 0.0) for name in ("label_smoothing", "focal_gamma"))
+        smooths, gamma = (getattr(self.options, name, 0.0) for name in ("label_smoothing", "focal_gamma"))
+        smoothing = self.label_smoothing if smooths else None
         soft = WEIGHTED in batch or _is_soft(labels)
-        if not soft and not smoothing and not gamma:
+        if not soft and not smooths and not gamma:
             return ops.sparse_categorical_crossentropy(labels, outputs, from_logits=True)
         if soft:
             target = ops.cast(batch.get(WEIGHTED, labels), outputs.dtype)
@@ -94,7 +97,8 @@ class Classifier(Task):
             target = ops.one_hot(labels, self.data.num_classes, dtype=outputs.dtype)
         if WEIGHTED in batch or gamma:
             return cross_entropy(target, outputs, smoothing, gamma)
-        target = target * (1.0 - smoothing) + smoothing / self.data.num_classes
+        if smoothing is not None:
+            target = target * (1.0 - smoothing) + smoothing / self.data.num_classes
         return ops.categorical_crossentropy(target, outputs, from_logits=True)
 
     def metrics(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
@@ -153,7 +157,7 @@ def class_weights(
     return (weights / mean).astype(np.float32)
 
 
-def cross_entropy(target: Tensor, logits: Tensor, smoothing: float, gamma: float) -> Tensor:
+def cross_entropy(target: Tensor, logits: Tensor, smoothing: Any, gamma: float) -> Tensor:
     """Returns the loss of each example: Σ over the classes of target · (1 − p)^γ · (−log p).
 
     It is linear in the target: the loss of a mixed label is the mean of the losses of its classes.
@@ -161,10 +165,10 @@ def cross_entropy(target: Tensor, logits: Tensor, smoothing: float, gamma: float
     Args:
         target: class probabilities, [batch, classes]; they need not sum to 1.
         logits: of the same shape.
-        smoothing: the fraction of the target that is spread over all classes.
+        smoothing: the fraction of the target that is spread over all classes: a number, a tensor or None.
         gamma: the exponent of the focal loss; 0 is plain cross-entropy.
     """
-    if smoothing:
+    if smoothing is not None:
         whole = ops.sum(target, axis=-1, keepdims=True)
         target = target * (1.0 - smoothing) + whole * (smoothing / logits.shape[-1])
     logs = ops.log_softmax(logits, axis=-1)

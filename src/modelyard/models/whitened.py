@@ -22,6 +22,7 @@ from modelyard.models.task import image_input
 _PATCH = 2
 _MAX_IMAGES = 2048
 _CHUNK = 256
+_KERNEL = "whitening_kernel"
 # Small enough to leave moments in float32 unchanged.
 _EPSILON = 1e-12
 
@@ -176,8 +177,10 @@ def whitened_cnn(data: DataInfo, options: WhitenedCnnOptions) -> keras.Model:
     inputs, x = image_input(data, smallest=3 * pooled + 1)
     if data.images is None:
         raise DataError("whitened_cnn computes its first layer from training images; this dataset has none.")
-    sample = (data.images[:: -(-len(data.images) // _MAX_IMAGES)].astype(np.float32) - data.mean) / data.spread
-    x = Whiten(whitening_kernel(sample), options.whiten_bias, name="whiten")(x)
+    if _KERNEL not in data.results:
+        sample = (data.images[:: -(-len(data.images) // _MAX_IMAGES)].astype(np.float32) - data.mean) / data.spread
+        data.results[_KERNEL] = whitening_kernel(sample)
+    x = Whiten(data.results[_KERNEL], options.whiten_bias, name="whiten")(x)
     x = _activation(options, "whiten_act")(x)
     for number, width in enumerate(options.widths, 1):
         x = _group(x, width, options, f"group{number}")

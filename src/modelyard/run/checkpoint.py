@@ -192,6 +192,7 @@ _LOOP_STATE_TYPES: dict[str, Callable[[Any], bool]] = {
     "evaluated_step": lambda value: value is None or _is_count(value),
     "owes_evaluation": lambda value: isinstance(value, bool),
     "last_evaluation": _is_numbers,
+    "paused": lambda value: isinstance(value, bool),
     "stopped": lambda value: value is None or isinstance(value, str),
     "stopped_under": lambda value: isinstance(value, list),
     "threads": _is_count,

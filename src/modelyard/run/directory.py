@@ -35,15 +35,17 @@ CONFIG, MANIFEST, METRICS, MARK = "config.yaml", "manifest.json", "metrics.jsonl
 SPLITS = "splits.csv"
 LOCK, EVALUATION_LOCK = ".lock", ".lock-evaluation"
 """Held by the process that trains and writes, and by the process that evaluates and keeps the best models."""
-EVENTS, CHECKPOINTS, BEST, LOGS, PROFILE, EVALUATOR, EXPORT, EXAMPLES = (
-    "events", "checkpoints", "best", "runlogs", "profile", "evaluator", "export", "examples",
+EVENTS, CHECKPOINTS, BEST, LOGS, PROFILE, EVALUATOR, EXPORT, EXAMPLES, TRACKERS = (
+    "events", "checkpoints", "best", "runlogs", "profile", "evaluator", "export", "examples", "trackers",
 )  # fmt: skip
 JOURNAL = "training_log.md"
 """The journal is beside the run folders."""
 BIN = ".bin"
 """Runs that were deleted in the dashboard, in a folder beside the others."""
-_NOT_IN_CONFIG = ("model_dir", "resume", "config_file", "config_set", "hyperparameter_file", "hyperparameter_set")
-"""Options that say where a run is and how its config was found."""
+_NOT_IN_CONFIG = (
+    "model_dir", "resume", "config_file", "config_set", "hyperparameter_file", "hyperparameter_set", "pause_at",
+)  # fmt: skip
+"""Options that say where a run is, how its config was found, and how far this start trains."""
 CONFIG_COPY = "config"
 """The copy of the options of a run in the state of the loop in every checkpoint."""
 _SHOWN_PROBLEMS = 8
@@ -79,6 +81,7 @@ class RunDirectory:
         self.splits = path / SPLITS
         self.evaluations = path / EVALUATOR / METRICS
         self.examples = path / EXAMPLES
+        self.trackers = path / TRACKERS
         self.journal = path.parent / JOURNAL
         self._lock: TextIO | None = None
         self._place: os.stat_result | None = None
@@ -162,7 +165,7 @@ class RunDirectory:
     def start_over(self) -> None:
         """Removes the files of a start that trained nothing."""
         with explain(self.path, "clear"):
-            for path in (self.checkpoints, self.events, self.evaluations.parent, self.examples):
+            for path in (self.checkpoints, self.events, self.evaluations.parent, self.examples, self.trackers):
                 shutil.rmtree(path, ignore_errors=True)
             for path in (self.config, self.manifest, self.metrics, self.splits):
                 path.unlink(missing_ok=True)
@@ -200,6 +203,7 @@ class RunDirectory:
             RunError: if there is a link or a pipe. Checkpoints may be elsewhere: only whole ones are written.
         """
         files = [self.path / name for name in (LOCK, EVALUATION_LOCK)] + [self.config, self.manifest, self.metrics]
+        files.append(self.trackers)  # in it, W&B makes links of its own
         folders = [self.events, self.logs, self.evaluations.parent, self.examples]
         with explain(self.path, "read"):
             for path in [*files, *folders, *(inside for folder in folders for inside in folder.rglob("*"))]:

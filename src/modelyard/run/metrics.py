@@ -50,7 +50,12 @@ class MetricsFile:
 
 def read_metrics(path: Path) -> list[Row]:
     """All complete rows. Lines that can't be read are left out."""
-    return [row for _, row in _rows(path)]
+    return list(each_row(path))
+
+
+def each_row(path: Path) -> Iterator[Row]:
+    """Yields the rows of `read_metrics` one by one."""
+    return (row for _, row in _rows(path))
 
 
 def cut_metrics(path: Path, step: int, known: int = 0) -> None:

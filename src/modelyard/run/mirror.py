@@ -49,15 +49,16 @@ from modelyard.run.directory import (
     METRICS,
     PROFILE,
     SPLITS,
+    TRACKERS,
 )
 from modelyard.run.manifest import JOURNAL_TITLE
 from modelyard.run.remote_lock import HeldError, RemoteLock, is_alive
 from modelyard.system.files import explain, remove_folder, whole_folder
 from modelyard.system.process import SUFFIX, holders, host_file
 
-_SMALL = (CONFIG, MANIFEST, METRICS, SPLITS, EVENTS, LOGS, PROFILE, EXAMPLES)
+_SMALL = (CONFIG, MANIFEST, METRICS, SPLITS, EVENTS, LOGS, PROFILE, EXAMPLES, TRACKERS)
 """Files and folders that are uploaded before any checkpoint, in this order: a folder with a config is a run."""
-_TO_RESUME = (CONFIG, MANIFEST, METRICS, SPLITS, EVENTS, LOGS, EXAMPLES)
+_TO_RESUME = (CONFIG, MANIFEST, METRICS, SPLITS, EVENTS, LOGS, EXAMPLES, TRACKERS)
 _TO_READ = (CONFIG, MANIFEST, METRICS, f"{EVALUATOR}/{METRICS}")
 _TO_EVALUATE = (CONFIG, MANIFEST, METRICS)
 _REFRESH_SECONDS = 5.0

@@ -9,6 +9,8 @@ from modelyard.run.checkpoint import list_best, list_saved, read_loop_state
 from modelyard.run.directory import RunDirectory, is_running, open_run_folder, run_options
 from modelyard.run.metrics import read_metrics
 
+PAUSED = "paused"
+"""The first word of the status of a run that has come to its pause_at."""
 _BESIDES = ("step", "epoch", "split", "seconds")
 
 
@@ -32,7 +34,7 @@ def _summary(directory: RunDirectory) -> dict[str, Any]:
         "model": options.get("model"),
         "dataset": options.get("dataset"),
         "step": step,
-        "status": _status(directory, step),
+        "status": status(directory),
         "best": _best(directory),
         "validation": _last(rows, "validation"),
         "test": _last(rows, "test"),
@@ -52,10 +54,12 @@ def compare(directories: list[RunDirectory]) -> dict[str, Any]:
     return {"runs": [summarize(directory) for directory in directories], "options": different}
 
 
-def _status(directory: RunDirectory, step: int) -> str:
+def status(directory: RunDirectory) -> str:
+    """Returns whether a run is running, finished, stopped early, paused, interrupted, not begun or damaged."""
     if is_running(directory):
         return "running"
     saved = list_saved(directory.checkpoints, directory.best)
+    step = max(saved, default=0)
     if not saved:
         return "not begun"
     try:
@@ -64,7 +68,10 @@ def _status(directory: RunDirectory, step: int) -> str:
         return "damaged"
     if state.get("stopped"):
         return "stopped early"
-    return "finished" if step >= state.get("total_steps", 0) else "interrupted"
+    total = state.get("total_steps", 0)
+    if step >= total:
+        return "finished"
+    return f"{PAUSED} at step {step} of {total}" if state.get("paused") else "interrupted"
 
 
 def _best(directory: RunDirectory) -> dict[str, Any] | None:

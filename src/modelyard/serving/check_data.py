@@ -23,6 +23,7 @@ from modelyard.data.sources.folder import files_in, unsupported_format
 from modelyard.data.splits import group_numbers, groups_in_two_splits
 from modelyard.errors import DataError, unknown
 from modelyard.loop.start import differing_classes
+from modelyard.reporting.scores import contradicted
 from modelyard.serving.run_model import OpenRun, open_run
 from modelyard.storage import is_remote
 from modelyard.system.machine import available_cores
@@ -143,11 +144,7 @@ def _sized_like(run: OpenRun, options: Mapping[str, Any], origin: str) -> Config
 
 
 def _mislabelled(run: OpenRun, dataset: Dataset, same: bool, trained_on: bool, report: CheckReport) -> list[Finding]:
-    """Returns examples whose label the run contradicts with confidence, the most certain first.
-
-    A class is predicted with confidence if its probability is at least the mean over the examples with that label
-    (confident learning, Northcutt et al. 2021).
-    """
+    """Returns examples whose label the run contradicts with confidence, the most certain first."""
     difference = differing_classes([*map(str, dataset.classes)], [*map(str, run.classes)])
     if difference is not None:
         raise DataError(f"the data has other classes than {run.address}: {difference}. Give a run of this dataset.")
@@ -166,11 +163,9 @@ def _mislabelled(run: OpenRun, dataset: Dataset, same: bool, trained_on: bool, r
     labels, probabilities = _predicted(run, dataset, places)
     chosen = probabilities.argmax(axis=1)
     own = probabilities[np.arange(len(labels)), labels]
-    usual = np.array([own[labels == n].mean() if (labels == n).any() else 1.0 for n in range(len(dataset.classes))])
     best = probabilities[np.arange(len(labels)), chosen]
-    doubtful = np.flatnonzero((chosen != labels) & (best >= usual[chosen]))
     found = []
-    for number in doubtful[np.argsort(own[doubtful] - best[doubtful], kind="stable")].tolist():
+    for number in contradicted(labels, probabilities):
         split, row = places[number]
         note = f"predicted {dataset.classes[chosen[number]]} ({best[number]:.0%})"
         note += "" if unseen[number] else ", and trained on"

@@ -6,32 +6,41 @@ that is kept in memory. A search that was killed goes on as if it had not been.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
+import logging
 import math
 import random
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from modelyard.config.yaml_file import inline
 from modelyard.data.draws import fold
 from modelyard.errors import UserError, unknown
-from modelyard.tuning.space import Choice, Parameter, Space
+from modelyard.tuning.space import Choice, Space, text_of
 
-DONE, FAILED, RUNNING = "done", "failed", "running"
-_STATES = {DONE: "COMPLETE", FAILED: "FAIL", RUNNING: "RUNNING"}
+DONE, FAILED, RUNNING, PAUSED = "done", "failed", "running", "paused"
+_STATES = {DONE: "COMPLETE", FAILED: "FAIL", RUNNING: "RUNNING", PAUSED: "PRUNED"}
+_LARGEST = 1e9
+"""A violation that is not finite: a cost that is not known."""
 _ATTEMPTS = 20
 """How often another proposal is asked for, if one is that of an earlier trial."""
 _MOST = 100_000
 """How many combinations of values are looked through for one that is left."""
 _PACKAGES = {"cmaes": ("cmaes",), "gp": ("torch", "scipy"), "qmc": ("scipy",)}
 """Packages that samplers import when they first need them, which may be after many trials."""
+_CONSTRAINTS = "constraints"
+"""The attribute of a trial in which Optuna looks for violations."""
 JOURNAL = "optuna.log"
+
+
+log = logging.getLogger("modelyard")
 
 
 @dataclass(frozen=True)
@@ -41,9 +50,15 @@ class Known:
     Args:
         number: its number.
         values: the values of its parameters.
-        state: done, failed or running.
-        score: its score, if it is done.
+        state: done, paused, failed or running.
+        score: its score, if it is done or paused.
         remembered: what the sampler keeps with the trial, and with the whole search.
+        others: its scores by further metrics.
+        curve: its scores at the rungs of the search, by thousandths of the run.
+        violations: by how much it violates each constraint; 0 or less if it does not.
+        started: when it was first started, as in its manifest.
+        seconds: how long it was trained.
+        reason: why it failed.
     """
 
     number: int
@@ -51,6 +66,12 @@ class Known:
     state: str
     score: float | None = None
     remembered: Mapping[str, Any] = field(default_factory=dict)
+    others: tuple[float, ...] = ()
+    curve: Mapping[int, float] = field(default_factory=dict)
+    violations: tuple[float, ...] = ()
+    started: str = ""
+    seconds: float | None = None
+    reason: str = ""
 
 
 def import_optuna() -> Any:
@@ -74,8 +95,14 @@ def sampler_names() -> list[str]:
     return sorted(set(names) - {"base", "basega", "partialfixed"})
 
 
-def make_sampler(name: str, seed: int, space: Space) -> Any:
+def make_sampler(name: str, seed: int, space: Space, constrained: bool = False) -> Any:
     """Returns a sampler of Optuna by its name.
+
+    Args:
+        name: its name.
+        seed: its seed.
+        space: the space of the search.
+        constrained: whether trials have constraints.
 
     Raises:
         UserError: if there is none, or if it can't be used for this space or here.
@@ -99,9 +126,11 @@ def make_sampler(name: str, seed: int, space: Space) -> Any:
             raise UserError(
                 f"the sampler grid needs a list of values for every parameter, without conditions; see {ranges[0]}."
             )
-        arguments["search_space"] = {one.name: _texts(one) for one in space.values()}
+        arguments["search_space"] = {one.name: one.domain.texts for one in space.values()}  # type: ignore[union-attr]
     if wanted == "tpe":
         arguments["constant_liar"] = True  # trials that run beside each other should differ
+    if constrained:  # an older Optuna asks for it; the violations are with the trials
+        arguments["constraints_func"] = lambda trial: trial.system_attrs[_CONSTRAINTS]
     known = inspect.signature(target).parameters
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what is experimental in Optuna
@@ -114,35 +143,85 @@ def make_sampler(name: str, seed: int, space: Space) -> Any:
 def propose(
     space: Space, known: Sequence[Known], number: int, sampler: str, seed: int, maximize: bool
 ) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Returns the values of trial ``number``, and what the sampler keeps with it.
+    """Proposes one trial, as `Proposer.propose` does."""
+    return Proposer(space, sampler, seed, (maximize,)).propose(known, number)
 
-    None if the space has no other values than those of the known trials.
+
+class Proposer:
+    """Proposes trials. What it keeps in memory saves time only.
+
+    Args:
+        space: the space.
+        sampler: the name of the sampler.
+        seed: the seed of the search.
+        maximize: for each metric, whether higher is better.
+        constrained: whether trials have constraints.
     """
-    optuna = import_optuna()
-    taken = {_key(one.values) for one in known}
-    usable = [one for one in known if _fits(space, one.values)]
-    for attempt in range(_ATTEMPTS):
-        study = _study(optuna, make_sampler(sampler, fold(seed, number, attempt) & 0x7FFFFFFF, space), maximize)
+
+    def __init__(
+        self, space: Space, sampler: str, seed: int, maximize: Sequence[bool], constrained: bool = False
+    ) -> None:
+        self._optuna = import_optuna()
+        self._space, self._sampler, self._seed = space, sampler, seed
+        self._maximize, self._constrained = tuple(maximize), constrained
+        self._keys: dict[int, tuple[Known, str]] = {}
+        self._trials: dict[int, tuple[Known, Any]] = {}
+
+    def propose(
+        self, known: Sequence[Known], number: int, given: Mapping[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """Returns the values of trial ``number``, and what the sampler keeps with it.
+
+        None if the space has no other values than those of the known trials.
+
+        Args:
+            known: the known trials.
+            number: the number of the new one.
+            given: values that it has in any case.
+        """
+        taken = {self._key(one) for one in known}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for one in usable:
-                study.add_trial(_frozen(optuna, space, one))
-                for key, value in one.remembered.get("study", {}).items():
-                    study._storage.set_study_system_attr(study._study_id, key, value)
-            try:
-                trial = study.ask()
-                values = _suggested(trial, space)
-            except ImportError as error:
-                raise UserError(f"the sampler {sampler} needs another package: {error}") from error
-        if _key(values) not in taken:
-            of_trial = study._storage.get_trial_system_attrs(trial._trial_id)
-            of_study = study._storage.get_study_system_attrs(study._study_id)
-            remembered = {"trial": dict(of_trial), "study": dict(of_study)}
-            return values, {key: value for key, value in remembered.items() if value}
-    # The sampler repeats itself, as those do that stay near the best trials. What it leaves out is chosen at random.
-    draw = random.Random(fold(seed, number))
-    left = [values for values in islice(_combinations(space, draw), _MOST) if _key(values) not in taken]
-    return (draw.choice(left), {}) if left else None
+            study = make_study(self._optuna, self._make_sampler(number, 0), self._maximize)
+            for one in known:
+                self._add(study, one)
+            for attempt in range(1 if given else _ATTEMPTS):
+                study.sampler = self._make_sampler(number, attempt)
+                try:
+                    trial = study.ask()
+                    values = _suggested(trial, self._space, given or {})
+                except ImportError as error:
+                    raise UserError(f"the sampler {self._sampler} needs another package: {error}") from error
+                if given or _key(values) not in taken:
+                    of_trial = study._storage.get_trial_system_attrs(trial._trial_id)
+                    of_study = study._storage.get_study_system_attrs(study._study_id)
+                    remembered = {"trial": dict(of_trial), "study": dict(of_study)}
+                    return values, {key: value for key, value in remembered.items() if value}
+        # The sampler repeats itself, as those do that stay near the best trials. What it leaves out is drawn.
+        draw = random.Random(fold(self._seed, number))
+        left = [values for values in islice(_combinations(self._space, draw), _MOST) if _key(values) not in taken]
+        return (draw.choice(left), {}) if left else None
+
+    def _make_sampler(self, number: int, attempt: int) -> Any:
+        seed = fold(self._seed, number, attempt) & 0x7FFFFFFF
+        return make_sampler(self._sampler, seed, self._space, self._constrained)
+
+    def _add(self, study: Any, one: Known) -> None:
+        kept = self._trials.get(one.number)
+        if kept is None or kept[0] is not one:
+            made = frozen(self._optuna, self._space, one) if fits(self._space, one.values) else None
+            kept = self._trials[one.number] = one, made
+        if kept[1] is None:
+            return
+        study._storage.create_new_trial(study._study_id, template_trial=kept[1])
+        for key, value in one.remembered.get("study", {}).items():
+            study._storage.set_study_system_attr(study._study_id, key, value)
+
+    def _key(self, one: Known) -> str:
+        kept = self._keys.get(one.number)
+        if kept is None or kept[0] is not one:
+            kept = self._keys[one.number] = one, _key(one.values)
+        return kept[1]
 
 
 def _combinations(
@@ -175,31 +254,35 @@ def _combinations(
         yield from _combinations(space, draw, {**known, name: value})
 
 
-def _study(optuna: Any, sampler: Any, maximize: bool) -> Any:
-    return optuna.create_study(sampler=sampler, direction="maximize" if maximize else "minimize")
+def make_study(optuna: Any, sampler: Any, maximize: Sequence[bool], **more: Any) -> Any:
+    """Makes a study of Optuna."""
+    directions = ["maximize" if one else "minimize" for one in maximize]
+    return optuna.create_study(sampler=sampler, directions=directions, **more)
 
 
 def _key(values: Mapping[str, Any]) -> str:
     # Of numbers that differ only in their last bits, Optuna makes both.
-    rounded = {name: float(f"{one:.12g}") if isinstance(one, float) else one for name, one in values.items()}
-    return json.dumps({name: inline(value) for name, value in rounded.items()}, sort_keys=True)
+    texts = {name: f"{one:.12g}" if isinstance(one, float) else text_of(one) for name, one in values.items()}
+    return json.dumps(texts, sort_keys=True)
 
 
-def _fits(space: Space, values: Mapping[str, Any]) -> bool:
+def fits(space: Space, values: Mapping[str, Any]) -> bool:
     """Returns whether a trial is one of this space: its limits may have changed since."""
     existing = {name for name, parameter in space.items() if parameter.exists(values)}
     return existing == set(values) and all(space[name].domain.contains(value) for name, value in values.items())
 
 
-def _suggested(trial: Any, space: Space) -> dict[str, Any]:
+def _suggested(trial: Any, space: Space, given: Mapping[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, parameter in space.items():
         if not parameter.exists(values):
             continue
         domain = parameter.domain
-        if isinstance(domain, Choice):
-            text = trial.suggest_categorical(name, _texts(parameter))
-            values[name] = next(value for value in domain.values if inline(value) == text)
+        if name in given:
+            values[name] = given[name]
+        elif isinstance(domain, Choice):
+            text = trial.suggest_categorical(name, domain.texts)
+            values[name] = domain.values[domain.texts.index(text)]
         elif domain.is_int:
             step = {} if domain.is_log else {"step": int(domain.step or 1)}
             values[name] = trial.suggest_int(name, int(domain.low), int(domain.high), log=domain.is_log, **step)
@@ -208,19 +291,14 @@ def _suggested(trial: Any, space: Space) -> dict[str, Any]:
     return values
 
 
-def _texts(parameter: Parameter) -> list[str]:
-    """Returns the values of a choice as text: Optuna has no lists as values."""
-    assert isinstance(parameter.domain, Choice)
-    return [inline(value) for value in parameter.domain.values]
-
-
-def _frozen(optuna: Any, space: Space, one: Known) -> Any:
+def frozen(optuna: Any, space: Space, one: Known) -> Any:
+    """Returns a trial as Optuna has it."""
     distributions, parameters = {}, {}
     for name, value in one.values.items():
         domain = space[name].domain
         if isinstance(domain, Choice):
-            distributions[name] = optuna.distributions.CategoricalDistribution(_texts(space[name]))
-            parameters[name] = inline(value)
+            distributions[name] = optuna.distributions.CategoricalDistribution(domain.texts)
+            parameters[name] = text_of(value)
         elif domain.is_int:
             steps = int(domain.step or 1)
             distributions[name] = optuna.distributions.IntDistribution(
@@ -232,43 +310,108 @@ def _frozen(optuna: Any, space: Space, one: Known) -> Any:
                 domain.low, domain.high, log=domain.is_log, step=domain.step
             )
             parameters[name] = value
-    state = one.state if one.state != DONE or one.score is not None else FAILED
-    return optuna.trial.create_trial(
+    scores = None if one.score is None else [one.score, *one.others]
+    state = one.state
+    if state == PAUSED and one.others:  # Optuna prunes no trials of several metrics
+        state = DONE
+    if state == DONE and scores is None:
+        state = FAILED
+    attributes = dict(one.remembered.get("trial", {}))
+    if one.violations:
+        attributes[_CONSTRAINTS] = [min(violation, _LARGEST) for violation in one.violations]
+    trial = optuna.trial.create_trial(
         state=optuna.trial.TrialState[_STATES[state]],
         params=parameters,
         distributions=distributions,
-        value=one.score if state == DONE else None,
-        system_attrs=dict(one.remembered.get("trial", {})),
-        user_attrs={"trial": one.number},
+        values=scores if state == DONE else None,
+        intermediate_values={} if one.others else dict(one.curve),
+        system_attrs=attributes,
+        user_attrs={"trial": one.number, **({"reason": one.reason} if one.reason else {})},
     )
+    with contextlib.suppress(ValueError, OverflowError):  # without times, those of now stay
+        began = datetime.fromisoformat(one.started).astimezone().replace(tzinfo=None)
+        if trial.datetime_complete is not None:
+            trial.datetime_start, trial.datetime_complete = began, began + timedelta(seconds=one.seconds or 0)
+    return trial
+
+
+def importances(space: Space, known: Sequence[Known], maximize: bool) -> dict[str, float]:
+    """Returns how much each parameter matters for the score, by Optuna's PED-ANOVA; trials outside of the space don't.
+
+    Args:
+        space: the space.
+        known: trials that are done.
+        maximize: whether higher scores are better.
+    """
+    optuna = import_optuna()
+    usable = [one for one in known if one.state == DONE and one.score is not None and fits(space, one.values)]
+    study = make_study(optuna, make_sampler("random", 0, space), [maximize])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what is experimental in Optuna
+        study.add_trials([frozen(optuna, space, one) for one in usable])
+        best = max(0.1, min(5 / max(len(usable), 1), 0.5))  # it takes some trials to say where the good ones are
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=best)
+        found = optuna.importance.get_param_importances(study, evaluator=evaluator, normalize=False)
+    return {str(name): float(value) for name, value in found.items()}
 
 
 class Journal:
-    """A journal of Optuna with all trials that have ended, for its dashboard. The search never reads it.
+    """A journal of Optuna with all trials that have ended, for its dashboard. The search never reads their results.
 
     Args:
-        path: its file, which is written anew.
+        path: its file. It is written anew if it has other trials, or trials of another space.
         space: the space; trials outside of it are left out.
-        maximize: whether higher scores are better.
+        maximize: for each metric, whether higher is better.
+        metrics: the names of the metrics.
     """
 
-    def __init__(self, path: Path, space: Space, maximize: bool) -> None:
-        self._optuna, self._space, self._added = import_optuna(), space, set[int]()
+    def __init__(self, path: Path, space: Space, maximize: Sequence[bool], metrics: Sequence[str]) -> None:
+        self._optuna, self._space, self._path = import_optuna(), space, path
+        self._maximize, self._metrics = tuple(maximize), list(metrics)
+        self._added: dict[int, Any] = {}
+        self._study: Any = None
+
+    def add(self, known: Sequence[Known], ended: bool = False) -> None:
+        """Adds the trials that have ended since the last call; those that are paused, at the end of the search."""
+        wanted = (DONE, FAILED, PAUSED) if ended else (DONE, FAILED)
+        new = [one for one in known if one.state in wanted and one.number not in self._added]
+        trials = [(one, frozen(self._optuna, self._space, one)) for one in new if fits(self._space, one.values)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if self._study is None:
+                self._open({one.number: trial for one, trial in trials})
+            for one, trial in trials:
+                if one.number not in self._added:
+                    self._added[one.number] = trial
+                    self._study.add_trial(trial)
+
+    def _open(self, trials: Mapping[int, Any]) -> None:
+        """Opens the journal, or begins a new one."""
         from optuna.storages import JournalStorage
         from optuna.storages.journal import JournalFileBackend
 
-        path.unlink(missing_ok=True)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            self._study = self._optuna.create_study(
-                storage=JournalStorage(JournalFileBackend(str(path))),
-                study_name=path.parent.name,
-                direction="maximize" if maximize else "minimize",
+        name = self._path.parent.name
+        try:
+            self._study = self._optuna.load_study(
+                study_name=name, storage=JournalStorage(JournalFileBackend(str(self._path)))
             )
+            found = {trial.user_attrs.get("trial"): trial for trial in self._study.trials}
+            same = self._study.metric_names == self._metrics and self._study.directions == self._directions()
+            if same and all(_is_same(trial, trials.get(number)) for number, trial in found.items()):
+                self._added = found
+                return
+        except Exception:  # of another version of Optuna, cut off, or missing
+            log.debug("a new %s is written", self._path)
+        self._path.unlink(missing_ok=True)
+        storage = JournalStorage(JournalFileBackend(str(self._path)))
+        self._study = make_study(self._optuna, None, self._maximize, storage=storage, study_name=name)
+        self._study.set_metric_names(self._metrics)
 
-    def add(self, known: Sequence[Known]) -> None:
-        """Adds the trials that have ended since the last call."""
-        for one in known:
-            if one.state != RUNNING and one.number not in self._added and _fits(self._space, one.values):
-                self._added.add(one.number)
-                self._study.add_trial(_frozen(self._optuna, self._space, one))
+    def _directions(self) -> list[Any]:
+        direction = self._optuna.study.StudyDirection
+        return [direction.MAXIMIZE if one else direction.MINIMIZE for one in self._maximize]
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    fields = ("state", "values", "params", "distributions", "intermediate_values")
+    return other is not None and all(getattr(one, name) == getattr(other, name) for name in fields)

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import yaml
@@ -54,7 +55,12 @@ class Choice:
 
     def contains(self, value: Any) -> bool:
         """Returns whether it is one of the values."""
-        return inline(value) in map(inline, self.values)
+        return text_of(value) in self.texts
+
+    @cached_property
+    def texts(self) -> list[str]:
+        """The values as text: Optuna has no lists as values."""
+        return [inline(value) for value in self.values]
 
 
 @dataclass(frozen=True)
@@ -78,10 +84,25 @@ class Parameter:
         if self.condition is None:
             return True
         other, wanted = self.condition
-        return other in values and inline(values[other]) in map(inline, wanted)
+        return other in values and text_of(values[other]) in map(text_of, wanted)
 
 
 Space = dict[str, Parameter]
+
+
+_TEXTS: dict[str, str] = {}
+_MOST_TEXTS = 10_000
+
+
+def text_of(value: Any) -> str:
+    """Returns a value as text. Texts are kept: making one takes longer than all else that is done with a value."""
+    key = f"{type(value).__name__} {value!r}"
+    text = _TEXTS.get(key)
+    if text is None:
+        if len(_TEXTS) > _MOST_TEXTS:
+            _TEXTS.clear()
+        text = _TEXTS[key] = inline(value)
+    return text
 
 
 def read_space(given: str | Mapping[str, Any], source: str) -> tuple[Space, dict[str, Value]]:

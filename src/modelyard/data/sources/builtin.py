@@ -100,6 +100,19 @@ def _from_npz(name: str, context: DataContext, classes: tuple[str, ...] | None) 
     return dataset
 
 
+def files_of(name: str, data_dir: Path) -> list[Path] | None:
+    """Returns the files and folders that a built-in dataset may be read from; None if it is not one of them."""
+    if name in ("digits", "synthetic"):
+        return []
+    if name in _CIFAR:
+        files = list(_CIFAR[name])
+    elif name in ("mnist", "fashion_mnist"):
+        files = _idx_names(*(file for pair in _IDX_FILES.values() for file in pair))
+    else:
+        return None
+    return [folder / file for folder in (data_dir / name, data_dir) for file in (f"{name}.npz", *files)]
+
+
 # -- MNIST: IDX files -------------------------------------------------------------------------------------------------
 
 _MOST_AXES = 32  # of an array
@@ -135,9 +148,14 @@ def _idx(name: str, context: DataContext, classes: tuple[str, ...]) -> Dataset:
     return ArrayDataset(splits, classes)
 
 
+def _idx_names(*files: str) -> list[str]:
+    """Returns the names that these files may have."""
+    spelled = [(file, file.replace("-idx", ".idx")) for file in files]
+    return [f"{name}{ending}" for names in spelled for name in names for ending in ("", ".gz")]
+
+
 def _idx_path(name: str, file: str, context: DataContext) -> Path:
-    dotted = file.replace("-idx", ".idx")
-    path = _find(name, context, file, f"{file}.gz", dotted, f"{dotted}.gz")
+    path = _find(name, context, *_idx_names(file))
     if path is None:
         raise _missing(name, context, f"{file}.gz and the other three IDX files")
     return path
@@ -183,6 +201,11 @@ def _pieces(path: Path) -> Iterator[bytes]:
 # -- CIFAR: pickles ---------------------------------------------------------------------------------------------------
 
 
+_CIFAR = {
+    "cifar10": ("cifar-10-batches-py", "cifar-10-python.tar.gz"),
+    "cifar100": ("cifar-100-python", "cifar-100-python.tar.gz"),
+}
+"""The folder of each, and the archive that holds it."""
 _LARGEST_PICKLE = 1 << 30
 """The largest official one has 155 MB."""
 
@@ -190,18 +213,17 @@ _LARGEST_PICKLE = 1 << 30
 def cifar10(options: Options, context: DataContext) -> Dataset:
     """CIFAR-10 from the Python version: the archive, or the folder in it."""
     batches = {TRAIN: [f"data_batch_{i}" for i in range(1, 6)], TEST: ["test_batch"]}
-    return _cifar("cifar10", "cifar-10-batches-py", "cifar-10-python.tar.gz", batches, b"labels", context)
+    return _cifar("cifar10", batches, b"labels", context)
 
 
 def cifar100(options: Options, context: DataContext) -> Dataset:
     """CIFAR-100 with its fine labels, from the Python version: the archive, or the folder in it."""
     batches = {TRAIN: ["train"], TEST: ["test"]}
-    return _cifar("cifar100", "cifar-100-python", "cifar-100-python.tar.gz", batches, b"fine_labels", context)
+    return _cifar("cifar100", batches, b"fine_labels", context)
 
 
-def _cifar(
-    name: str, folder: str, archive: str, batches: dict[str, list[str]], label_key: bytes, context: DataContext
-) -> Dataset:
+def _cifar(name: str, batches: dict[str, list[str]], label_key: bytes, context: DataContext) -> Dataset:
+    folder, archive = _CIFAR[name]
     classes = CIFAR10_CLASSES if name == "cifar10" else None
     dataset = _from_npz(name, context, classes)
     if dataset is not None:

@@ -15,12 +15,15 @@ fi
 export MODELYARD_PS=@PS@ MODELYARD_EVALUATOR=@EVALUATOR@ PYTHONUNBUFFERED=1
 if [ -n "${SLURM_CPUS_PER_TASK:-}" ]; then export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK; fi # srun no longer inherits it
 max_restarts=@MAX_RESTARTS@
+# The id of one task of an array may be that of the whole array.
+export MODELYARD_JOB="${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}"
+MODELYARD_JOB=${MODELYARD_JOB:-$SLURM_JOB_ID}
 
 time_is_up='' terminated='' signalled='' nap='' killer=''
 # The signal does not go to srun itself, which would kill its tasks.
 forward() {
     signalled=1
-    scancel --quiet --signal=TERM "$SLURM_JOB_ID"
+    scancel --quiet --signal=TERM "$MODELYARD_JOB"
     if [ -n "$nap" ]; then kill "$nap" 2>/dev/null; fi
 }
 trap 'time_is_up=1; forward' USR1
@@ -66,7 +69,7 @@ esac
 case $status in 2 | 75) ;; *) echo "task ${SLURM_PROCID:-} on $(uname -n) $how" >&2 ;; esac
 # Without the coordinator, or where one has lost another, all end. Training goes on without an evaluator, or a worker of
 # parameter servers.
-case $rank.${SLURM_PROCID:-0} in 75.* | 250.* | *.0) scancel --quiet --batch --signal=USR2 "$SLURM_JOB_ID" ;; esac
+case $rank.${SLURM_PROCID:-0} in 75.* | 250.* | *.0) scancel --quiet --batch --signal=USR2 "$MODELYARD_JOB" ;; esac
 exit $rank'
 
 restarts=0 kills=0
@@ -105,5 +108,5 @@ while :; do
     if [ -n "$time_is_up" ]; then break; fi
 done
 echo "the time limit is reached and the run is saved: requeueing" >&2
-scontrol requeue "$SLURM_JOB_ID" || echo "SLURM did not requeue the job; submit it again to resume the run" >&2
+scontrol requeue "$MODELYARD_JOB" || echo "SLURM did not requeue the job; submit it again to resume the run" >&2
 exit 143

@@ -17,10 +17,12 @@ from modelyard import storage
 from modelyard.config.backend import INSTALL, is_installed, keras_backend, select_engine
 from modelyard.data.dataset import IMAGE
 from modelyard.errors import RunError, UserError, unknown
+from modelyard.reporting.card import CARD, model_card
+from modelyard.reporting.folder import read_run_facts
 from modelyard.run.directory import RunDirectory
 from modelyard.serving.exporting import check
 from modelyard.serving.run_model import OpenRun, open_run
-from modelyard.system.files import PARTIAL, explain, remove_partial, whole_folder
+from modelyard.system.files import PARTIAL, explain, remove_partial, whole_folder, write_text
 
 if TYPE_CHECKING:
     from modelyard.serving.exporting.formats import Exportable
@@ -68,6 +70,8 @@ def export(
     **options: Any,
 ) -> Exported:
     """Writes the model of a run for other programs, and compares its predictions with the run's own.
+
+    MODEL_CARD.md beside the model says what it is and how good.
 
     Args:
         model_dir: the run folder, or the result of the run.
@@ -155,6 +159,8 @@ def _export(run: OpenRun, form: Format, target: Path, overwrite: bool, options: 
     with whole_folder(target) as folder:
         write(model, folder)
         write_description(folder, model, form, int(target.name))
+        facts = read_run_facts(run.directory, run.config)
+        write_text(folder / CARD, model_card(facts, run.step, model.task_type, IMAGE in model.inputs, form))
         differences = check.compare_all(load(folder), examples, expected, own)
         if target.exists() and not overwrite:
             raise RunError(f"{target} was written by another process meanwhile. Export again.")

@@ -1,0 +1,1 @@
+"""Charts as SVG: lines, points, bars. They know nothing about runs."""
