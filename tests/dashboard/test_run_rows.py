@@ -55,6 +55,10 @@ def test_states(tmp_path: Path) -> None:
     log_error(failed, "the loss became nan at step 11.")
     new = write_run(tmp_path / "new", step=0, total=0, rows=0)
     shutil.rmtree(new / "checkpoints")
+    paused = write_run(tmp_path / "paused", **part)
+    state = {"step": 10, "memory": {"total_steps": 40, "paused": True}}
+    (paused / "checkpoints" / "step-00000010" / "state.json").write_text(json.dumps(state))
+    assert row_of(paused)["state"] == "paused"
     assert row_of(finished)["state"] == "finished"
     assert row_of(interrupted)["state"] == "interrupted"
     assert row_of(killed)["state"] == "killed"

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from conftest import environment
-from modelyard.errors import RunError
+from modelyard.errors import Interrupted, RunError
 from modelyard.system.process import _Recorder, hold_pid_file, holders, host_file, log_to, read_holder
 from waiting import PATIENCE
 
@@ -205,3 +205,17 @@ def test_a_run_leaves_the_level_of_the_log_to_the_program(tmp_path: Path, before
     for role in ("chief", "evaluator"):
         lines = (tmp_path / f"{role}.log").read_text().splitlines()
         assert [line.split()[-1] for line in lines] == ["debug", "info", "warning"]
+
+
+def test_the_log_ends_with_the_error_that_ended_the_process(tmp_path: Path) -> None:
+    with pytest.raises(RunError), log_to(tmp_path, "chief"):
+        raise RunError("the loss became nan at step 2.")
+    assert (tmp_path / "chief.log").read_text().splitlines()[-1].endswith("ERROR   the loss became nan at step 2.")
+    with pytest.raises(KeyError), log_to(tmp_path, "chief"):
+        raise KeyError("unexpected")
+    text = (tmp_path / "chief.log").read_text()
+    assert "ERROR   KeyError: 'unexpected'" in text
+    assert "Traceback" in text, "of what is not the user's mistake"
+    with pytest.raises(Interrupted), log_to(tmp_path, "chief"):
+        raise Interrupted(signal.SIGTERM, 3, "run")
+    assert (tmp_path / "chief.log").read_text() == text, "a run that was stopped has not failed"

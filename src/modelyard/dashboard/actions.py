@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import logging
 import os
 import subprocess
 import sys
@@ -24,7 +23,6 @@ LONGEST_NOTE = 10_000
 """Characters of a note."""
 _STOP_SECONDS = 5.0
 """How long a request waits for the processes of a run to exit. The page shows when they did."""
-log = logging.getLogger("modelyard")
 
 
 class Actions:
@@ -79,7 +77,6 @@ class Actions:
         finally:
             os.close(output)
         threading.Thread(target=process.wait, daemon=True).start()  # until it ends, or the dashboard does
-        log.info("resuming %s: process %d", run.path, process.pid)
         self.index.wake()
         return f"started: process {process.pid}"
 

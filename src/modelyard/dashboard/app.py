@@ -60,6 +60,8 @@ _STRANGERS_PAGE = (
     "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 )
 """The policy of a page out of a run folder: it may have been written by anyone, so nothing in it runs."""
+_ACTIONS = {"runs": ("stop", "resume", "delete", "note"), "groups": ("stop",), "bin": ("restore",)}
+"""The methods of `Actions` that requests may call, by what they are done to."""
 _Handler = Callable[..., Response]
 
 
@@ -286,19 +288,15 @@ class Dashboard:
 
     def _act(self, request: Request, body: Mapping[str, Any]) -> Response:
         kind, key, action = (request.path_params[name] for name in ("kind", "id", "action"))
-        if (kind, action) == ("groups", "stop") and key in self._index.groups:
-            done = self._actions.stop(self._index.groups[key])
-        elif (kind, action) == ("bin", "restore") and key in self._index.bin:
-            done = self._actions.restore(self._index.bin[key])
-        elif kind == "runs" and action in ("stop", "resume", "delete", "note"):
-            run = self._run(request)
-            if action == "note":
-                done = self._actions.note(run, str(body.get("kind", "")), str(body.get("text", "")))
-            else:
-                done = getattr(self._actions, action)(run)  # one of the names above
-        else:
+        known: dict[str, Any] = {"runs": self._index.runs, "groups": self._index.groups, "bin": self._index.bin}
+        place = known[kind].get(key) if kind in known else None
+        if place is None or action not in _ACTIONS[kind]:
             raise RequestError(404, "there is nothing to do that with; it may have been moved or deleted.")
-        log.info("%s %s %s: %s", action, kind, key, done)
+        if action == "note":
+            done = self._actions.note(place, str(body.get("kind", "")), str(body.get("text", "")))
+        else:
+            done = getattr(self._actions, action)(place)
+        log.info("%s %s: %s", action, place.name, done)
         return JsonResponse({"done": done})
 
 

@@ -25,6 +25,7 @@ from modelyard.errors import CheckpointError
 from modelyard.run.checkpoint import LOOP_STATE, STATE, list_checkpoints
 from modelyard.run.directory import BEST, CHECKPOINTS, CONFIG, EVALUATOR, LOCK, LOGS, MANIFEST, METRICS
 from modelyard.run.integrity import is_unchanged
+from modelyard.run.summary import PAUSED
 from modelyard.system.process import SUFFIX, read_holder
 
 Row = dict[str, Any]
@@ -356,6 +357,8 @@ def _state(path: str, seen: Signature, loop: Mapping[str, Any], saved: int, tota
         return "finished", "stopped early"
     if total and _count(loop.get("total_steps")) and saved >= total:
         return "finished", ""
+    if loop.get("paused") is True:
+        return PAUSED, "it has come to its pause_at"
     reason = _failure(path)
     if reason:
         return "failed", reason

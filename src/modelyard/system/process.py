@@ -24,7 +24,7 @@ import numpy as np
 import psutil
 
 from modelyard import faults
-from modelyard.errors import Interrupted, RunError, UserError
+from modelyard.errors import RunError, UserError
 from modelyard.system.files import explain
 from modelyard.system.machine import pid_space
 
@@ -184,9 +184,7 @@ def log_to(folder: Path, role: str) -> Iterator[None]:
         faults.announce()
         try:
             yield
-        except (Interrupted, KeyboardInterrupt):
-            raise
-        except BaseException as error:
+        except Exception as error:
             if not replaced:  # else the error itself goes there
                 _record_error(handler, error)
             raise
@@ -198,7 +196,7 @@ def log_to(folder: Path, role: str) -> Iterator[None]:
                 log.addHandler(other)
 
 
-def _record_error(handler: logging.Handler, error: BaseException) -> None:
+def _record_error(handler: logging.Handler, error: Exception) -> None:
     """Writes why the process ends into its log file only: the terminal shows the error itself."""
     known = isinstance(error, UserError)
     text, trace = (

@@ -1,7 +1,7 @@
 // The columns of the table: what a run has, and how it is shown.
 
 const STATES = {
-  running: "●", finished: "✓", failed: "✕", killed: "⊘", interrupted: "‖", "not begun": "○",
+  running: "●", finished: "✓", failed: "✕", killed: "⊘", paused: "‖", interrupted: "◐", "not begun": "○",
 };
 export const STATE_ORDER = Object.keys(STATES);
 
