@@ -23,6 +23,7 @@ from modelyard.comparison.scheduler import FAILED as HAS_FAILED
 from modelyard.comparison.scheduler import CellResult
 from modelyard.config.calls import split_list
 from modelyard.config.durations import Duration
+from modelyard.config.trust import may_read_state, remember_state
 from modelyard.config.yaml_file import inline
 from modelyard.errors import ConfigError, Problem, UserError, counted, unknown
 from modelyard.loop.metric_hooks import Ranking
@@ -31,7 +32,18 @@ from modelyard.system.files import write_text
 from modelyard.tuning.halving import Standing, next_promotion
 from modelyard.tuning.objectives import AUTO, COSTS, choose_rankings, front_numbers, ranked
 from modelyard.tuning.record import Record, read_record
-from modelyard.tuning.samplers import DONE, FAILED, JOURNAL, PAUSED, RUNNING, Journal, Known, Proposer, propose
+from modelyard.tuning.samplers import (
+    DONE,
+    FAILED,
+    JOURNAL,
+    PAUSED,
+    RUNNING,
+    Journal,
+    Known,
+    Proposer,
+    keeps_pickles,
+    propose,
+)
 from modelyard.tuning.search_file import Search
 from modelyard.tuning.space import SPACE, options_of, parse_value
 
@@ -174,7 +186,15 @@ class Trials:
         self.folder, self.search, self.request, self.budget = folder, search, request, budget
         self.cells = list(cells)
         self._numbers = {cell.name: number for number, cell in enumerate(self.cells)}
-        self._remembered = _remembered(folder.path / REMEMBERED)
+        self._memory = folder.path / REMEMBERED
+        self._remembered = _remembered(self._memory)
+        if self._remembered and keeps_pickles(search.sampler) and not may_read_state(self._memory, trust=request.trust):
+            log.warning(
+                "%s is not read: your searches have not written it, and what the sampler %s keeps there can run code. "
+                "The sampler begins anew. If you trust the file, give --trust.",
+                *(self._memory, search.sampler),
+            )
+            self._remembered = {}
         self._rankings: tuple[Ranking, ...] = ()
         self._proposer: Proposer | None = None
         self._journal: Journal | None = None
@@ -316,7 +336,9 @@ class Trials:
         cell = self._cell(f"trial-{len(self.cells):04}", values)
         if remembered:
             self._remembered[cell.name] = dict(remembered)
-            _remember(self.folder.path / REMEMBERED, cell.name, remembered)
+            if not self._memory.exists():
+                remember_state(self._memory)
+            _remember(self._memory, cell.name, remembered)
         self.folder.add(cell)
         self._numbers[cell.name] = len(self.cells)
         self.cells.append(cell)
