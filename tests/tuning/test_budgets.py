@@ -117,6 +117,7 @@ def test_several_metrics_limits_and_values_of_the_user(capsys: pytest.CaptureFix
     none = go(None, trials=6, constraint="parameters<=100")
     assert len(none.trials) == 6
     assert none.best is None
+    assert not list(Path("search").glob("best*.yaml")), "those of before do not meet it"
     assert "none of the 6 trials that are done meets the constraint parameters<=100. The nearest is trial" in none.why
     assert all(trial.violates == ("parameters<=100",) for trial in none.trials)
     small = go(None, trials=6, constraint="parameters<=1000, accuracy>=0.1")
@@ -152,6 +153,43 @@ def test_a_trial_that_failed_for_the_disk_is_tried_again_and_others_are_not() ->
         assert [trial.reason for trial in failed.trials if trial.number == number] == [reason]
     result = go(None, trials=3)
     assert {trial.number: trial.state for trial in result.trials} == {0: "done", 1: "failed", 2: "done"}
+
+
+def test_a_limit_that_training_may_still_meet_does_not_end_a_trial() -> None:
+    result = go(halving=3, first_rung="1/9", trials=3, constraint="accuracy>=0.95", jobs=1)
+    assert all(row["accuracy"] < 0.95 for trial in result.trials for row in rows(trial.number)[:1])
+    assert (result.trials[0].state, result.trials[0].violates) == ("done", ())
+    Path("search").rename("first")
+    costs = go(halving=3, first_rung="1/9", trials=3, constraint="parameters<=1", jobs=1)
+    assert {trial.state for trial in costs.trials} == {"paused"}, "it will never meet this one"
+
+
+WAITS = f"""
+import json, sys, time
+from pathlib import Path
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from quick_run import main
+failed = Path("search/failed.json")
+if "trial-0000" not in " ".join(sys.argv):
+    raise SystemExit("error: too large")
+while not failed.exists() or len(json.loads(failed.read_text())) < 3:
+    time.sleep(0.01)
+main(sys.argv[1:])
+"""
+
+
+def test_trials_that_fail_do_not_kill_one_that_runs() -> None:
+    Path("waits").write_text(WAITS)
+    result = go(trials=5, program=[sys.executable, "waits"])
+    assert {trial.number: trial.state for trial in result.trials} == {0: "done", **dict.fromkeys(range(1, 5), "failed")}
+
+
+def test_a_journal_that_cannot_be_written_does_not_end_the_search(caplog: pytest.LogCaptureFixture) -> None:
+    go(trials=1)
+    Path("search/optuna.log").unlink()
+    Path("search/optuna.log").mkdir()
+    assert [trial.state for trial in go(None, trials=3).trials] == ["done"] * 3
+    assert caplog.text.count("search/optuna.log does not get the trials any more") == 1
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def standing(*scores: float, waits: bool = True, bracket: int = 0) -> Standing:
 def test_the_best_third_of_a_rung_is_promoted_and_the_highest_rung_first() -> None:
     first = {number: standing(score) for number, score in enumerate([0.5, 0.4])}
     assert next_promotion(first, 3) is None
-    assert next_promotion(first, 3, at_least=1) == 1
+    assert next_promotion(first, 3, without_place=True) == 1
     first[2] = standing(0.6)
     assert next_promotion(first, 3) == 1
     first[1] = standing(0.4, waits=False)
@@ -73,6 +73,13 @@ def test_the_best_third_of_a_rung_is_promoted_and_the_highest_rung_first() -> No
     worse = {**first, 3: standing(0.9), 4: standing(0.8), 5: standing(float("inf"))}
     assert next_promotion(worse, 3) == 0, "two of six"
     assert next_promotion({number: standing(float("inf")) for number in range(9)}, 3) is None
+
+
+def test_without_a_place_the_best_that_can_go_on_is_promoted() -> None:
+    failed = {0: standing(0.1, waits=False), 1: standing(0.3), 2: standing(0.2)}
+    assert next_promotion(failed, 3) is None
+    assert next_promotion(failed, 3, without_place=True) == 2
+    assert next_promotion({0: standing(float("inf"))}, 3, without_place=True) is None
 
 
 def test_trials_are_compared_within_their_bracket() -> None:

@@ -16,12 +16,13 @@ import modelyard
 from conftest import COMMAND, environment
 from modelyard.cli.comparison import tune as tune_command
 from modelyard.comparison.matrix_folder import MatrixFolder
-from modelyard.comparison.plan import Cell
+from modelyard.comparison.plan import Cell, MatrixRequest
 from modelyard.config import resolve
 from modelyard.errors import ConfigError, Interrupted, UserError
 from modelyard.system.process import holders
-from modelyard.tuning.search_file import Request, find_search
-from modelyard.tuning.trials import _remember, _remembered
+from modelyard.tuning.search_file import Request, Search, find_search
+from modelyard.tuning.space import read_space
+from modelyard.tuning.trials import Budget, Trials, _remember, _remembered
 from waiting import PATIENCE, wait_until
 
 SPACE = "learning_rate=log(1e-3, 1), optimizer=[sgd, adam]"
@@ -192,6 +193,31 @@ def test_a_damaged_memory_of_the_sampler_is_left_out(tmp_path: Path) -> None:
     _remember(path, "trial-0000", good)
     assert _remembered(path) == {"trial-0000": good}
     assert _remembered(tmp_path / "missing") == {}
+
+
+@pytest.mark.parametrize("sampler", ["cmaes", "CMA-ES"])
+def test_the_pickles_of_a_strangers_search_are_not_read(sampler: str, caplog: pytest.LogCaptureFixture) -> None:
+    cell = Cell("trial-0000", {"dropout_rate": 0.1}, resolve({"model": "mlp", "dataset": "digits"}))
+    pickled = {"trial": {"cma:optimizer:0": "80049525"}}
+
+    def known(folder: str, *, trust: bool = False) -> list[Any]:
+        space = read_space("dropout_rate=uniform(0, 0.5)", "here")[0]
+        request = MatrixRequest({}, trust=trust)
+        run = Trials(MatrixFolder(folder), Search(space, {}, sampler=sampler), request, Budget(), [cell])
+        return [one.remembered for one in run.known()]
+
+    MatrixFolder("theirs").create()
+    MatrixFolder("theirs").write([cell])
+    _remember(Path("theirs/sampler.jsonl"), cell.name, pickled)
+    assert known("theirs") == [{}]
+    assert "theirs/sampler.jsonl is not read: your searches have not written it" in caplog.text
+    assert known("theirs", trust=True) == [pickled]
+    assert known("theirs") == [{}], "what is there may be replaced later"
+
+    modelyard.tune("dropout_rate=uniform(0, 0.5)", output="mine", trials=1, seeds=0, sampler="nsgaii", **OPTIONS)
+    assert Path("mine/sampler.jsonl").exists()
+    _remember(Path("mine/sampler.jsonl"), cell.name, pickled)
+    assert known("mine") == [pickled]
 
 
 def test_a_folder_of_a_matrix_and_a_search_without_its_file_are_refused_and_stay_as_they_are() -> None:

@@ -1,8 +1,8 @@
 """Decides which plugins may be imported, and which SavedModel and cache used: a stranger's config may name any of them.
 
-Importing a plugin runs its code, a SavedModel is a program, and a cache holds compiled programs. All are trusted if the
-user names them (``--plugins``, Python, their own project.yaml), if they have used them before, or if they say so
-(``--trust``); plugins also if this process has imported them already.
+Importing a plugin runs its code, a SavedModel is a program, a cache holds compiled programs, and the state of a
+sampler may be a pickle. All are trusted if the user names them (``--plugins``, Python, their own project.yaml), if
+they have used them before, or if they say so (``--trust``); plugins also if this process has imported them already.
 """
 
 from __future__ import annotations
@@ -81,6 +81,16 @@ def trust_saved_model(folder: str, where: str, *, named_by_user: bool, trust: bo
             _remember({path: digest}, also_in_runs=True)
         elif (path, digest) not in _trusted_here and digest not in _remembered().get(str(path), ()):
             raise UntrustedModelError(where, [str(path.parent)])
+
+
+def remember_state(path: Path) -> None:
+    """Remembers a file in which the user's own search keeps the state of its sampler."""
+    _remember({path.resolve(): _ANY_CONTENT})
+
+
+def may_read_state(path: Path, *, trust: bool) -> bool:
+    """Returns whether the state of a sampler may be read, which is a pickle: Python runs what is in it."""
+    return trust or _ANY_CONTENT in _remembered().get(str(path.resolve()), ())
 
 
 def _may_run(name: str, path: Path | None) -> bool:

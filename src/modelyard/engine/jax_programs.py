@@ -33,10 +33,10 @@ _OWN = "modelyard."
 _INPUT = "an input"
 _NOT_TRACED = frozenset({
     "random_seed", "learning_rate", "learning_rate_schedule", "warmup", "train_epochs", "train_steps", "pause_at",
-    "recipe", "config_file", "config_set", "hyperparameter_file", "hyperparameter_set", "runs_dir", "model_dir", "run_name",
-    "best_model_dir", "resume", "save_every", "keep_checkpoints", "keep_best", "hypothesis", "hooks", "log_every",
-    "epochs_between_evals", "eval_every", "eval_throttle_secs", "best_metric", "best_mode", "test_at_end",
-    "export_at_end", "optimizer_groups",
+    "recipe", "config_file", "config_set", "hyperparameter_file", "hyperparameter_set", "runs_dir", "model_dir",
+    "run_name", "best_model_dir", "resume", "save_every", "keep_checkpoints", "keep_best", "hypothesis", "hooks",
+    "log_every", "epochs_between_evals", "eval_every", "eval_throttle_secs", "best_metric", "best_mode",
+    "test_at_end", "export_at_end", "optimizer_groups",
 })  # fmt: skip
 """Options that no program depends on: what they say is an input, or the work of the host. The groups of weights are in
 the key without the numbers that are inputs."""

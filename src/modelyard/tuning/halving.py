@@ -119,13 +119,13 @@ class Standing:
     waits: bool
 
 
-def next_promotion(standings: Mapping[int, Standing], factor: int, at_least: int = 0) -> int | None:
+def next_promotion(standings: Mapping[int, Standing], factor: int, without_place: bool = False) -> int | None:
     """Returns the trial to resume: of the highest rung that has one, the best that is in the top ``1/factor``.
 
     Args:
         standings: all trials by their numbers.
         factor: the reduction factor.
-        at_least: how many of a rung may go on, even if it has fewer than ``factor`` trials.
+        without_place: whether the best that waits may go on, even if it is not in the top ``1/factor``.
     """
     reached = {(one.bracket + at, one.bracket) for one in standings.values() for at in range(len(one.scores))}
     for level, bracket in sorted(reached, reverse=True):
@@ -135,7 +135,7 @@ def next_promotion(standings: Mapping[int, Standing], factor: int, at_least: int
             for number, one in standings.items()
             if one.bracket == bracket and len(one.scores) > at
         }
-        for number in ranked(keys)[: max(at_least, len(keys) // factor)]:
+        for number in ranked(keys)[: None if without_place else len(keys) // factor]:
             one = standings[number]
             if one.waits and len(one.scores) == at + 1 and all(map(math.isfinite, one.scores[at])):
                 return number

@@ -35,6 +35,8 @@ _MOST = 100_000
 """How many combinations of values are looked through for one that is left."""
 _PACKAGES = {"cmaes": ("cmaes",), "gp": ("torch", "scipy"), "qmc": ("scipy",)}
 """Packages that samplers import when they first need them, which may be after many trials."""
+_PICKLING = ("cmaes",)
+"""Samplers whose state Optuna keeps with the trials as a pickle."""
 _CONSTRAINTS = "constraints"
 """The attribute of a trial in which Optuna looks for violations."""
 JOURNAL = "optuna.log"
@@ -95,6 +97,15 @@ def sampler_names() -> list[str]:
     return sorted(set(names) - {"base", "basega", "partialfixed"})
 
 
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "")
+
+
+def keeps_pickles(sampler: str) -> bool:
+    """Returns whether a sampler keeps a pickle with the trials, which is a program for who reads it."""
+    return _plain(sampler) in _PICKLING
+
+
 def make_sampler(name: str, seed: int, space: Space, constrained: bool = False) -> Any:
     """Returns a sampler of Optuna by its name.
 
@@ -109,7 +120,7 @@ def make_sampler(name: str, seed: int, space: Space, constrained: bool = False) 
     """
     optuna = import_optuna()
     classes = {one.removesuffix("Sampler").lower(): one for one in dir(optuna.samplers) if one.endswith("Sampler")}
-    wanted = name.lower().replace("_", "").replace("-", "")
+    wanted = _plain(name)
     if wanted not in sampler_names():
         raise UserError(unknown("sampler", name, sampler_names()))
     missing = [package for package in _PACKAGES.get(wanted, ()) if find_spec(package) is None]

@@ -169,6 +169,7 @@ def tune(
         )  # fmt: skip
         result = run.result(results)
         if result.best is None:
+            run.remove_best()
             return result
         best = [trial for trial in result.trials if trial.number in result.front] if result.front else []
         best = best or [trial for trial in result.trials if run.is_candidate(trial)]

@@ -10,10 +10,10 @@ import logging
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from modelyard.comparison.leaderboard import Leaderboard
 from modelyard.comparison.matrix_folder import MatrixFolder
@@ -23,6 +23,7 @@ from modelyard.comparison.scheduler import FAILED as HAS_FAILED
 from modelyard.comparison.scheduler import CellResult
 from modelyard.config.calls import split_list
 from modelyard.config.durations import Duration
+from modelyard.config.trust import may_read_state, remember_state
 from modelyard.config.yaml_file import inline
 from modelyard.errors import ConfigError, Problem, UserError, counted, unknown
 from modelyard.loop.metric_hooks import Ranking
@@ -31,11 +32,23 @@ from modelyard.system.files import write_text
 from modelyard.tuning.halving import Standing, next_promotion
 from modelyard.tuning.objectives import AUTO, COSTS, choose_rankings, front_numbers, ranked
 from modelyard.tuning.record import Record, read_record
-from modelyard.tuning.samplers import DONE, FAILED, JOURNAL, PAUSED, RUNNING, Journal, Known, Proposer, propose
+from modelyard.tuning.samplers import (
+    DONE,
+    FAILED,
+    JOURNAL,
+    PAUSED,
+    RUNNING,
+    Journal,
+    Known,
+    Proposer,
+    keeps_pickles,
+    propose,
+)
 from modelyard.tuning.search_file import Search
 from modelyard.tuning.space import SPACE, options_of, parse_value
 
 REMEMBERED, BEST = "sampler.jsonl", "best.yaml"
+_BEST_FILE = re.compile(r"best(-\d{4,})?\.yaml")
 MAX_TRIALS = 20
 """How many trials a search has, unless the user says how long it is."""
 BEST_METRIC = "best_metric"
@@ -165,6 +178,10 @@ def _remember(path: Path, name: str, kept: Mapping[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
+def _best_file(number: int) -> str:
+    return f"best-{number:04}.yaml"
+
+
 class Trials:
     """The trials of a search: proposes and promotes them, and reads their scores."""
 
@@ -174,10 +191,20 @@ class Trials:
         self.folder, self.search, self.request, self.budget = folder, search, request, budget
         self.cells = list(cells)
         self._numbers = {cell.name: number for number, cell in enumerate(self.cells)}
-        self._remembered = _remembered(folder.path / REMEMBERED)
+        self._memory = folder.path / REMEMBERED
+        self._remembered = _remembered(self._memory)
+        if self._remembered and keeps_pickles(search.sampler) and not may_read_state(self._memory, trust=request.trust):
+            log.warning(
+                "%s is not read: your searches have not written it, and what the sampler %s keeps there can run code. "
+                "The sampler begins anew. If you trust the file, give --trust.",
+                *(self._memory, search.sampler),
+            )
+            self._remembered = {}
         self._rankings: tuple[Ranking, ...] = ()
         self._proposer: Proposer | None = None
         self._journal: Journal | None = None
+        self._tells = True
+        """Whether Optuna's dashboard is told."""
         self._records: dict[str, Record] = {}
         """Records of trials that are at rest."""
         self._knowns: dict[str, Known] = {}
@@ -316,7 +343,9 @@ class Trials:
         cell = self._cell(f"trial-{len(self.cells):04}", values)
         if remembered:
             self._remembered[cell.name] = dict(remembered)
-            _remember(self.folder.path / REMEMBERED, cell.name, remembered)
+            if not self._memory.exists():
+                remember_state(self._memory)
+            _remember(self._memory, cell.name, remembered)
         self.folder.add(cell)
         self._numbers[cell.name] = len(self.cells)
         self.cells.append(cell)
@@ -327,7 +356,10 @@ class Trials:
     def next_cell(self) -> Cell | None:
         """Returns a trial to train: one that is promoted, or a new one, whose config it writes. None if none is due."""
         known = self.known()
-        self._check_failures(known)
+        if self._has_only_failed(known):
+            if self._active:  # what runs may do better, and would be killed by an error
+                return None
+            self._raise_failures()
         if self.budget.total_steps is not None and self.steps() >= self.budget.total_steps:
             if not self._is_over:
                 log.info("%s are trained", counted(self.steps(), "step"))
@@ -342,8 +374,8 @@ class Trials:
             return self._add(*found)
         if number < self.budget.trials:
             log.info("the space has no other values than those of the %d trials", number)
-        has_ended = any(one.state == DONE and not any(over > 0 for over in one.violations) for one in known)
-        return None if self._active or has_ended else self._promoted(at_least=1)
+        has_ended = any(one.state == DONE and not self._is_too_costly(one.violations) for one in known)
+        return None if self._active or has_ended else self._promoted(without_place=True)
 
     def _proposals(self) -> Proposer:
         if self._proposer is None:
@@ -353,30 +385,33 @@ class Trials:
             )
         return self._proposer
 
-    def _check_failures(self, known: Sequence[Known]) -> None:
-        """Raises `UserError` if the first trials have failed."""
+    def _has_only_failed(self, known: Sequence[Known]) -> bool:
+        """Returns whether the first trials have failed, so that others would fail, too."""
         if any(one.state in (DONE, PAUSED) for one in known):
-            return
-        failures = self.folder.failures()
-        wrong = next((reason for reason in failures.values() if reason.startswith(BEST_METRIC)), None)
+            return False
+        reasons = self._failed.values()
+        return len(reasons) >= _FAILURES or any(reason.startswith(BEST_METRIC) for reason in reasons)
+
+    def _raise_failures(self) -> NoReturn:
+        """Raises `UserError` with the reasons of the failures."""
+        wrong = next((reason for reason in self._failed.values() if reason.startswith(BEST_METRIC)), None)
         if wrong is not None:
             raise UserError(
                 f"metric{wrong.removeprefix(BEST_METRIC)}\nNothing was trained. Run the same command with another "
                 "--metric."
             )
-        if len(failures) >= _FAILURES:
-            reasons = "; ".join(dict.fromkeys(failures.values()))
-            raise UserError(
-                f"the first {len(failures)} trials of this search failed: {reasons}\nRun the same command again to try "
-                "them again, or choose another --output for other options."
-            )
+        reasons = "; ".join(dict.fromkeys(self._failed.values()))
+        raise UserError(
+            f"the first {len(self._failed)} trials of this search failed: {reasons}\nRun the same command again to try "
+            "them again, or choose another --output for other options."
+        )
 
-    def _promoted(self, at_least: int = 0) -> Cell | None:
+    def _promoted(self, without_place: bool = False) -> Cell | None:
         """Returns a paused trial to resume; None if none is due."""
         if self.search.halving is None or not self._rankings:
             return None
         standings = {number: self._standing(cell.name) for number, cell in enumerate(self.cells)}
-        number = next_promotion(standings, self.search.halving.factor, at_least)
+        number = next_promotion(standings, self.search.halving.factor, without_place)
         if number is None:
             return None
         cell = self.cells[number]
@@ -456,8 +491,7 @@ class Trials:
             return Known(number, cell.axes, RUNNING, None, remembered)
         scores = self._scores(record)
         score, others = (None, ()) if scores is None else (scores[0], tuple(scores[1:]))
-        limited = record.best(self.chooser)
-        violations = tuple(one.violation(limited) for one in self.search.constraints)
+        violations = self._violations(record)
         # A promoted trial that runs counts as at its last rung: Optuna would take it for a bad one.
         state = DONE if record.state == DONE else PAUSED
         return Known(
@@ -489,6 +523,16 @@ class Trials:
         found = [values.get(ranking.metric) for ranking in self._rankings]
         return None if None in found else found  # type: ignore[return-value]
 
+    def _violations(self, record: Record) -> tuple[float, ...]:
+        """Returns by how much the best model violates each constraint."""
+        limited = record.best(self.chooser)
+        return tuple(one.violation(limited) for one in self.search.constraints)
+
+    def _is_too_costly(self, violations: Sequence[float]) -> bool:
+        """Returns whether the limit of a cost is violated: a metric that training improves may still meet its own."""
+        limits = zip(self.search.constraints, violations, strict=True)
+        return any(over > 0 for one, over in limits if one.name in COSTS)
+
     def _curve(self, name: str, record: Record) -> dict[int, float]:
         """Returns the scores at the rungs that a trial has reached, by thousandths of its run."""
         if not self._rankings or record.length is None or self.search.halving is None:
@@ -504,7 +548,7 @@ class Trials:
             return self._standings[name]
         assert self.search.halving is not None
         record, worst = self._record(name), math.inf
-        violates = any(one.violation(record.best(self.chooser)) > 0 for one in self.search.constraints)
+        violates = self._is_too_costly(self._violations(record))
         scores = []
         for step in record.reached(self._rungs(name)):
             row = {**record.costs, **record.evaluations[step]}
@@ -519,11 +563,17 @@ class Trials:
 
     def _tell(self, known: Sequence[Known], ended: bool = False) -> None:
         """Adds trials that have ended to the journal for Optuna's dashboard, which is not worth an error."""
+        if not self._tells:
+            return
         if self._journal is None:
             maximize = [ranking.mode == "max" for ranking in self._rankings]
             names = [ranking.metric for ranking in self._rankings]
             self._journal = Journal(self.folder.path / JOURNAL, self.search.space, maximize, names)
-        self._journal.add(known, ended)
+        try:
+            self._journal.add(known, ended)
+        except Exception as error:  # of the disk, or of Optuna: a dashboard may have changed the file
+            self._tells = False
+            log.warning("%s does not get the trials any more: %s", self.folder.path / JOURNAL, error)
 
     # -- the outcome ------------------------------------------------------------------------------------------------
 
@@ -597,12 +647,15 @@ class Trials:
 
     def write_best(self, winner: Trial, front: Sequence[int]) -> None:
         """Writes the options of the best trial, and of all trials of the front."""
-        for path in self.folder.path.glob("best-*.yaml"):
-            if path.stem.removeprefix("best-").isdecimal() and int(path.stem.removeprefix("best-")) not in front:
-                path.unlink()
+        self.remove_best({_best_file(number) for number in front})
         head = f"# The options of trial {winner.number}, the best of this search by {self.metric}.\n"
         write_text(self.folder.path / BEST, head + config_text(self.cells[winner.number].config))
         for number in front:
             head = f"# The options of trial {number}: no trial of this search is better in all of {self.metric}.\n"
-            path = self.folder.path / f"best-{number:04}.yaml"
-            write_text(path, head + config_text(self.cells[number].config))
+            write_text(self.folder.path / _best_file(number), head + config_text(self.cells[number].config))
+
+    def remove_best(self, kept: Collection[str] = ()) -> None:
+        """Removes the options of trials that were the best of an earlier start, or with other limits."""
+        for path in self.folder.path.glob("best*.yaml"):
+            if _BEST_FILE.fullmatch(path.name) and path.name not in kept:
+                path.unlink(missing_ok=True)
