@@ -22,7 +22,7 @@ from modelyard.cli.output import (
     table,
     width,
 )
-from modelyard.errors import COMMAND_LINE, Interrupted, UserError
+from modelyard.errors import COMMAND_LINE, Interrupted, UserError, counted
 
 if TYPE_CHECKING:
     from modelyard.comparison.leaderboard import Leaderboard
@@ -220,7 +220,7 @@ def tune(
     if len(result.trials) > _SHOWN_TRIALS:
         text.append(f"and {len(result.trials) - _SHOWN_TRIALS} more, in {result.output}")
     if result.front:
-        text.append(prose(f"no trial is better in all metrics than {', '.join(map(str, result.front))} (marked *)"))
+        text.append(prose(f"Pareto front: {', '.join(map(str, result.front))} (marked *)"))
     if result.final is not None:
         text += ["", *_tables(result.final)]
     if result.test:
@@ -263,7 +263,7 @@ def _trial_table(result: TuneResult) -> Any:
             f"{value:.4g}" if isinstance(value := trial.values.get(name), float) else _inline(value) for name in names
         ]
         rows.append([f"{trial.number}{mark}", *states, *steps, *values])
-    title = f"{len(result.trials)} trials, {result.steps:,} steps, the best first"
+    title = f"{counted(len(result.trials), 'trial')}, {counted(result.steps, 'step')}, the best first"
     if any(trial.violates for trial in shown):
         title += "; ! violates a constraint"
     return table(columns, rows, right=columns[: len(columns) - len(names)], title=title)
