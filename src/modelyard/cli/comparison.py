@@ -215,7 +215,7 @@ def tune(
             program=program_of_processes(), source=COMMAND_LINE, **keywords(options, run_search),
         )  # fmt: skip
     except Interrupted as interrupt:
-        exit_interrupted(interrupt, f" with {interrupt.step} runs done; started ones are saved", again)
+        exit_interrupted(interrupt, f" with {interrupt.step} trials done; started ones are saved", again)
     text: list[Any] = [_trial_table(result)]
     if len(result.trials) > _SHOWN_TRIALS:
         text.append(f"and {len(result.trials) - _SHOWN_TRIALS} more, in {result.output}")
@@ -248,7 +248,8 @@ def _trial_table(result: TuneResult) -> Any:
     """Returns a table of the best trials, or of the front and the best of the others."""
     shown = result.trials[: max(_SHOWN_TRIALS, len(result.front))]
     names = list(dict.fromkeys(name for trial in result.trials for name in trial.values))
-    metrics = list(dict.fromkeys(name for trial in result.trials for name in trial.scores)) or [result.metric]
+    metrics = list(dict.fromkeys(name for trial in result.trials for name in trial.scores))
+    metrics = metrics or ["score" if result.metric == "auto" else result.metric]
     whole = len({trial.step for trial in result.trials if trial.state == "done"}) <= 1
     whole = whole and all(trial.state != "paused" for trial in result.trials)
     columns = ["trial", *metrics, *([] if whole else ["step"]), *names]
