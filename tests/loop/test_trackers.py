@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import json
 import os
@@ -180,6 +181,28 @@ def test_a_missing_package_is_told_with_the_command(
     hook = kind(options)
     with pytest.raises(UserError, match=rf"pip install 'modelyard\[{kind.package}\]'"):
         hook.check_run(None, None)  # type: ignore[arg-type]
+
+
+def test_one_process_at_a_time_opens_a_sqlite_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = []
+
+    def client(uri: str | None) -> Any:
+        handle = os.open(tmp_path, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):  # as another process would find it
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(handle)
+        opened.append(uri)
+        raise RuntimeError("enough")
+
+    monkeypatch.setattr("modelyard.loop.mlflow_tracker._client", client)
+    monkeypatch.setattr("modelyard.loop.mlflow_tracker.is_installed", lambda name: True)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.chdir(tmp_path)
+    stores = [f"sqlite:///{tmp_path}/mlflow.db", None]
+    for uri in stores:
+        with pytest.raises(UserError, match="can't be used: enough"):
+            MLflow(MLflowOptions(tracking_uri=uri)).check()
+    assert opened == stores
 
 
 # -- real runs, killed three times ------------------------------------------------------------------------------------

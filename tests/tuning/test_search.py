@@ -96,8 +96,13 @@ def test_a_search_is_extended_compared_with_new_seeds_and_tested() -> None:
         ConfigError, match=r"(?s)search_seed: is 7 here, but 0 in this search.*halving: is 3 here, but not"
     ):
         modelyard.tune(output="search", trials=3, search_seed=7, halving=3)
-    narrower = "learning_rate=log(1e-2, 1), optimizer=[sgd]".replace("[sgd]", "[sgd, rmsprop]")
+    before = {name: Path("search", name).read_bytes() for name in ("search.yaml", "search.html", "best.yaml")}
+    with pytest.raises(UserError, match="there is no metric 'acuracy'"):
+        modelyard.tune(output="search", trials=3, metric="acuracy")
+    assert before == {name: Path("search", name).read_bytes() for name in before}
+    narrower = "learning_rate=log(1e-2, 1), optimizer=[sgd]"
     result = modelyard.tune(narrower, output="search", trials=3, top=1, seeds=2, jobs=2)
+    assert next(trial for trial in result.trials if trial.number == 2).values["optimizer"] == "sgd"
     assert [trial.number for trial in sorted(result.trials, key=lambda trial: trial.number)] == [0, 1, 2]
     assert {trial.number: trial.values for trial in first.trials}.items() <= {
         t.number: t.values for t in result.trials

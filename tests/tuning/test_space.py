@@ -53,7 +53,7 @@ def test_a_space_comes_from_a_file_or_from_python(tmp_path: Path) -> None:
         ("a=uniform(0, 1, by=.1)", "a low and a high number"),
         ("a=int(0.5, 2)", "whole numbers"),
         ("a=normal(0, 1)", "must be \\[a, b, c\\], uniform"),
-        ("a=[1]", "fewer than two values"),
+        ("a=[]", "has no values"),
         ("a=[1, 1]", "lists 1 twice"),
         ("a=[1, 2] if b=1", "no parameter of the space 'b'"),
         ("a=[1, 2] if b=3, b=[1, 2]", "which b never has"),

@@ -22,7 +22,7 @@ from modelyard.cli.output import (
     table,
     width,
 )
-from modelyard.errors import COMMAND_LINE, Interrupted, UserError
+from modelyard.errors import COMMAND_LINE, Interrupted, UserError, counted
 
 if TYPE_CHECKING:
     from modelyard.comparison.leaderboard import Leaderboard
@@ -215,12 +215,12 @@ def tune(
             program=program_of_processes(), source=COMMAND_LINE, **keywords(options, run_search),
         )  # fmt: skip
     except Interrupted as interrupt:
-        exit_interrupted(interrupt, f" with {interrupt.step} runs done; started ones are saved", again)
+        exit_interrupted(interrupt, f" with {interrupt.step} trials done; started ones are saved", again)
     text: list[Any] = [_trial_table(result)]
     if len(result.trials) > _SHOWN_TRIALS:
         text.append(f"and {len(result.trials) - _SHOWN_TRIALS} more, in {result.output}")
     if result.front:
-        text.append(prose(f"no trial is better in all metrics than {', '.join(map(str, result.front))} (marked *)"))
+        text.append(prose(f"Pareto front: {', '.join(map(str, result.front))} (marked *)"))
     if result.final is not None:
         text += ["", *_tables(result.final)]
     if result.test:
@@ -248,7 +248,8 @@ def _trial_table(result: TuneResult) -> Any:
     """Returns a table of the best trials, or of the front and the best of the others."""
     shown = result.trials[: max(_SHOWN_TRIALS, len(result.front))]
     names = list(dict.fromkeys(name for trial in result.trials for name in trial.values))
-    metrics = list(dict.fromkeys(name for trial in result.trials for name in trial.scores)) or [result.metric]
+    metrics = list(dict.fromkeys(name for trial in result.trials for name in trial.scores))
+    metrics = metrics or ["score" if result.metric == "auto" else result.metric]
     whole = len({trial.step for trial in result.trials if trial.state == "done"}) <= 1
     whole = whole and all(trial.state != "paused" for trial in result.trials)
     columns = ["trial", *metrics, *([] if whole else ["step"]), *names]
@@ -263,7 +264,7 @@ def _trial_table(result: TuneResult) -> Any:
             f"{value:.4g}" if isinstance(value := trial.values.get(name), float) else _inline(value) for name in names
         ]
         rows.append([f"{trial.number}{mark}", *states, *steps, *values])
-    title = f"{len(result.trials)} trials, {result.steps:,} steps, the best first"
+    title = f"{counted(len(result.trials), 'trial')}, {counted(result.steps, 'step')}, the best first"
     if any(trial.violates for trial in shown):
         title += "; ! violates a constraint"
     return table(columns, rows, right=columns[: len(columns) - len(names)], title=title)

@@ -27,7 +27,7 @@ from modelyard.comparison.executor import CellJob, Executor, RunningCell, Slot
 from modelyard.comparison.matrix_folder import MatrixFolder, is_finished
 from modelyard.comparison.plan import FOLD, Cell
 from modelyard.comparison.results import default_metrics, metrics_of, rows_of_best
-from modelyard.errors import Interrupted
+from modelyard.errors import Interrupted, counted
 from modelyard.launcher.job import TRAIN_AND_EVALUATE
 from modelyard.launcher.processes import describe_status
 from modelyard.run.checkpoint import list_best, list_checkpoints, step_of
@@ -91,6 +91,7 @@ class Scheduler:
         pause_at: returns where a cell that is started pauses; None if it trains to its end.
         deadline: when all cells save and exit, in the seconds of `time.monotonic`.
         metric: the metric that is shown of running cells.
+        noun: what messages call a cell.
         watch: called with the cells, often, while any run.
     """
 
@@ -109,10 +110,11 @@ class Scheduler:
         pause_at: Callable[[str], str | None] | None = None,
         deadline: float | None = None,
         metric: str = "",
+        noun: str = "cell",
     ) -> None:
         self._folder, self._propose, self._retries, self._restarts = folder, propose, retries, restarts
         self._state_of, self._pause_at, self._deadline, self._metric = state_of, pause_at, deadline, metric
-        self._watch = watch
+        self._watch, self._noun = watch, noun
         self._kills: dict[str, tuple[int, int]] = {}
         """For each cell that was killed, the step that it had come to, and how often that was."""
         self._losses: Counter[str] = Counter()
@@ -157,7 +159,7 @@ class Scheduler:
                 result.state, result.reason = FAILED, self._failures[result.name]
         waiting = [result for result in results if result.state == WAITING]
         if len(waiting) < len(results):
-            log.info("%d of %d cells are done already", len(results) - len(waiting), len(results))
+            log.info("%d of %d %ss are done already", len(results) - len(waiting), len(results), self._noun)
         with handle_signals(lambda number, frame: self._signals.append(number)):
             try:
                 self._loop(waiting)
@@ -196,7 +198,7 @@ class Scheduler:
                 process.read_log()
                 self._results[process.name].seconds = time.monotonic() - began
             if self._live is not None:
-                self._live(cell_table(list(self._results.values())))
+                self._live(cell_table(list(self._results.values()), self._noun))
             if self._watch is not None:
                 self._watch(list(self._results.values()))
 
@@ -211,7 +213,10 @@ class Scheduler:
         for process in self._running:
             process.signal(number)
         if self._running and not final:
-            log.info("stopping: %d running cells save and exit; signal again to kill them", len(self._running))
+            why = "stopping" if self._signals else "the time is over"
+            many = counted(len(self._running), f"running {self._noun}")
+            more = "; signal again to kill them" if self._signals else ""
+            log.info("%s: waiting for %s to save and exit%s", why, many, more)
 
     def _start(self, result: CellResult) -> None:
         cell, directory = self._cells[result.name], self._folder.run(result.name)
@@ -324,7 +329,7 @@ def failure_reason(status: int, lines: Sequence[str]) -> str:
 # -- the table ------------------------------------------------------------------------------------------------------
 
 
-def cell_table(results: Sequence[CellResult]) -> Table:
+def cell_table(results: Sequence[CellResult], noun: str = "cell") -> Table:
     """Returns a table of the cells: state, step and epoch, accuracy, time. Of many cells, running ones come first."""
     shown = list(results)
     if len(shown) > _MAX_ROWS:
@@ -337,7 +342,7 @@ def cell_table(results: Sequence[CellResult]) -> Table:
     )
     right = Column("time", justify="right", no_wrap=True)
     steps = Column("step / epoch", justify="right")
-    table = Table("cell", "state", steps, "so far", right, title=f"{len(results)} cells: {counts}")
+    table = Table(noun, "state", steps, "so far", right, title=f"{counted(len(results), noun)}: {counts}")
     for result in shown:
         step, value = progress(result)
         spent = f"{result.seconds:.0f} s" if result.seconds else "before" if result.state == DONE else ""

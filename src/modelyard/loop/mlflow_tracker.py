@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +68,8 @@ class MLflow(Tracker):
         if scheme.startswith("databricks"):
             return
         try:
-            _client(self.options.tracking_uri).search_experiments(max_results=1)
+            with _alone(uri):
+                _client(self.options.tracking_uri).search_experiments(max_results=1)
         except Exception as error:
             reason = (str(error).strip().splitlines() or ["no message"])[0]
             shown = without_password(uri or "MLflow's default store")
@@ -206,6 +209,22 @@ class MLflowRun:
         for start in range(0, len(listed), _PARAMS_AT_ONCE):
             self._client.log_batch(self._run, params=listed[start : start + _PARAMS_AT_ONCE])
         self._client.log_batch(self._run, tags=[RunTag(key, value) for key, value in tags.items()])
+
+
+@contextmanager
+def _alone(uri: str | None) -> Iterator[None]:
+    """Lets one process of this machine at a time open a SQLite store: the first one makes its tables, for seconds."""
+    path = uri.partition(":///")[2].partition("?")[0] if uri else "mlflow.db"
+    folder = Path(path).parent
+    if (uri and not uri.startswith("sqlite")) or not folder.is_dir():
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _client(tracking_uri: str | None) -> Any:

@@ -423,7 +423,8 @@ def draw_parallel(plot: Parallel, label: str) -> str:
     found = []
     for line in plot.lines:
         points = [f"{left + _GAP * number} {down(y)}" for number, y in enumerate(line.positions)]
-        shade = "unscored" if line.shade is None else f"s{line.shade}"
+        unscored = "unscored paused" if line.trial.state == PAUSED else "unscored"
+        shade = unscored if line.shade is None else f"s{line.shade}"
         found.append((f"way {BEST if line.is_best else shade}", "M" + "L".join(points), line.trial))
     gaps = [any(line.positions[number] is None for line in plot.lines) for number in range(len(plot.axes))]
     nothing = ["no score" if number < len(plot.metrics) else "not set" for number in range(len(plot.axes))]

@@ -141,6 +141,7 @@ def tune(
     queued = run.read_values(enqueue)
     if len(known) < trials:
         run.check_space()
+    run.check_metrics()
     folder.create()
     given_threads = str(search.options.get("threads"))
     threads = int(given_threads) if given_threads.isdecimal() else 0
@@ -156,15 +157,18 @@ def tune(
         run.renew()
         for values in queued:
             run.enqueue(values)
-        log.info("at most %s in %s, %d at a time", counted(trials, "trial"), folder.path, len(slots))
+        limits = [counted(trials, "trial")] if trials < MAX_CELLS else []
+        limits += [counted(total_steps, "step")] if total_steps is not None else []
+        limits += [str(time)] if time is not None else []
+        log.info("at most %s in %s, %d at a time", ", ".join(limits), folder.path, len(slots))
 
-        def trained(where: MatrixFolder, cells: Sequence[Cell], **more: Any) -> list[CellResult]:
+        def trained(where: MatrixFolder, cells: Sequence[Cell], noun: str = "run", **more: Any) -> list[CellResult]:
             with live_table() as live:
-                return Scheduler(where, cells, slots, executor, live, **more).run()
+                return Scheduler(where, cells, slots, executor, live, noun=noun, **more).run()
 
         results = trained(
-            folder, run.cells, propose=run.next_cell, retries=False, restarts=_RESTARTS, state_of=run.state_of,
-            pause_at=run.pause_at, metric=run.shown_metric,
+            folder, run.cells, noun="trial", propose=run.next_cell, retries=False, restarts=_RESTARTS,
+            state_of=run.state_of, pause_at=run.pause_at, metric=run.shown_metric,
             deadline=None if seconds is None else clock.monotonic() + seconds, watch=page.update,
         )  # fmt: skip
         result = run.result(results)
@@ -286,7 +290,7 @@ def _final(
     winners = {name for name, cell in known.items() if cell.config.test_at_end}
     cells = [_tested(cell) if cell.name in winners else cell for cell in cells]
     folder.write([*cells, *(cell for name, cell in known.items() if name not in {cell.name for cell in cells})])
-    log.info("the best %d trials are trained again with %d new seeds", len(best), seeds)
+    log.info("training again with new seeds: %s, %s each", counted(len(best), "trial"), counted(seeds, "seed"))
     results = {result.name: result for result in trained(folder, cells)}
     means: dict[int, float] = {}
     for number, mine in members.items():

@@ -148,6 +148,13 @@ def find_search(
         error = ConfigError(problems)
         error.add_hint("The space of a search may change, its options may not. Choose another --output for others.")
         raise error
+    for name in before.space:
+        if name not in found:
+            log.warning(
+                "%s is not in the space any more: new trials have its default. To fix a value: --space '%s=[VALUE], …'",
+                name,
+                name,
+            )
     return replace(search, space=found, options=before.options)
 
 

@@ -212,8 +212,8 @@ def parse_value(text: str) -> Any:
 
 
 def _choice(values: list[Any]) -> Choice:
-    if len(values) < 2:
-        raise ValueError("has fewer than two values. Give an option with one value beside the space.")
+    if not values:
+        raise ValueError("has no values, such as [a, b].")
     texts = [inline(value) for value in values]
     for text in dict.fromkeys(text for text in texts if texts.count(text) > 1):
         raise ValueError(f"lists {text} twice.")
@@ -254,7 +254,8 @@ def _check_conditions(space: Space, source: str) -> list[Problem]:
             continue
         other, wanted = parameter.condition
         if other not in space:
-            problems.append(Problem(source, name, unknown("parameter of the space", other, space)))
+            message = unknown("parameter of the space", other, space)
+            problems.append(Problem(source, name, f"depends on {other}, but {message}"))
             continue
         for value in wanted:
             if not space[other].domain.contains(value):

@@ -25,7 +25,7 @@ from modelyard.config.calls import split_list
 from modelyard.config.durations import Duration
 from modelyard.config.trust import may_read_state, remember_state
 from modelyard.config.yaml_file import inline
-from modelyard.errors import ConfigError, Problem, UserError, counted, unknown
+from modelyard.errors import COMMAND_LINE, ConfigError, Problem, UserError, counted, unknown
 from modelyard.loop.metric_hooks import Ranking
 from modelyard.run.directory import config_text
 from modelyard.system.files import write_text
@@ -118,10 +118,10 @@ class TuneResult:
     why: str = ""
 
     def __str__(self) -> str:
-        lines = [f"{self.output}: {len(self.trials)} trials, by {self.metric}"]
+        lines = [f"{self.output}: {counted(len(self.trials), 'trial')}, by {self.metric}"]
         lines += [_line(trial) for trial in self.trials[:10]]
         if self.front:
-            lines.append(f"no trial is better than {', '.join(map(str, self.front))} in all metrics")
+            lines.append(f"Pareto front: {', '.join(map(str, self.front))}")
         if self.final is not None:
             lines.append(str(self.final))
         lines += [f"test, {name}: {score:.4g}" for name, score in self.test.items()]
@@ -251,6 +251,15 @@ class Trials:
         if problems:
             raise ConfigError(dict.fromkeys(problems))
 
+    def check_metrics(self) -> None:
+        """Raises `UserError` if the trials that are done do not have a metric of the search."""
+        failures = self.folder.failures()
+        for cell in self.cells:
+            record = self._record(cell.name)
+            if record.state and cell.name not in failures:
+                self._choose_metrics(cell.name, record)
+                return
+
     def _cell(self, name: str, values: Mapping[str, Any]) -> Cell:
         both = [key for key in values if key in self.request.options]
         if both:
@@ -296,6 +305,7 @@ class Trials:
         Raises:
             ConfigError: with every problem.
         """
+        given_as = "try" if self.request.source == COMMAND_LINE else "enqueue"
         problems, found = [], []
         for one in [given] if isinstance(given, str | Mapping) else given:
             values: dict[str, Any] = dict(one) if isinstance(one, Mapping) else {}
@@ -304,20 +314,20 @@ class Trials:
                 try:
                     values[name.strip()] = parse_value(text.strip())
                 except ValueError as error:
-                    problems.append(Problem(self.request.source, "try", str(error)))
+                    problems.append(Problem(self.request.source, given_as, str(error)))
                 if not equals:
                     message = f"{part!r} is not option=value, such as learning_rate=0.1."
-                    problems.append(Problem(self.request.source, "try", message))
+                    problems.append(Problem(self.request.source, given_as, message))
             for name in [name for name in values if name not in self.search.space]:
                 message = unknown("parameter of the space", name, self.search.space)
-                problems.append(Problem(self.request.source, "try", message))
+                problems.append(Problem(self.request.source, given_as, message))
             for name in [name for name in values if name in self.search.space]:
                 parameter = self.search.space[name]
                 if not parameter.exists(values):
                     message = (
                         f"{name} needs a value of {parameter.condition and parameter.condition[0]}: {parameter.text}"
                     )
-                    problems.append(Problem(self.request.source, "try", message))
+                    problems.append(Problem(self.request.source, given_as, message))
             found.append(values)
         if not problems:
             for values in found:
@@ -643,6 +653,8 @@ class Trials:
             )
         if any(trial.state == PAUSED for trial in trials):
             return "no trial has come to its end. Run the same command with a larger budget: --trials, --total_steps."
+        if any(trial.state in ("stopped", RUNNING, "waiting") for trial in trials):
+            return "no trial is done. Run the same command again: trials that have begun go on."
         return "no trial is done."
 
     def write_best(self, winner: Trial, front: Sequence[int]) -> None:
