@@ -18,7 +18,7 @@ from modelyard.cli.comparison import tune as tune_command
 from modelyard.comparison.matrix_folder import MatrixFolder
 from modelyard.comparison.plan import Cell, MatrixRequest
 from modelyard.config import resolve
-from modelyard.errors import ConfigError, Interrupted, UserError
+from modelyard.errors import ConfigError, Interrupted, RunError, UserError
 from modelyard.system.process import holders
 from modelyard.tuning.search_file import Request, Search, find_search
 from modelyard.tuning.space import read_space
@@ -223,6 +223,22 @@ def test_the_pickles_of_a_strangers_search_are_not_read(sampler: str, caplog: py
     assert Path("mine/sampler.jsonl").exists()
     _remember(Path("mine/sampler.jsonl"), cell.name, pickled)
     assert known("mine") == [pickled]
+
+
+@pytest.mark.parametrize("name", ["sampler.jsonl", "optuna.log", "runlogs/tune.pid", "runlogs/trial-0001.log"])
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_a_search_does_not_write_through_links(name: str, kind: str) -> None:
+    folder, mine = MatrixFolder("theirs"), Path("mine").absolute()
+    folder.create()
+    folder.write([])
+    mine.write_text("mine")
+    if kind == "link":
+        (folder.path / name).symlink_to(mine)
+    else:
+        os.mkfifo(folder.path / name)
+    with pytest.raises(RunError, match=rf"{name} is (a link to .*mine|no regular file), and a (search|matrix) writes"):
+        modelyard.tune(SPACE, output="theirs", trials=2, seeds=0, program=["false"], **OPTIONS)
+    assert mine.read_text() == "mine"
 
 
 def test_a_folder_of_a_matrix_and_a_search_without_its_file_are_refused_and_stay_as_they_are() -> None:

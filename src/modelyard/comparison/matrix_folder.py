@@ -14,7 +14,7 @@ from modelyard.config import resolve
 from modelyard.config.schema import TRUST
 from modelyard.config.yaml_file import dump, inline, read_flat
 from modelyard.errors import ConfigError, Problem, RunError
-from modelyard.run.directory import LOGS, RunDirectory, config_text, read_json
+from modelyard.run.directory import LOGS, RunDirectory, check_own_files, config_text, read_json
 from modelyard.run.metrics import read_metrics
 from modelyard.run.summary import summarize
 from modelyard.system.files import explain, remove_partial, write_text
@@ -67,7 +67,13 @@ class MatrixFolder:
             remove_partial(folder)
 
     def create_folders(self) -> None:
-        """Creates the folders. Other processes may be writing files in them."""
+        """Creates the folders. Other processes may be writing files in them.
+
+        Raises:
+            RunError: if there is a link among the logs: a stranger's may lead to the user's files.
+        """
+        with explain(self.path, "read"):
+            check_own_files([self.logs, *self.logs.rglob("*")], "a matrix")
         with explain(self.path, "make the folder"):
             for folder in (self.path / CONFIGS, self.path / CELLS, self.logs):
                 folder.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ import shlex
 import shutil
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -206,14 +206,9 @@ class RunDirectory:
         files.append(self.trackers)  # in it, W&B makes links of its own
         folders = [self.events, self.logs, self.evaluations.parent, self.examples]
         with explain(self.path, "read"):
-            for path in [*files, *folders, *(inside for folder in folders for inside in folder.rglob("*"))]:
-                if not path.is_symlink() and (not path.exists() or path.is_file() or path.is_dir()):
-                    continue
-                what = f"a link to {path.resolve()}" if path.is_symlink() else "no regular file"
-                raise RunError(
-                    f"{path} is {what}, and a run writes to files of its own folder only. Put a copy of the file in "
-                    "its place, or remove it."
-                )
+            check_own_files(
+                [*files, *folders, *(inside for folder in folders for inside in folder.rglob("*"))], "a run"
+            )
 
     def is_in_place(self) -> bool:
         """Whether the folder at the path is still the one that this process opened to write."""
@@ -591,6 +586,26 @@ def is_running(directory: RunDirectory) -> bool:
         except BlockingIOError:
             return True
     return False
+
+
+def check_own_files(paths: Iterable[Path], owner: str) -> None:
+    """Checks that files and folders are in their place, those that exist.
+
+    Args:
+        paths: the files, which are appended to or cut.
+        owner: what they are of, for the message.
+
+    Raises:
+        RunError: if there is a link or a pipe.
+    """
+    for path in paths:
+        if not path.is_symlink() and (not path.exists() or path.is_file() or path.is_dir()):
+            continue
+        what = f"a link to {path.resolve()}" if path.is_symlink() else "no regular file"
+        raise RunError(
+            f"{path} is {what}, and {owner} writes to files of its own folder only. Put a copy of the file in its "
+            "place, or remove it."
+        )
 
 
 def read_json(path: Path) -> dict[str, Any]:

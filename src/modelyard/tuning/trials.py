@@ -27,7 +27,7 @@ from modelyard.config.trust import may_read_state, remember_state
 from modelyard.config.yaml_file import inline
 from modelyard.errors import COMMAND_LINE, ConfigError, Problem, UserError, counted, unknown
 from modelyard.loop.metric_hooks import Ranking
-from modelyard.run.directory import config_text
+from modelyard.run.directory import check_own_files, config_text
 from modelyard.system.files import write_text
 from modelyard.tuning.halving import Standing, next_promotion
 from modelyard.tuning.objectives import AUTO, COSTS, choose_rankings, front_numbers, ranked
@@ -192,6 +192,7 @@ class Trials:
         self.cells = list(cells)
         self._numbers = {cell.name: number for number, cell in enumerate(self.cells)}
         self._memory = folder.path / REMEMBERED
+        check_own_files([self._memory, folder.path / JOURNAL], "a search")
         self._remembered = _remembered(self._memory)
         if self._remembered and keeps_pickles(search.sampler) and not may_read_state(self._memory, trust=request.trust):
             log.warning(
