@@ -90,6 +90,8 @@ def test_a_search_is_extended_compared_with_new_seeds_and_tested() -> None:
     assert [trial.state for trial in first.trials] == ["done", "done"]
     assert first.trials[0].score >= first.trials[1].score  # type: ignore[operator]
     assert (first.final, first.test) == (None, {})
+    again = modelyard.tune(output="search", seeds=0, program=["false"])  # a start without a budget has the last one
+    assert [trial.state for trial in again.trials] == ["done", "done"]
     with pytest.raises(ConfigError, match=r"(?s)train_steps: is 70 here, but 60 in the trials.*options may not"):
         modelyard.tune(SPACE, output="search", trials=3, **{**OPTIONS, "train_steps": 70})
     with pytest.raises(

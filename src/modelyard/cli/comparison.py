@@ -140,7 +140,10 @@ def tune(
         str, typer.Option(metavar="FOLDER", help="folder of the search; if it exists, the search is resumed")
     ] = "",
     trials: Annotated[
-        int | None, typer.Option(help="number of trials, those of before included (default: 20, or by other limits)")
+        int | None,
+        typer.Option(
+            help="number of trials, those of before included (default: those of before, else 20, or by other limits)"
+        ),
     ] = None,
     total_steps: Annotated[
         int | None, typer.Option("--total_steps", help="train so many steps, over all trials")

@@ -82,7 +82,8 @@ def tune(
         space: the options that vary: ``"learning_rate=log(1e-4, 1), model=[mlp, simple_cnn]"``, a dictionary of such
             texts and lists, or a YAML file with ``space`` and ``options``.
         output: the folder of the search; given without a space, the search in it is resumed.
-        trials: the number of trials, those of before included; by default 20, or any number with another budget.
+        trials: the number of trials, those of before included; by default the last budget, 20, or any number with
+            another budget.
         total_steps: the steps of all trials together, those of before included. Trials that have begun are finished.
         time: how long this start may take, such as ``"2 h"``. Trials that run then save and exit.
         metric: the validation metric to compare by; by default accuracy, or the loss if there is none. Several, such
@@ -135,8 +136,13 @@ def tune(
             f"{folder.path / SEARCH} is missing, so it is not known what was searched in the {len(known)} trials of "
             "this folder. Restore the file, or choose another --output."
         )
-    if trials is None:
-        trials = MAX_TRIALS if total_steps is None and seconds is None else MAX_CELLS
+    if (trials, total_steps, seconds) == (None, None, None):
+        trials, total_steps = search.trials, search.total_steps
+    if trials is None and total_steps is None and seconds is None:
+        trials = MAX_TRIALS
+    if (trials, total_steps) != (None, None):
+        search = replace(search, trials=trials, total_steps=total_steps)
+    trials = MAX_CELLS if trials is None else min(trials, MAX_CELLS)
     run = Trials(folder, search, request, Budget(trials, total_steps), known)
     queued = run.read_values(enqueue)
     if len(known) < trials:

@@ -23,6 +23,7 @@ _VERSION, _VERSION_KEY = 1, "search_version"
 KINDS = {str: "text", int: "a whole number", dict: "'option: values' lines"}
 _OPTIONAL = {"constraint": str, "halving": int, "first_rung": str, "brackets": int}
 """Entries of the file that a search may do without, in the order of `Request`."""
+_BUDGET = ("trials", "total_steps")
 log = logging.getLogger("modelyard")
 
 
@@ -51,6 +52,8 @@ class Search:
         seed: the seed of the proposals.
         constraint: limits of metrics and costs, separated by commas.
         halving: the rungs; None trains every trial to its end.
+        trials: the last budget: how many trials. A start that is given no budget has this one.
+        total_steps: and how many steps of all trials together.
     """
 
     space: Space
@@ -60,6 +63,8 @@ class Search:
     seed: int = 0
     constraint: str = ""
     halving: Halving | None = None
+    trials: int | None = None
+    total_steps: int | None = None
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -78,6 +83,8 @@ class Search:
         if self.halving is not None:
             values |= {"halving": self.halving.factor, "brackets": self.halving.brackets}
             values |= {"first_rung": self.halving.first} if self.halving.first else {}
+        budget = {"trials": self.trials, "total_steps": self.total_steps}
+        values |= {key: number for key, number in budget.items() if number is not None}
         values |= {
             SPACE: {name: parameter.text for name, parameter in self.space.items()},
             OPTIONS: self.options,
@@ -249,7 +256,7 @@ def read_search(folder: MatrixFolder) -> Search | None:
 
     plain = {key: _plain(value) for key, value in found.items()}
     types = {"metric": str, "sampler": str, "seed": int, SPACE: dict, OPTIONS: dict}
-    types |= {key: kind for key, kind in _OPTIONAL.items() if key in plain}
+    types |= {key: kind for key, kind in (_OPTIONAL | dict.fromkeys(_BUDGET, int)).items() if key in plain}
     for key, kind in types.items():
         if not isinstance(plain.get(key), kind) or isinstance(plain[key], bool):
             message = f"must be {KINDS[kind]}, got {inline(plain.get(key))}. The file is damaged; restore it."
@@ -264,7 +271,8 @@ def read_search(folder: MatrixFolder) -> Search | None:
         *(plain.get(key) for key in _OPTIONAL),
     )
     check_halving(request, str(path))
-    return _asked(Search(space, plain[OPTIONS]), request, str(path))
+    budget = {key: max(plain[key], 1) for key in _BUDGET if key in plain}
+    return _asked(Search(space, plain[OPTIONS], **budget), request, str(path))
 
 
 def check_halving(request: Request, source: str) -> None:
