@@ -124,7 +124,9 @@ def tune(
     folder = MatrixFolder(output)
     given = {option_name(key): value for key, value in options.items() if value is not None}
     search = find_search(folder, space, given, asked, source, trust)
-    request = MatrixRequest({}, (), search.options, source, source == COMMAND_LINE, trust=trust)
+    request = MatrixRequest(
+        {}, (), search.options, source, source == COMMAND_LINE, trust=trust, own_files=search.names_own_files
+    )
     make_sampler(search.sampler, 0, search.space)
     known = folder.cells(trust=trust)
     foreign = next((cell.name for cell in known if not TRIAL.fullmatch(cell.name)), None)
