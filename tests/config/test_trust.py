@@ -187,6 +187,38 @@ def test_the_search_of_a_stranger_runs_none_of_their_code(words: list[str]) -> N
     assert (status_of("tune", "--output", "search", *words), has_run()) == (2, False)
 
 
+@pytest.mark.parametrize("option", ["recipe", "config_file", "hyperparameter_file"])
+@pytest.mark.parametrize("varies", [False, True])
+def test_a_file_that_the_search_of_a_stranger_names_is_not_the_users(option: str, varies: bool) -> None:
+    folder = MatrixFolder("search")
+    folder.create()
+    folder.write([])
+    plugin("search/evil.py")
+    for name in ("a", "b"):
+        sets = "plugins: evil.py\n" if option == "recipe" else "default: {plugins: evil.py}\n"
+        Path(f"search/{name}.yaml").write_text(sets)
+    text = SEARCH.replace(", plugins: {plugin}", "" if varies else f", {option}: search/a.yaml").format()
+    if varies:
+        text = text.replace("hidden_units: '[[8], [9]]'", f"{option}: '[search/a.yaml, search/b.yaml]'")
+    Path("search/search.yaml").write_text(text)
+    assert status_of("tune", "--output", "search", "--trials", "3") == 2
+    assert not Path("search/IT_RAN").exists()
+    with pytest.raises(UntrustedPluginError, match="trust=True"):
+        modelyard.tune(output="search", trials=3)
+
+
+def test_a_search_with_a_recipe_of_the_user_is_resumed() -> None:
+    plugin("my_plugin.py")
+    Path("mine.yaml").write_text("plugins: my_plugin.py\nmodel: mlp\ndataset: digits\n")
+    options: dict[str, Any] = {"output": "search", "seeds": 0, "program": ["false"]}
+    for number in (1, 2):
+        more = {"recipe": "mine.yaml"} if number == 1 else {}
+        result = modelyard.tune(
+            None if number > 1 else "dropout_rate=uniform(0, 0.5)", trials=number, **options, **more
+        )
+        assert len(result.trials) == number
+
+
 def test_the_space_file_of_a_stranger_runs_none_of_their_code() -> None:
     run_of_a_stranger()
     evil = Path("theirs/evil.py").absolute()

@@ -58,6 +58,7 @@ class MatrixRequest:
         problems: errors found so far; they are raised together with all others.
         trust: plugins may be imported, whichever file names them.
         check_files: whether the files that options name must exist here.
+        own_files: files with options, such as a recipe, may be the user's own; those that a stranger names are not.
     """
 
     axes: Mapping[str, Sequence[Any]]
@@ -69,6 +70,7 @@ class MatrixRequest:
     problems: Sequence[Problem] = ()
     trust: bool = False
     check_files: bool = True
+    own_files: bool = True
 
     def where(self, key: str) -> str:
         """Returns where ``key`` was set."""
@@ -269,6 +271,7 @@ def _resolve_cell(request: MatrixRequest, axes: Mapping[str, Any]) -> Config:
         source=request.source,
         pick_up_files=request.pick_up_files,
         shared=True,
+        own_files=request.own_files,
         check_files=request.check_files,
     )
     if config.best_model_dir is not None and "best_model_dir" not in given:

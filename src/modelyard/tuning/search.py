@@ -125,7 +125,9 @@ def tune(
     folder = MatrixFolder(output)
     given = {option_name(key): value for key, value in options.items() if value is not None}
     search = find_search(folder, space, given, asked, source, trust)
-    request = MatrixRequest({}, (), search.options, source, source == COMMAND_LINE, trust=trust)
+    request = MatrixRequest(
+        {}, (), search.options, source, source == COMMAND_LINE, trust=trust, own_files=search.names_own_files
+    )
     make_sampler(search.sampler, 0, search.space)
     known = folder.cells(trust=trust)
     foreign = next((cell.name for cell in known if not TRIAL.fullmatch(cell.name)), None)
@@ -183,6 +185,7 @@ def tune(
             return result
         best = [trial for trial in result.trials if trial.number in result.front] if result.front else []
         best = best or [trial for trial in result.trials if run.is_candidate(trial)]
+        run.write_best(best[0], result.front)  # the last phase may be interrupted
         winner, board, test = _final(run, best[:top], seeds, trained) if seeds else (best[0], None, {})
         run.write_best(winner, result.front)
     return replace(result, final=board, test=test)

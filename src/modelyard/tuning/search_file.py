@@ -21,6 +21,8 @@ from modelyard.tuning.space import OPTIONS, SPACE, Choice, Space, parse_value, r
 
 _VERSION, _VERSION_KEY = 1, "search_version"
 KINDS = {str: "text", int: "a whole number", dict: "'option: values' lines"}
+_FILES = {"recipe", "config_file", "hyperparameter_file"}
+"""Options that name files with options, plugins among them."""
 _OPTIONAL = {"constraint": str, "halving": int, "first_rung": str, "brackets": int}
 """Entries of the file that a search may do without, in the order of `Request`."""
 _BUDGET = ("trials", "total_steps")
@@ -54,6 +56,8 @@ class Search:
         halving: the rungs; None trains every trial to its end.
         trials: the last budget: how many trials. A start that is given no budget has this one.
         total_steps: and how many steps of all trials together.
+        names_own_files: whether the user has named the files with options, such as a recipe; else they may be those of
+            a stranger.
     """
 
     space: Space
@@ -65,6 +69,7 @@ class Search:
     halving: Halving | None = None
     trials: int | None = None
     total_steps: int | None = None
+    names_own_files: bool = True
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -109,8 +114,11 @@ def find_search(
         UntrustedPluginError: for plugins that a file of somebody else names, without ``trust``.
     """
     before = read_search(folder)
+    named: set[str] = set()
+    """The options that only files of somebody else have given."""
     if before is not None:
         path = folder.path / SEARCH
+        named |= {*before.options, *(before.space if space is None else ())}
         _check_trust(before.options, before.space if space is None else {}, path, False, given, trust)
     if space is None and before is None:
         near = nearest(SPACE, given, 1)
@@ -125,11 +133,13 @@ def find_search(
         found, in_file = read_space(str(space) if isinstance(space, Path) else space, source)
         if in_file:
             file = Path(str(space).strip())
+            named |= set() if is_own_file(file) else {*in_file, *found}
             _check_trust(
                 {key: _plain(value) for key, value in in_file.items()}, found, file, is_own_file(file), given, trust
             )
     options = {**{key: _plain(value) for key, value in in_file.items()}, **given}
     search = _asked(before or Search(found, options), request, source)
+    search = replace(search, names_own_files=not named & _FILES - {*given})
     if before is None:
         return search
     problems = []

@@ -58,9 +58,10 @@ _FAILURES = 3
 _TRIED = 24
 """Proposals whose options are checked before the first trial starts."""
 _OF_FILES = re.compile(
-    r"the disk is full|can't \w+( \w+)* .*/|(\w+\.)*(OSError|IOError|\w*(File|Directory|IO|Permission)\w*Error)\b"
+    r"the disk is full|another process uses its run folder|can't \w+( \w+)* .*/"
+    r"|(\w+\.)*(OSError|IOError|\w*(File|Directory|IO|Permission)\w*Error)\b"
 )
-"""Failures of the disk, which may be over at the next start."""
+"""Failures of the disk and of its locks, which may be over at the next start."""
 log = logging.getLogger("modelyard")
 
 
@@ -385,7 +386,9 @@ class Trials:
             return self._add(*found)
         if number < self.budget.trials:
             log.info("the space has no other values than those of the %d trials", number)
-        has_ended = any(one.state == DONE and not self._is_too_costly(one.violations) for one in known)
+        has_ended = any(
+            one.state == DONE and one.score is not None and not self._is_too_costly(one.violations) for one in known
+        )
         return None if self._active or has_ended else self._promoted(without_place=True)
 
     def _proposals(self) -> Proposer:
