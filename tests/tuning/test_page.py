@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import modelyard
+from modelyard.comparison.matrix_folder import MatrixFolder
 from modelyard.config import load_config
 from modelyard.errors import UserError
 from modelyard.run.directory import config_text
@@ -34,7 +35,8 @@ from modelyard.tuning.plots import (
     shades,
     slices,
 )
-from modelyard.tuning.search import write_search_page
+from modelyard.tuning.search import _shown, write_search_page
+from modelyard.tuning.search_file import Search
 from modelyard.tuning.space import Space, parse_parameter, read_space
 from waiting import PATIENCE
 
@@ -238,6 +240,14 @@ def test_why_the_importance_is_not_known_is_a_sentence(monkeypatch: pytest.Monke
 
 
 # -- the page -------------------------------------------------------------------------------------------------------
+
+
+def test_a_trial_has_the_scores_of_its_best_model_by_the_metric_that_the_search_has_now(tmp_path: Path) -> None:
+    kept, other = {"accuracy": 0.9, "loss": 0.5}, {"accuracy": 0.8, "loss": 0.3}
+    one = ShownTrial(number=0, values={}, state="done", scores=kept, evaluations=[kept, other])
+    for metric, expected in (("accuracy", kept), ("loss", other)):
+        shown = _shown(MatrixFolder(tmp_path / "search"), Search(space_of(), {}, metric=metric), [one], {})
+        assert shown.trials[0].scores == expected
 
 
 class Tags(html.parser.HTMLParser):

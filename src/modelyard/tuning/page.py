@@ -255,6 +255,7 @@ def _read_trial(
         number=number, values={str(key): value for key, value in values.items()}, state=str(state), scores=scores,
         steps=max(steps, default=None), seconds=max(times, default=None), reason=str(reason),
         model_dir=str(directory.path) if directory.path.exists() else "", costs=costs,
+        evaluations=[metrics_of(row) for row in rows if row.get("split") == "validation"] if scores else (),
     )  # fmt: skip
     return trial, {str(key): str(mode) for key, mode in modes.items()}
 

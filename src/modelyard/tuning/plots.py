@@ -51,6 +51,7 @@ class ShownTrial:
         model_dir: its run folder; empty if there is none yet.
         feasible: whether it meets all constraints.
         costs: parameters, seconds and so on, as far as they are known.
+        evaluations: the metrics of each evaluation on validation.
     """
 
     number: int
@@ -63,6 +64,7 @@ class ShownTrial:
     model_dir: str = ""
     feasible: bool = True
     costs: Mapping[str, float] = field(default_factory=dict)
+    evaluations: Sequence[Mapping[str, float]] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

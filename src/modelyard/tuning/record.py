@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,11 +47,8 @@ class Record:
 
     def best(self, ranking: Ranking) -> Mapping[str, float]:
         """Returns all values of the best model: of the evaluation that is the best by a metric, and the costs."""
-        rows = [row for row in self.evaluations.values() if ranking.metric in row]
-        if not rows:
-            return {}
-        row = min(rows, key=lambda row: (ranking.key(row[ranking.metric]), row.get("loss", math.inf)))
-        return {**self.costs, **row}
+        row = best_evaluation(self.evaluations.values(), ranking)
+        return {**self.costs, **row} if row else {}
 
     def reached(self, rungs: Sequence[Duration]) -> list[int]:
         """Returns the steps of the rungs at which the trial was evaluated."""
@@ -99,6 +96,12 @@ def read_record(directory: RunDirectory, config: Config) -> Record:
         )
     except (UserError, OSError, ValueError, TypeError, AttributeError, KeyError):
         return Record()
+
+
+def best_evaluation(evaluations: Iterable[Mapping[str, float]], ranking: Ranking) -> Mapping[str, float]:
+    """Returns the evaluation of the best model by a metric; empty if none has it."""
+    found = [row for row in evaluations if ranking.metric in row]
+    return min(found, key=lambda row: (ranking.key(row[ranking.metric]), row.get("loss", math.inf)), default={})
 
 
 def costs_of(manifest: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:

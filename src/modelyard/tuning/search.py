@@ -27,12 +27,14 @@ from modelyard.comparison.scheduler import CellResult, Scheduler
 from modelyard.config.durations import Duration
 from modelyard.config.resolve import option_name
 from modelyard.errors import COMMAND_LINE, ConfigError, Problem, UserError, counted
+from modelyard.loop.metric_hooks import Ranking
 from modelyard.system.console import live_table
 from modelyard.system.files import write_text
 from modelyard.system.process import log_to
 from modelyard.tuning.objectives import COSTS
 from modelyard.tuning.page import directions, live_page, read_trials, write_page
 from modelyard.tuning.plots import ShownSearch, ShownTrial
+from modelyard.tuning.record import best_evaluation
 from modelyard.tuning.samplers import DONE, FAILED, import_optuna, make_sampler
 from modelyard.tuning.search_file import KINDS, Request, Search, check_halving, find_search, read_search
 from modelyard.tuning.space import SPACE
@@ -220,8 +222,13 @@ def _shown(folder: MatrixFolder, search: Search, trials: Sequence[ShownTrial], m
         for one in trials
     ]
     metrics = directions(search.metrics, trials, {**modes, **COSTS})
+    named = search.options.get(BEST_METRIC)
+    choosing = [Ranking(name, mode) for name, mode in metrics.items() if name not in COSTS]
+    chooser = next((ranking for ranking in choosing if ranking.metric == named), next(iter(choosing), None))
     checked = []
     for one in trials:
+        if chooser is not None:  # the metric may have changed since the run kept its best model
+            one = replace(one, scores={**one.scores, **best_evaluation(one.evaluations, chooser)})
         missing = next((name for name in metrics if name not in one.scores), None) if one.state == DONE else None
         if missing is not None:
             one = replace(one, state=FAILED, reason=f"its {missing} is not a finite number")
