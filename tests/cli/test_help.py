@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -98,7 +99,7 @@ def test_no_name_is_cut_and_all_placeholders_are_of_one_style(
         if parameter.param_type_name == "option" and not parameter.hidden:
             assert parameter.opts[0].removeprefix("--") in options(text)
     assert "…" not in "".join(line[:34] for line in text.splitlines() if line.startswith("  -"))
-    assert "<" not in text.partition("Options:")[2]
+    assert not re.search(r"<\w", text.partition("Options:")[2])  # a placeholder; <= is one of a limit
     assert "INTEGER" not in text
 
 

@@ -39,7 +39,8 @@ def numbers(cell: Path) -> list[dict[str, Any]]:
 
 
 def weights(cell: Path) -> dict[str, str]:
-    files = sorted(cell.glob("checkpoints/*/*.safetensors"))
+    last = max((cell / "checkpoints").glob("step-*"))  # those before it depend on the time
+    files = sorted(last.glob("*.safetensors"))
     assert files
     return {str(file.relative_to(cell)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 

@@ -100,6 +100,7 @@ WITHOUT_A_RUN = (
     "hooks",
     "runs",
     "leaderboard",
+    "dashboard",
     "doctor",
     "metrics",
 )

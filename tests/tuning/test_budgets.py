@@ -136,8 +136,8 @@ def test_values_of_the_user_may_be_outside_of_the_space_and_incomplete() -> None
     more = go(None, trials=3, enqueue=["learning_rate=0.3, hidden_units=[16]"])
     assert len(more.trials) == 4, "it is trained although there are enough"
     for wrong, message in (
-        ("learning_rat=1", "try: there is no parameter of the space 'learning_rat'"),
-        ("learning_rate", r"try: 'learning_rate' is not option=value"),
+        ("learning_rat=1", "enqueue: there is no parameter of the space 'learning_rat'"),
+        ("learning_rate", r"enqueue: 'learning_rate' is not option=value"),
         ("learning_rate=-1", "learning_rate: must be greater than 0"),
     ):
         with pytest.raises(ConfigError, match=message):

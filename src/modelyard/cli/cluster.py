@@ -16,7 +16,6 @@ import typer
 
 from modelyard.cli.output import Json, exit_interrupted, keywords, program, program_of_processes, show
 from modelyard.errors import COMMAND_LINE, ConfigError, Interrupted, Problem, StorageError, UserError
-from modelyard.launcher.job import MATRIX, TUNE
 
 if TYPE_CHECKING:
     from modelyard.config import Config
@@ -214,6 +213,7 @@ def submit(
     """
     from modelyard.launcher import submit as submission
     from modelyard.launcher.dockerfile import dockerfile
+    from modelyard.launcher.job import MATRIX, TUNE
     from modelyard.system.console import console
 
     if print_dockerfile and target == "slurm":
@@ -265,7 +265,7 @@ def _matrix_job(words: Sequence[str], plans_nothing: bool, name: str | None, tar
     from modelyard.comparison.matrix import NAME, requested
     from modelyard.comparison.matrix_folder import merge_plan
     from modelyard.comparison.single_cell import write_plan
-    from modelyard.launcher.job import make_matrix_job
+    from modelyard.launcher.job import MATRIX, make_matrix_job
 
     def keep(**given: Any) -> dict[str, Any]:
         return given
