@@ -99,7 +99,7 @@ def trials(options: dict[str, Any], seed: int) -> Callable[[int], Scores]:
 
 
 class Search:
-    """What a search has spent, and its best score.
+    """The steps that a search has spent, and its best score.
 
     Args:
         trial: the evaluations of each trial.

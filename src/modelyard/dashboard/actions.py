@@ -1,4 +1,4 @@
-"""What the pages can do to a run: stop it, resume it, add a note, move it into the bin and back."""
+"""Actions of the pages on a run: stop it, resume it, add a note, delete it into the bin, restore it."""
 
 from __future__ import annotations
 

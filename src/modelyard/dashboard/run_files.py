@@ -136,7 +136,7 @@ def is_locked(path: str) -> bool:
 # -- options --------------------------------------------------------------------------------------------------------
 
 _OPTION = re.compile(r"\n(?=[^\s#-])")
-"""Between two options of a config.yaml as Modelyard writes it: lists and long texts go on with a dash or a space."""
+"""Separates two options of a config.yaml that Modelyard wrote: further lines begin with a dash or a space."""
 _COMMENT = re.compile(r"^#.*\n?", re.MULTILINE)
 _PAIR = re.compile(r"([A-Za-z_][\w.]*): (\S+)")
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,15}")
@@ -363,7 +363,7 @@ def _state(path: str, seen: Signature, loop: Mapping[str, Any], saved: int, tota
     if reason:
         return "failed", reason
     if seen[7] is not None:  # a process that exits removes it
-        return "killed", "its process ended without a word"
+        return "killed", "its process was killed, or the machine stopped"
     if not loop and not saved:
         return "not begun", ""
     return "interrupted", ""

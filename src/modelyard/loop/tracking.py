@@ -13,6 +13,7 @@ import re
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -285,7 +286,7 @@ def check_address(address: str, where: str, variables: str) -> None:
 
 
 class Memo:
-    """What a tracker remembers in the run folder: the id of its run, and what was sent. Found again after any kill.
+    """The state of a tracker in the run folder: the id of its run, and what was sent. It survives a kill.
 
     Args:
         directory: the run folder.
@@ -318,7 +319,7 @@ class Memo:
 
 
 class Description(NamedTuple):
-    """What a server shows of a run, besides metrics."""
+    """The description of a run at the server: name, options, tags."""
 
     run_id: str
     name: str
@@ -337,7 +338,7 @@ def describe_run(directory: RunDirectory, config: Config, run_id: str) -> Descri
     return Description(run_id, directory.name, recorded_options(config), tags, start.get("git_commit"))
 
 
-class Tracker(Hook):
+class Tracker(Hook, ABC):
     """Sends metrics, options and the files of the result to a tracking server. A resumed run is the same run there."""
 
     options: TrackerOptions
@@ -349,10 +350,11 @@ class Tracker(Hook):
         super().__init__(options)
         self._sender: Sender | None = None
 
+    @abstractmethod
     def check(self) -> None:
         """Raises a `UserError` if the configuration is wrong. A server that does not answer is no reason."""
-        raise NotImplementedError
 
+    @abstractmethod
     def destination(self, directory: RunDirectory, about: Description, creates: bool, seconds: float) -> Destination:
         """Makes the run at the server, without asking the server yet.
 
@@ -362,11 +364,10 @@ class Tracker(Hook):
             creates: whether this process makes the run there, if it is not there.
             seconds: the seconds that were trained so far.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def send_files(self, directory: RunDirectory, exports: Sequence[str]) -> Iterator[str]:
         """Sends files of the result; yields the name of each that was sent."""
-        raise NotImplementedError
 
     @property
     def is_off(self) -> bool:

@@ -43,7 +43,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a rule says about a run.
+    """A finding of a rule about a run.
 
     Args:
         rule: the name of the rule.
@@ -62,7 +62,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Missing:
-    """What the report could not find out, and why."""
+    """Facts that are missing in the report, and why."""
 
     what: str
     why: str

@@ -1,4 +1,4 @@
-"""What a run folder says about its run, without the data and without predictions.
+"""Facts of a run from its folder alone, without the data and without predictions.
 
 The folder may be that of a run that trains, of one that was killed, or of somebody else. What can't be read is left out
 with the reason.

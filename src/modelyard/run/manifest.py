@@ -25,7 +25,7 @@ JOURNAL_TITLE = (
     "# Training log\n\nEvery run adds its settings, its hypothesis and its results. Add your own notes anywhere.\n"
 )
 NOTE_KINDS = ("Hypothesis", "Conclusion", "Note")
-"""What users add to the journal about a run."""
+"""Notes of users about a run, in the journal."""
 _FIELDS: dict[str, type] = {
     "run_id": str, "evaluates": bool, "seeds": dict, "dataset": dict, "model": dict, "data": dict, "metrics": dict,
     "starts": list,

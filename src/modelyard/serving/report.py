@@ -78,7 +78,7 @@ class Report:
 
     @property
     def findings(self) -> list[dict[str, Any]]:
-        """What the rules found, the gravest first: rule, level, text, advice, numbers."""
+        """Findings of the rules, the most severe first: rule, level, text, advice, numbers."""
         found: list[dict[str, Any]] = self.facts["findings"]
         return found
 
@@ -258,7 +258,7 @@ class _MissingSplitError(DataError):
 
 @dataclass(frozen=True)
 class _Work:
-    """What the pictures are made of."""
+    """Images and predictions for the pictures."""
 
     directory: RunDirectory
     config: Config

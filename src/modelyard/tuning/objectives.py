@@ -1,4 +1,4 @@
-"""What a search looks for: one metric or several, which of them is better, and constraints.
+"""The objectives of a search: one metric or several, their directions, and constraints.
 
 A metric is one of the evaluations on validation, or a cost that the run folder knows.
 """
@@ -15,7 +15,7 @@ from modelyard.loop.metric_hooks import Ranking
 
 AUTO = "auto"
 COSTS = {"parameters": "min", "flops": "min", "seconds": "min", "ms_per_example": "min", "images_per_second": "max"}
-"""What a run folder knows besides the evaluations, and which is better."""
+"""Costs that are recorded in a run folder besides the evaluations, and their directions."""
 _CONSTRAINT = re.compile(r"\s*([\w.@-]+)\s*(<=|>=|<|>)\s*([-+\w.]+)\s*")
 
 

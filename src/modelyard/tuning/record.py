@@ -1,4 +1,4 @@
-"""What the run folder of a trial says: how far it is, its evaluations, and its costs."""
+"""The record of a trial in its run folder: its step, its evaluations, and its costs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ENDED = ("finished", "stopped early")
 
 @dataclass(frozen=True)
 class Record:
-    """What is recorded of a trial.
+    """The record of a trial.
 
     Args:
         state: done, paused, or nothing if it is to be trained on.

@@ -31,7 +31,7 @@ log = logging.getLogger("modelyard")
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for on the command line or in Python; None is what the search had, or the default."""
+    """The arguments of a search from the command line or Python; None keeps the value of the search, or the default."""
 
     metric: str | None = None
     sampler: str | None = None

@@ -137,7 +137,7 @@ def _line(trial: Trial) -> str:
 
 @dataclass(frozen=True)
 class Budget:
-    """What a search may take. Whatever ends first ends it.
+    """The budget of a search. The limit that is reached first ends it.
 
     Args:
         trials: the number of trials.
@@ -210,7 +210,7 @@ class Trials:
         self._records: dict[str, Record] = {}
         """Records of trials that are at rest."""
         self._knowns: dict[str, Known] = {}
-        """What is known of them, once the metrics are."""
+        """Their scores for the sampler, once the metrics are known."""
         self._standings: dict[str, Standing] = {}
         self._active: set[str] = set()
         """Trials whose processes run."""
